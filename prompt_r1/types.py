@@ -1,0 +1,142 @@
+"""The nouns of Prompt-R1, and the two callables that a game needs.
+
+A *game* is the dialogue about one question: the agent (small, trained) asks the environment (large, frozen)
+several times and then answers. `Trajectory` is its record, token by token.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypedDict
+
+Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
+Kind = Literal["qa", "math", "text"]
+
+
+class Message(TypedDict):
+    """One chat message, as chat templates and chat-completions endpoints want it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    dataset: str
+    text: str
+    answers: tuple[str, ...]  # every gold answer; a prediction is scored against the best of them
+    kind: Kind = "qa"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What `protocol.parse` saw in one turn of the agent. None: the block is missing or never closed."""
+
+    think: str | None
+    prompt: str | None
+    answer: str | None
+    clean: bool  # exactly one think block, then exactly one prompt or answer block, nothing else
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Tokens that the agent sampled for one turn, with their log-probabilities under the sampling
+    distribution.
+    """
+
+    tokens: list[int]  # ends with a stop token if `finished`
+    logprobs: list[float]  # nats, one a token
+    finished: bool  # False: cut by the token limit
+
+
+@dataclass(frozen=True)
+class Turn:
+    text: str  # the agent's own text, without the stop token
+    action: Action
+    reply: str | None  # None: the environment was not asked, or its call failed
+    latency: float = 0.0  # seconds that the environment took
+
+
+@dataclass
+class Trajectory:
+    """One game. `tokens` only ever grows: what the agent sampled is never rendered again (and so never
+    changes).
+    """
+
+    question: Question
+    tokens: list[int] = field(default_factory=list)  # (T,) the whole dialogue
+    sampled: list[bool] = field(default_factory=list)  # (T,) True: the agent's token, which is trained on
+    logprobs: list[float] = field(
+        default_factory=list
+    )  # (T,) nats under the sampling policy, 0 where not sampled
+    turns: list[Turn] = field(default_factory=list)
+    stop: Stop = "max_turns"
+    error: str = ""  # why the environment failed, when stop is "env_error"
+
+    def add_context(self, tokens: list[int]) -> None:
+        """Append tokens that the agent did not write: the question, a reply, role markers."""
+        self.tokens += tokens
+        self.sampled += [False] * len(tokens)
+        self.logprobs += [0.0] * len(tokens)
+
+    def add_sampled(self, completion: Completion) -> None:
+        """Append the agent's own tokens."""
+        self.tokens += completion.tokens
+        self.sampled += [True] * len(completion.tokens)
+        self.logprobs += completion.logprobs
+
+    @property
+    def answer(self) -> str | None:
+        return self.turns[-1].action.answer if self.turns else None
+
+
+@dataclass(frozen=True)
+class Reward:
+    """R_fmt, R_ans and R of eqs 12-15."""
+
+    format: float
+    answer: float
+    total: float
+
+
+class Generate(Protocol):
+    """The agent: all tokens so far in, the tokens of its next turn (at most `max_new`) out.
+
+    What is sampled depends on the weights, the tokens and the seed, not on the games that run beside.
+    """
+
+    def __call__(self, tokens: list[int], *, max_new: int, seed: str) -> Awaitable[Completion]: ...
+
+
+Ask = Callable[[list[Message]], Awaitable[str]]
+"""The environment: chat messages of this game in, its reply out. Raises EnvError or FatalEnvError, never
+returns an error as text.
+"""
+
+
+class EnvError(Exception):
+    """A call failed for good: its game ends and leaves its group; other games go on."""
+
+
+class FatalEnvError(Exception):
+    """No call can succeed (wrong key, no such model, ...): the run stops with this one sentence."""
+
+
+class UsageError(Exception):
+    """The user asked for something impossible: one sentence that says what, where and what to do (exit code
+    2).
+    """
+
+
+class Resumable(Exception):
+    """The run stopped before its end, with a checkpoint: one sentence that says why (exit code 75)."""
+
+
+class Environment(Protocol):
+    """A large language model to question. `name` labels it in tables and logs."""
+
+    name: str
+
+    async def ask(self, messages: list[Message]) -> str: ...
+
+    async def close(self) -> None: ...
