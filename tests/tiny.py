@@ -1,0 +1,110 @@
+"""Small real things for tests: a byte-level ChatML tokenizer, a random Qwen3, a scripted environment."""
+
+import random
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from prompt_r1 import attention
+from prompt_r1.policy import Policy
+from prompt_r1.types import Completion, EnvError, Message
+
+# Like Qwen3's: the thinking of earlier turns is dropped when the dialogue is rendered again.
+QWEN3_LIKE_TEMPLATE = (
+    "{%- for m in messages %}"
+    "{%- if m.role == 'assistant' %}"
+    "{%- set text = m.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{{- '<|im_start|>assistant\\n' + text + '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Every byte is a token; control tokens as in Qwen3: some special, <think> and </think> not."""
+    vocabulary = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    core.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "</think>")])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    wrapped.chat_template = QWEN3_LIKE_TEMPLATE
+    return wrapped
+
+
+def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = True) -> Qwen3ForCausalLM:
+    """A random Qwen3 whose logits are spread enough for greedy decoding to mean something."""
+    attention.register()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer()), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=kv_heads, head_dim=16, intermediate_size=64, max_position_embeddings=4096,
+        tie_word_embeddings=tied, initializer_range=0.3, attn_implementation=attention.NAME,
+        eos_token_id=tokenizer().eos_token_id, pad_token_id=tokenizer().pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config).eval()
+
+
+def policy(**options) -> Policy:
+    return Policy(model(**options), compute=torch.float32)
+
+
+def save_agent(folder: Path, **options) -> Path:
+    model(**options).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def random_tokens(length: int, *, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(length)]
+
+
+class ScriptedAgent:
+    """Generates the given texts, turn by turn, whatever it reads; remembers what it read."""
+
+    def __init__(self, texts: list[str], *, finished: bool = True) -> None:
+        self.texts = list(texts)
+        self.finished = finished
+        self.read: list[list[int]] = []
+
+    async def generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        self.read.append(list(tokens))
+        ids = tokenizer()(self.texts.pop(0), add_special_tokens=False)["input_ids"]
+        ids = [*ids, tokenizer().eos_token_id] if self.finished else ids[:max_new]
+        return Completion(ids, [-0.5] * len(ids), self.finished)
+
+
+class ScriptedEnvironment:
+    """Gives the replies one by one; an exception in the list is raised instead."""
+
+    name = "scripted"
+
+    def __init__(self, replies: list[str | EnvError]) -> None:
+        self.replies = list(replies)
+        self.asked: list[list[Message]] = []
+
+    async def ask(self, messages: list[Message]) -> str:
+        self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
+        reply = self.replies.pop(0)
+        if isinstance(reply, EnvError):
+            raise reply
+        return reply
+
+    async def close(self) -> None:
+        pass
+
+
+def think(content: str, *, prompt: str | None = None, answer: str | None = None) -> str:
+    """A well-formed turn."""
+    name, text = ("interaction_prompt", prompt) if prompt is not None else ("answer", answer)
+    return f"<think>{content}</think>\n<{name}>{text}</{name}>"
