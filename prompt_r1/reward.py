@@ -1,0 +1,63 @@
+"""The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer."""
+
+from dataclasses import dataclass
+
+from prompt_r1.metrics import f1
+from prompt_r1.types import Reward, Trajectory
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The coefficients of eq. 12. The answer counts once the format reward reaches `epsilon`: the gate."""
+
+    alpha: float  # a turn with a non-empty think and a non-empty prompt (M_t)
+    beta: float  # the answer can be parsed (A_p)
+    gamma: float  # the answer is not empty (A_n)
+    delta: float  # the last turn is think, answer and nothing else (C_f)
+    epsilon: float  # cap of the format reward; the gate opens when it is reached
+    unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
+
+
+RULES = {
+    # Appendix G. A perfect final turn and two good interactions open the gate. Five good turns without an
+    # answer collect 1.25, all that the game's five turns allow.
+    "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.25),
+    # The released code: one good interaction opens the gate. There, three interactions open it without any
+    # answer; here such a game keeps below one that answers: epsilon - (beta + gamma + delta).
+    "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
+}
+
+TOLERANCE = 1e-9  # sums of these floats may miss the cap by a rounding error
+
+
+def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
+    """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of one game that the environment did not break.
+
+    R is in [-epsilon, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
+    """
+    assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
+    actions = [turn.action for turn in trajectory.turns]
+    good_turns = sum(bool(action.think) and bool(action.prompt) for action in actions)
+    answer = trajectory.answer
+    if answer is None:
+        format_reward = min(rule.unanswered_cap, rule.alpha * good_turns)
+        return Reward(format=format_reward, answer=0.0, total=-rule.epsilon + format_reward)
+    format_reward = min(
+        rule.epsilon,
+        rule.alpha * good_turns
+        + rule.beta
+        + rule.gamma * bool(answer)
+        + rule.delta * (actions[-1].clean and bool(actions[-1].think)),
+    )
+    answer_reward = f1(answer, trajectory.question.answers)
+    gate_is_open = format_reward >= rule.epsilon - TOLERANCE
+    total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
+    return Reward(format=format_reward, answer=answer_reward, total=total)
+
+
+def well_formed(trajectory: Trajectory) -> bool:
+    """Does the game keep the format: every turn a think block and one action and nothing else, the last an
+    answer?
+    """
+    clean = all(turn.action.clean and turn.action.think for turn in trajectory.turns)
+    return clean and trajectory.answer is not None and bool(trajectory.answer)

@@ -1,0 +1,83 @@
+"""The reward against values worked out by hand from eqs 12-15."""
+
+import pytest
+
+from prompt_r1.protocol import parse
+from prompt_r1.reward import RULES, score, well_formed
+from prompt_r1.types import Question, Trajectory, Turn
+from tests.tiny import think
+
+QUESTION = Question("q", "test", "?", ("Anna Keller",))
+GOOD = think("hm", prompt="who?")
+RIGHT = think("so", answer="Anna Keller")
+HALF = think("so", answer="Anna")  # F1 = 2/3
+WRONG = think("so", answer="Bob")
+
+
+def game(*texts: str, stop="answered") -> Trajectory:
+    return Trajectory(QUESTION, turns=[Turn(text, parse(text), "r") for text in texts], stop=stop)
+
+
+TABLE = [
+    # rule, turns, format, total
+    ("release", [RIGHT], 0.6, -0.4),
+    ("release", [GOOD, RIGHT], 1.0, 1.0),
+    ("release", [GOOD, HALF], 1.0, 2 / 3),
+    ("release", [GOOD, WRONG], 1.0, 0.0),
+    ("release", [GOOD] * 4 + [RIGHT], 1.0, 1.0),
+    ("release", [GOOD], 0.4, -0.6),
+    ("release", [GOOD] * 3, 0.4, -0.6),  # the leak of the released code: there 0.0
+    ("release", [GOOD] * 5, 0.4, -0.6),
+    ("release", ["rubbish"], 0.0, -1.0),
+    ("release", [GOOD, "<answer>Anna Keller</answer>"], 0.9, -0.1),  # no thought: not complete, gate shut
+    ("release", [GOOD, think("", answer="Anna Keller")], 0.9, -0.1),
+    ("release", [GOOD, RIGHT + " and more"], 0.9, -0.1),
+    ("release", [GOOD, think("so", answer="")], 0.75, -0.25),
+    (
+        "release",
+        [think("", prompt="who?"), RIGHT],
+        0.6,
+        -0.4,
+    ),  # an interaction without a thought does not count
+    ("paper", [RIGHT], 1.0, -0.5),
+    ("paper", [GOOD, RIGHT], 1.25, -0.25),
+    ("paper", [GOOD, GOOD, RIGHT], 1.5, 1.0),
+    ("paper", [GOOD, GOOD, HALF], 1.5, 2 / 3),
+    ("paper", [GOOD] * 5, 1.25, -0.25),
+    ("paper", [GOOD] * 9, 1.25, -0.25),  # with more turns than the paper's, still not open without an answer
+    ("paper", [], 0.0, -1.5),
+]
+
+
+@pytest.mark.parametrize(("rule", "turns", "format_reward", "total"), TABLE)
+def test_the_reward_is_what_the_equations_say(rule, turns, format_reward, total):
+    reward = score(game(*turns), rule=RULES[rule])
+    assert reward.format == pytest.approx(format_reward)
+    assert reward.total == pytest.approx(total)
+
+
+@pytest.mark.parametrize("rule", ["paper", "release"])
+@pytest.mark.parametrize("good_turns", range(6))
+def test_no_answer_always_scores_below_a_well_formed_wrong_answer(rule, good_turns):
+    without = score(game(*[GOOD] * good_turns, stop="max_turns"), rule=RULES[rule])
+    wrong = score(game(*[GOOD] * good_turns, WRONG), rule=RULES[rule])
+    assert without.total < wrong.total
+
+
+@pytest.mark.parametrize("rule", ["paper", "release"])
+def test_rewards_stay_in_their_range(rule):
+    epsilon = RULES[rule].epsilon
+    rewards = [score(game(*turns), rule=RULES[rule]).total for _, turns, _, _ in TABLE]
+    assert all(-epsilon <= reward <= 1 for reward in rewards)
+
+
+def test_a_game_that_the_environment_broke_has_no_reward():
+    with pytest.raises(AssertionError):
+        score(game(GOOD, stop="env_error"), rule=RULES["release"])
+
+
+def test_well_formed_wants_every_turn_clean_and_an_answer():
+    assert well_formed(game(GOOD, RIGHT))
+    assert not well_formed(game(GOOD + "!", RIGHT))
+    assert not well_formed(game(GOOD))
+    assert not well_formed(game(GOOD, think("so", answer="")))
