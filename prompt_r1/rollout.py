@@ -1,0 +1,87 @@
+"""One game as a coroutine, and groups of games side by side.
+
+Waiting for the environment is waiting for one game only: the others go on decoding. A failed call is not a
+reply: the game ends as "env_error" and leaves its group; no error text is ever shown to the agent.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from prompt_r1.protocol import Codec, parse
+from prompt_r1.types import Ask, EnvError, Generate, Message, Question, Trajectory, Turn
+
+
+async def play(
+    question: Question,
+    generate: Generate,
+    ask: Ask,
+    codec: Codec,
+    *,
+    max_turns: int,
+    max_tokens: int,
+    max_new: int,
+    seed: str,
+) -> Trajectory:
+    """Play one game (paper, eqs 1-11): at most `max_turns` turns of `max_new` tokens, `max_tokens` in all.
+
+    The environment sees this game's prompts and replies, and of the question what the agent repeats. At the
+    last turn it is not asked: nobody would read the reply.
+    """
+    trajectory = Trajectory(question)
+    trajectory.add_context(codec.opening(question.text))
+    history: list[Message] = []
+    for number in range(1, max_turns + 1):
+        room = max_tokens - len(trajectory.tokens)
+        if room < 1:
+            trajectory.stop = "max_tokens"
+            return trajectory
+        completion = await generate(trajectory.tokens, max_new=min(max_new, room), seed=f"{seed}/{number}")
+        trajectory.add_sampled(completion)
+        text = codec.decode(completion.tokens)
+        action = parse(text)
+        if not action.prompt or number == max_turns:
+            trajectory.turns.append(Turn(text, action, reply=None))
+            if action.answer is not None:
+                trajectory.stop = "answered"
+            elif not action.prompt:
+                trajectory.stop = "malformed" if completion.finished else "max_tokens"
+            return trajectory
+        history.append({"role": "user", "content": action.prompt})
+        asked = time.perf_counter()
+        try:
+            reply = await ask(history)
+        except EnvError as error:
+            trajectory.turns.append(Turn(text, action, reply=None, latency=time.perf_counter() - asked))
+            trajectory.stop, trajectory.error = "env_error", str(error)
+            return trajectory
+        trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - asked))
+        history.append({"role": "assistant", "content": reply})
+        trajectory.add_context(codec.reply(reply, after=trajectory.tokens[-1]))
+    return trajectory
+
+
+async def play_groups(
+    questions: Sequence[Question],
+    group_size: int,
+    play_one: Callable[[Question, str], Awaitable[Trajectory]],
+    *,
+    seeds: Sequence[str],
+) -> list[list[Trajectory]]:
+    """`group_size` games of each question, all at once: P × G trajectories.
+
+    Each question has its own seed (a question may come twice); its games' seeds end with their number in the
+    group.
+    """
+    games = [
+        asyncio.create_task(play_one(question, f"{seed}/{number}"))
+        for question, seed in zip(questions, seeds, strict=True)
+        for number in range(group_size)
+    ]
+    try:
+        trajectories = await asyncio.gather(*games)  # raises the first error at once
+    finally:
+        for game in games:
+            game.cancel()  # does nothing to a game that has ended
+        await asyncio.gather(*games, return_exceptions=True)
+    return [trajectories[start : start + group_size] for start in range(0, len(games), group_size)]
