@@ -1,0 +1,117 @@
+"""Ranks: the processes that torchrun starts (one without it), and the few collectives of training.
+
+Every collective is called by all ranks or by none.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from prompt_r1.types import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Rank 0 writes files and talks to the user."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sums over the ranks, in float64."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.count > 1:
+            dist.all_reduce(total)
+        return total.tolist()
+
+    def max(self, values: list[float]) -> list[float]:
+        """Element-wise maxima over the ranks, in float64."""
+        top = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.count > 1:
+            dist.all_reduce(top, op=dist.ReduceOp.MAX)
+        return top.tolist()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 made, on every rank; the others wait for it."""
+        items: list[T | None] = [make() if self.first else None]
+        if self.count > 1:
+            dist.broadcast_object_list(items, device=self.device)
+        return items[0]  # type: ignore[return-value]
+
+    def gather(self, item: T) -> list[T]:
+        """Every rank's item, in the order of the ranks, on every rank."""
+        if self.count == 1:
+            return [item]
+        items: list[T] = [item] * self.count
+        dist.all_gather_object(items, item)
+        return items
+
+    def sum_gradients(self, module: nn.Module) -> None:
+        """Add up gradients over the ranks: the loss is a weighted sum over all of them, so the sum is exact.
+
+        One flat all-reduce after the last micro-batch, instead of DDP's hooks in every backward.
+        """
+        if self.count == 1:
+            return
+        gradients = [_gradient(parameter) for parameter in module.parameters() if parameter.requires_grad]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        _copy_back(flat, gradients)
+
+    def barrier(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:  # this rank had nothing to train on
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called auto (a GPU when there is one), cuda (this process's GPU) or cpu, or UsageError."""
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    try:
+        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError:
+        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
+    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+
+
+def start_ranks(device: str) -> Ranks:
+    """Join the process group that torchrun announces; without torchrun be the only rank."""
+    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = pick_device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if count > 1:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    return Ranks(rank, count, place)
+
+
+def stop_ranks(ranks: Ranks) -> None:
+    """Leave the process group in step: without the barrier gloo can abort after correct work."""
+    if ranks.count > 1:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,166 @@
+"""The loss against a loop over tokens in float64; advantages against the formula."""
+
+import math
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from prompt_r1.grpo import (
+    Sample,
+    collate,
+    group_advantages,
+    grpo_loss,
+    sequence_mean_weight,
+    survivors,
+    token_mean_weight,
+    with_logprobs,
+)
+from prompt_r1.types import Completion, Question, Reward, Trajectory
+from tests import tiny
+
+CPU = torch.device("cpu")
+
+
+def game(seed: int, *, stop="answered") -> Trajectory:
+    """A game of random tokens: context, agent, context, agent."""
+    rng = random.Random(seed)
+    trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop=stop)
+    for turn in range(2):
+        trajectory.add_context(tiny.random_tokens(rng.randint(3, 12), seed=seed + turn))
+        sampled = tiny.random_tokens(rng.randint(1, 9), seed=100 + seed + turn)
+        trajectory.add_sampled(Completion(sampled, [rng.uniform(-3, -0.1) for _ in sampled], True))
+    return trajectory
+
+
+def some_samples(count: int = 6) -> list[Sample]:
+    return [Sample(game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)]
+
+
+def batches_of(samples, *, token_mean=False, tokens_per_batch=10_000):
+    tokens = sum(sum(sample.trajectory.sampled) for sample in samples)
+    weight = partial(token_mean_weight, tokens=tokens) if token_mean else partial(
+        sequence_mean_weight, games=len(samples))  # fmt: skip
+    return collate(samples, weight, tokens_per_batch=tokens_per_batch, device=CPU)
+
+
+def loss_by_loop(samples, logprobs, references, *, clip, kl_coef, token_mean) -> float:
+    """Eq. 17 in plain Python floats: logprobs and references are keyed by (game, position)."""
+    games, all_tokens = len(samples), sum(sum(s.trajectory.sampled) for s in samples)
+    total = 0.0
+    for number, sample in enumerate(samples):
+        terms = []
+        for t, sampled in enumerate(sample.trajectory.sampled):
+            if not sampled:
+                continue
+            now, old, ref = logprobs[number, t], sample.trajectory.logprobs[t], references[number, t]
+            ratio = math.exp(now - old)
+            clipped = min(max(ratio, 1 - clip), 1 + clip)
+            surrogate = min(ratio * sample.advantage, clipped * sample.advantage)
+            terms.append(-surrogate + kl_coef * (math.exp(ref - now) - (ref - now) - 1))
+        total += sum(terms) / all_tokens if token_mean else sum(terms) / len(terms) / games
+    return total
+
+
+@pytest.mark.parametrize("token_mean", [False, True])
+@pytest.mark.parametrize("tokens_per_batch", [1, 60, 10_000])
+def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, tokens_per_batch):
+    samples = some_samples()
+    rng = random.Random(5)
+    now = {
+        (n, t): s.trajectory.logprobs[t] + rng.uniform(-0.5, 0.5)
+        for n, s in enumerate(samples)
+        for t in range(len(s.trajectory.tokens))
+    }
+    ref = {key: value + rng.uniform(-0.5, 0.5) for key, value in now.items()}
+    number_of = {tuple(s.trajectory.tokens): n for n, s in enumerate(samples)}
+
+    total = 0.0
+    for batch in batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
+        logprobs, references = torch.zeros(batch.weights.shape), torch.zeros(batch.weights.shape)
+        for row, mask in enumerate(batch.scored):
+            number = next(
+                n for tokens, n in number_of.items() if batch.tokens[row, : len(tokens)].tolist() == [*tokens]
+            )
+            for t in mask.nonzero()[:, 0].tolist():
+                logprobs[row, t], references[row, t] = now[number, t + 1], ref[number, t + 1]
+        batch = with_logprobs(batch, reference=references)
+        total += grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.1).total.item()
+    expected = loss_by_loop(samples, now, ref, clip=0.2, kl_coef=0.1, token_mean=token_mean)
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("token_mean", [False, True])
+def test_splitting_into_micro_batches_does_not_change_the_gradient(token_mean):
+    samples = some_samples(7)
+    gradients = []
+    for tokens_per_batch in (1, 50, 10_000):
+        policy = tiny.policy()
+        for batch in batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
+            grpo_loss(
+                policy(batch.tokens, batch.scored).logprobs, batch, clip=0.2, kl_coef=0.01
+            ).total.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    for other in gradients[1:]:
+        assert (other - gradients[0]).norm() / gradients[0].norm() < 1e-5
+
+
+def test_weights_sum_to_one_over_a_step():
+    for token_mean in (False, True):
+        weights = [
+            batch.weights.sum()
+            for batch in batches_of(some_samples(), token_mean=token_mean, tokens_per_batch=70)
+        ]
+        assert sum(weights).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_environment_text_gets_no_gradient():
+    """Only the agent's tokens are scored: another reply to the same tokens of the agent is another condition,
+    but the log-probabilities of the reply itself are in no loss.
+    """
+    (batch,) = batches_of(some_samples(3))
+    logprobs = torch.zeros(batch.weights.shape, requires_grad=True)
+    grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.5).total.backward()
+    sampled = torch.zeros_like(batch.scored)
+    for sample in some_samples(3):
+        row = next(
+            r
+            for r in range(3)
+            if batch.tokens[r, : len(sample.trajectory.tokens)].tolist() == sample.trajectory.tokens
+        )
+        sampled[row, : len(sample.trajectory.sampled) - 1] = torch.tensor(sample.trajectory.sampled[1:])
+    assert torch.equal(batch.scored, sampled)
+    assert not logprobs.grad[~sampled].any()
+
+
+def test_kl_is_never_negative_and_zero_at_the_reference():
+    (batch,) = batches_of(some_samples())
+    at_reference = grpo_loss(batch.ref_logprobs, batch, clip=0.2, kl_coef=1.0)
+    assert at_reference.metrics["kl"] == 0 and at_reference.metrics["clip_frac"] == 0
+    away = grpo_loss(batch.ref_logprobs + torch.randn(batch.weights.shape), batch, clip=0.2, kl_coef=1.0)
+    assert (away.kl >= 0).all() and away.metrics["kl"] > 0
+
+
+def test_padding_with_zero_weight_gives_no_nan_whatever_the_old_log_probs():
+    (batch,) = batches_of(some_samples(2))
+    batch = with_logprobs(
+        batch, old=torch.full(batch.weights.shape, -500.0).where(~batch.scored, batch.old_logprobs)
+    )
+    loss = grpo_loss(torch.zeros(batch.weights.shape), batch, clip=0.2, kl_coef=0.1)
+    assert torch.isfinite(loss.total)
+
+
+def test_advantages_are_standardised_within_each_group_with_bessels_correction():
+    (advantages,) = group_advantages([[1, 0, 0, 0.5, 0]])
+    assert advantages == pytest.approx([1.5652, -0.6708, -0.6708, 0.4472, -0.6708], abs=1e-4)
+
+
+def test_a_group_without_spread_or_siblings_teaches_nothing():
+    assert group_advantages([[0.3] * 5, [1.0], []]) == [[0.0] * 5, [0.0], []]
+
+
+def test_a_group_goes_on_with_three_quarters_of_its_games_and_is_dropped_with_fewer():
+    fine, broken = game(1), game(2, stop="env_error")
+    assert survivors([fine] * 4 + [broken]) == [fine] * 4
+    assert survivors([fine] * 3 + [broken] * 2) == []
