@@ -1,0 +1,182 @@
+"""Settings of the entry points: one flat dataclass each, presets and YAML files.
+
+The defaults of `TrainConfig` are the paper's (Table 6 and the released run script); mini is a preset.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_origin
+
+import yaml
+
+from prompt_r1.types import UsageError
+
+
+def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+    """A field of a config: its default, its line in --help, and its values where they are few."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    # Who plays, on what
+    agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
+    env: str = knob("gpt-4o-mini", "environment: mini, mini-b, MODEL@URL, or MODEL at OPENAI_BASE_URL")
+    data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
+    val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
+    test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
+    out: str = knob("", "run folder (default: runs/CONFIG-seedN)")
+    resume: str = knob("auto", "auto: go on where the run folder stopped; never: begin anew; or a run folder")
+    seed: int = knob(0, "world, order of the questions and sampling")
+    # The game
+    instruction: str = knob("paper", "paper, paper-50 or short", choices=("paper", "paper-50", "short"))
+    max_turns: int = knob(5, "turns of a game")
+    max_new: int = knob(1024, "new tokens of a turn")
+    max_tokens: int = knob(8192, "tokens of a game")
+    rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
+    # The algorithm
+    steps: int = knob(320, "rollout batches")
+    questions: int = knob(128, "questions of a step, over all ranks")
+    group_size: int = knob(5, "games of a question")
+    mini_batch: int = knob(64, "games of an optimiser step, over all ranks")
+    lr: float = knob(1e-6, "learning rate of AdamW, constant")
+    beta1: float = knob(0.9, "AdamW")
+    beta2: float = knob(0.999, "AdamW")
+    weight_decay: float = knob(0.01, "AdamW")
+    grad_clip: float = knob(1.0, "largest gradient norm")
+    clip: float = knob(0.2, "clip range of the ratio (eq. 17)")
+    kl_coef: float = knob(0.001, "weight of the KL to the frozen start (eq. 17); 0: none")
+    loss: str = knob("sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"))
+    temperature: float = knob(1.0, "sampling in training; validation is greedy")
+    # Instruments
+    val_every: int = knob(20, "steps between validations")
+    val_limit: int = knob(256, "validation questions at most")
+    save_every: int = knob(20, "steps between checkpoints")
+    # The machine
+    device: str = knob("auto", "auto, cpu or cuda")
+    dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
+    tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
+    checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
+    slots: int = knob(32, "games whose KV cache is held at the same time, on each rank")
+    env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "mini": {
+        "agent": "mini", "env": "mini", "data": ("mini",), "val_data": ("mini",), "test_data": ("mini",),
+        "instruction": "short", "max_turns": 4, "max_new": 48, "max_tokens": 320, "rule": "release",
+        "steps": 80, "questions": 16, "mini_batch": 40, "lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0,
+        "val_limit": 100, "dtype": "float32", "tokens_per_batch": 4096, "checkpointing": False, "slots": 80,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InferConfig:
+    question: str = knob("", "what to ask")
+    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    env: str = knob("", "environment (default: the one the agent was trained with)")
+    json: bool = knob(False, "print one JSON object instead of the dialogue")
+    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
+    temperature: float = knob(0.0, "0: greedy")
+    device: str = knob("auto", "auto, cpu or cuda")
+
+
+METHODS = ("direct", "untrained", "prompt-r1")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
+    method: tuple[str, ...] = knob(METHODS, "any of them", choices=METHODS)
+    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    env: tuple[str, ...] = knob((), "environments (default: the one the agent was trained with)")
+    limit: int = knob(0, "questions of each file at most; 0: all")
+    out: str = knob("", "folder for results.json and predictions; none: only print")
+    seed: int = knob(-1, "seed of the mini world (default: the run's)")
+    temperature: float = knob(0.0, "0: greedy")
+    device: str = knob("auto", "auto, cpu or cuda")
+    slots: int = knob(64, "games whose KV cache is held at the same time")
+    env_concurrency: int = knob(64, "calls of the environment at the same time")
+
+
+def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The fields in a YAML file. Raises UsageError for what is missing or what `kind` does not take."""
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"--config {path}: {error.strerror}; presets are {', '.join(sorted(PRESETS))}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"--config {path} holds no `key: value` lines")
+    known = {f.name: f for f in fields(kind)}
+    unknown = sorted(set(map(str, values)) - set(known))
+    if unknown:
+        raise UsageError(f"--config {path}: unknown key {unknown[0]!r}; `train.py --help` lists the fields")
+    return {key: _from_yaml(path, known[key], value) for key, value in values.items()}
+
+
+def write_yaml(config: Any, path: Path) -> None:
+    """Write a config with every field, so that the file alone says what ran."""
+    values = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in dataclasses.asdict(config).items()
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def type_name(f: dataclasses.Field[Any]) -> str:
+    """What a field takes, as --help and errors name it."""
+    if get_origin(f.type) is tuple:
+        return "NAME"
+    return {int: "N", float: "X", bool: "true|false"}.get(f.type, "TEXT")  # type: ignore[call-overload]
+
+
+def _from_yaml(path: Path, f: dataclasses.Field[Any], value: Any) -> Any:
+    if get_origin(f.type) is tuple:
+        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    try:
+        if f.type is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        return f.type(value)  # type: ignore[operator]
+    except (ValueError, TypeError, KeyError):
+        raise UsageError(f"--config {path}: {f.name} takes {type_name(f)}, not {value!r}") from None
+
+
+def check(config: TrainConfig) -> None:
+    """Raise UsageError for values with which no training is possible."""
+    positive = (
+        "max_turns",
+        "max_new",
+        "max_tokens",
+        "steps",
+        "questions",
+        "mini_batch",
+        "lr",
+        "grad_clip",
+        "val_every",
+        "val_limit",
+        "save_every",
+        "tokens_per_batch",
+        "slots",
+        "env_concurrency",
+        "temperature",
+    )
+    for name in positive:
+        if not getattr(config, name) > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {getattr(config, name)}")
+    for f in fields(config):
+        if f.metadata["choices"] and f.type is str and getattr(config, f.name) not in f.metadata["choices"]:
+            raise UsageError(f"{f.name} must be one of {', '.join(f.metadata['choices'])}, "
+                             f"not {getattr(config, f.name)!r}")  # fmt: skip
+    if config.group_size < 2:
+        raise UsageError(
+            f"--group-size must be at least 2, not {config.group_size}: GRPO compares games of a question"
+        )
+    if not config.data:
+        raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")

@@ -1,0 +1,69 @@
+"""What the curves of a training are made of: one record a game, gathered over the ranks, and their means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import get_args
+
+from prompt_r1.evaluation import judge
+from prompt_r1.reward import Rule, score
+from prompt_r1.types import Reward, Stop, Trajectory
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished game in numbers. `reward` is None for a game that the environment broke."""
+
+    stop: Stop
+    reward: Reward | None
+    em: float
+    f1: float
+    well_formed: float
+    turns: int
+    calls: int
+    latencies: tuple[float, ...]  # seconds
+    sampled: int  # agent tokens
+    tokens: int  # all tokens
+
+
+def record(trajectory: Trajectory, *, rule: Rule) -> Record:
+    result = judge(trajectory, rule=rule)
+    asked = [turn for turn in trajectory.turns if turn.reply is not None]
+    return Record(
+        stop=trajectory.stop,
+        reward=None if trajectory.stop == "env_error" else score(trajectory, rule=rule),
+        em=result.em,
+        f1=result.f1,
+        well_formed=result.format or 0.0,
+        turns=len(trajectory.turns),
+        calls=len(asked) + (trajectory.stop == "env_error"),
+        latencies=tuple(turn.latency for turn in asked),
+        sampled=sum(trajectory.sampled),
+        tokens=len(trajectory.tokens),
+    )
+
+
+def game_metrics(records: Sequence[Record]) -> dict[str, float]:
+    """Means over the games of a step; games that the environment broke count in stop/* and env/* only."""
+    scored = [(game, game.reward) for game in records if game.reward is not None]
+    latencies = [seconds for game in records for seconds in game.latencies]
+    metrics = {
+        "reward/mean": _mean([reward.total for _, reward in scored]),
+        "reward/format": _mean([reward.format for _, reward in scored]),
+        "reward/answer": _mean([reward.answer for _, reward in scored]),
+        "em": _mean([game.em for game, _ in scored]),
+        "f1": _mean([game.f1 for game, _ in scored]),
+        "format": _mean([game.well_formed for game, _ in scored]),
+        "turns": _mean([float(game.turns) for game, _ in scored]),
+        "tokens/game": _mean([float(game.tokens) for game in records]),
+        "tokens/sampled": float(sum(game.sampled for game in records)),
+        "env/calls": float(sum(game.calls for game in records)),
+        "env/errors": float(sum(game.stop == "env_error" for game in records)),
+        "env/latency": median(latencies) if latencies else 0.0,
+    }
+    ends = {f"stop/{stop}": _mean([float(game.stop == stop) for game in records]) for stop in get_args(Stop)}
+    return metrics | ends
+
+
+def _mean(values: list[float]) -> float:
+    return mean(values) if values else 0.0

@@ -1,0 +1,92 @@
+"""What a run tells: a line on the console and in `metrics.jsonl` a step, trajectories, times."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from prompt_r1.types import Reward, Trajectory
+
+
+class Clock:
+    """Seconds by phase of a step: `with clock.phase("rollout"): …`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def take(self) -> dict[str, float]:
+        """The phases since the last take, as `time/NAME`."""
+        seconds, self.seconds = self.seconds, {}
+        return {f"time/{name}": value for name, value in seconds.items()}
+
+
+class Log:
+    """Writes to a run folder and the console; the console and the metrics only of the first rank."""
+
+    def __init__(self, folder: Path, *, quiet: bool) -> None:
+        self.folder = folder
+        self.quiet = quiet
+
+    def say(self, text: str = "") -> None:
+        if not self.quiet:
+            tqdm.write(text, file=sys.stdout)  # above the progress bar, which is on stderr
+
+    def metrics(self, values: dict[str, float]) -> None:
+        """Append one line to metrics.jsonl: one object a step."""
+        if not self.quiet:
+            rounded = {
+                key: float(f"{value:.6g}") if isinstance(value, float) else value
+                for key, value in values.items()
+            }
+            _append(self.folder / "metrics.jsonl", [rounded])
+
+    def trajectories(self, name: str, rows: Iterable[dict[str, object]]) -> None:
+        """Write trajectories/NAME.jsonl, one game a line. Every rank writes its own games."""
+        path = self.folder / "trajectories" / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        _append(path, rows)
+
+
+def trajectory_row(
+    trajectory: Trajectory, reward: Reward | None, advantage: float | None
+) -> dict[str, object]:
+    """A game for people and programs to read: question, turns, stop, tokens with their mask, reward parts."""
+    return {
+        "question": asdict(trajectory.question),
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        "stop": trajectory.stop,
+        "error": trajectory.error,
+        "answer": trajectory.answer,
+        "reward": asdict(reward) if reward else None,
+        "advantage": advantage,
+        "tokens": trajectory.tokens,
+        "sampled": [int(flag) for flag in trajectory.sampled],
+    }
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl; [] where there is none."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+
+
+def _append(path: Path, rows: Iterable[dict]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
