@@ -1,0 +1,207 @@
+"""The mini agent: half a million parameters of Qwen3, warm-started on demonstrations from other worlds.
+
+It knows the format, every strategy and how to copy names out of a reply, and no fact of the world it will
+play in.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from prompt_r1.miniworld.demonstrations import demonstrate, record
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.questions import make_questions
+from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
+from prompt_r1.miniworld.world import make_world
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.types import Question, Trajectory, Turn
+
+INSTRUCTION = INSTRUCTIONS["short"]
+
+
+@dataclass(frozen=True)
+class Agent:
+    model: Qwen3ForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+
+
+def build_agent(
+    seed: int,
+    *,
+    worlds: int = 30,
+    games: int = 400,
+    steps: int = 1500,
+    batch_size: int = 8,
+    progress: bool = True,
+) -> Agent:
+    """Demonstrations of `games` games in each of `worlds` other worlds, a tokenizer trained on them, a new
+    model, and its warm start."""
+    demonstrations = list(_demonstrations(seed, worlds, games))
+    tokenizer = train_tokenizer((plain_text(*played) for played in demonstrations[:5000]), vocabulary=1400)
+    codec = Codec(tokenizer, INSTRUCTION)
+    trajectories = [record(question, turns, codec) for question, turns in demonstrations]
+    model = new_model(tokenizer, seed)
+    warm_start(
+        model,
+        trajectories,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=3e-3,
+        seed=seed,
+        progress=progress,
+    )
+    return Agent(model, tokenizer)
+
+
+def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], Agent] = build_agent) -> Path:
+    """The Hugging Face folder of the warm-started agent of `seed`; built on the first call (about a minute).
+
+    The folder's name holds a digest of the code that builds it. It appears whole or not at all: a killed
+    build leaves nothing that a later call would take for an agent, and of two builds at a time the first to
+    end wins.
+    """
+    folder = Path(cache_dir) / f"mini-agent-{seed}-{_source_digest()}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    agent = build(seed)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        agent.model.save_pretrained(unfinished)
+        agent.tokenizer.save_pretrained(unfinished)
+        unfinished.chmod(0o755)  # mkdtemp makes it private
+        os.rename(unfinished, folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A tiny Qwen3 with a mimetic start: each output projection begins as the transpose of its value
+    projection, so that attending to a token writes this token's own embedding into the stream, which is half
+    of copying it."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=256,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        initializer_range=0.05,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):  # transformers draws from the global generator
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.copy_(layer.self_attn.v_proj.weight.T)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=1.0,
+    )
+    return model
+
+
+def warm_start(
+    model: Qwen3ForCausalLM,
+    trajectories: list[Trajectory],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    progress: bool,
+) -> list[float]:
+    """Next-token cross-entropy on the agent's own tokens. Returns the loss of every step."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
+    batches = _batches(trajectories, batch_size, random.Random(f"warm start {seed}"))
+    losses = []
+    model.train()
+    bar = tqdm(range(steps), desc="warm start of the mini agent", unit="step", disable=not progress)
+    for step in bar:
+        optimizer.param_groups[0]["lr"] = learning_rate * _schedule(step, steps)
+        loss = _loss(model, next(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if step % 50 == 0:
+            bar.set_postfix(loss=f"{losses[-1]:.2f}")
+    model.eval()
+    return losses
+
+
+def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Question, list[Turn]]]:
+    """Games in worlds that are never played: their seeds are texts, those of played worlds numbers."""
+    for number in range(worlds):
+        world_seed = f"warm start {seed} world {number}"
+        world = make_world(world_seed)
+        environment = MiniEnvironment(world, "A", seed=world_seed)
+        rng = random.Random(f"demonstrations {world_seed}")
+        for mini in make_questions(world, "train", games, world_seed):
+            yield mini.question, demonstrate(mini, environment, rng)
+
+
+def _batches(
+    trajectories: list[Trajectory], batch_size: int, rng: random.Random
+) -> Iterator[list[Trajectory]]:
+    """Batches of similar length, for little padding, in random order, for ever."""
+    while True:
+        shuffled = rng.sample(trajectories, len(trajectories))
+        shuffled.sort(key=lambda trajectory: len(trajectory.tokens))
+        batches = [shuffled[start : start + batch_size] for start in range(0, len(shuffled), batch_size)]
+        yield from rng.sample(batches, len(batches))
+
+
+def _loss(model: Qwen3ForCausalLM, batch: list[Trajectory]) -> Tensor:
+    width = max(len(trajectory.tokens) for trajectory in batch)
+    tokens = torch.full((len(batch), width), model.config.pad_token_id)  # (B, T)
+    sampled = torch.zeros((len(batch), width), dtype=torch.bool)  # (B, T)
+    for row, trajectory in enumerate(batch):
+        tokens[row, : len(trajectory.tokens)] = torch.tensor(trajectory.tokens)
+        sampled[row, : len(trajectory.tokens)] = torch.tensor(trajectory.sampled)
+    # Right padding and a causal model: real tokens cannot see the padding, so no mask is needed.
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state  # (B, T, D)
+    target = sampled[:, 1:]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][target]), tokens[:, 1:][target])
+
+
+def _schedule(step: int, steps: int) -> float:
+    """50 steps of warm-up, constant up to 40 % of all steps, then linear down to 5 %."""
+    warm_up = min(1.0, (step + 1) / 50)
+    decay = max(0.0, step / steps - 0.4) / 0.6
+    return warm_up * (1.0 - 0.95 * decay)
+
+
+def _source_digest() -> str:
+    """Names the code that shapes the agent: this package and the protocol."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [*sorted(here.glob("*.py")), here.parent / "protocol.py"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

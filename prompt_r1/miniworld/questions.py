@@ -1,0 +1,250 @@
+"""The seven kinds of questions about a world, each standing for datasets of the paper.
+
+| kind       | stands for      | example                                                                     |
+|------------|-----------------|-----------------------------------------------------------------------------|
+| bridge     | 2Wiki, MuSiQue  | Who is the mother of the director of Silver River?                          |
+| compare    | HotpotQA        | Was Silver River released before Paper Dream?                               |
+| pop        | PopQA           | Any idea who made Silver River?                                             |
+| math       | GSM8K           | Problem: Mia has 44 coins, finds 12 more and then loses 7. How many coins … |
+| gen        | BookSum, XSum   | Write a short summary of Silver River.                                      |
+| bridge_ood | MuSiQue        | pairs of relations that no training question has                            |
+| math_ood   | MathQA          | pairs of verbs that no training question has                                |
+
+A question is first its *slots* (what is meant), then a text. Which split a question lives in follows from its
+slots, so the splits are disjoint however many questions are drawn.
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
+from prompt_r1.types import Kind, Question, UsageError
+
+Split = Literal["train", "validation", "test", "ood"]
+
+TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
+OOD_KINDS = ("bridge_ood", "math_ood")
+
+OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
+# Every relation and every verb is still seen in training, in each place, only not together.
+OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
+SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
+OWNERS = ("Mia", "Leo", "Zoe", "Max", "Ida", "Tom")
+THINGS = ("coins", "apples", "books", "stamps", "cards", "shells")
+
+POP_WORDINGS = {
+    "director": ("Any idea who made {film}?", "Which person is behind {film}?"),
+    "composer": ("Any idea whose music is in {film}?", "Which person did the tunes in {film}?"),
+    "star": ("Any idea who plays in {film}?", "Which person is on the poster of {film}?"),
+    "year": ("Any idea when {film} came out?", "How far back does {film} go?"),
+}
+GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Who is the `second` of the `first` of `film`?"""
+
+    film: str
+    first: str
+    second: str
+
+    @property
+    def kind(self) -> str:
+        return "bridge_ood" if (self.first, self.second) in OOD_RELATIONS else "bridge"
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Was `film` released before `other`?"""
+
+    film: str
+    other: str
+    kind: str = "compare"
+
+
+@dataclass(frozen=True)
+class Pop:
+    """`relation` of `film`, in casual words."""
+
+    film: str
+    relation: str
+    kind: str = "pop"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`owner` has `start` `things`; then `verbs` change it by `amounts`."""
+
+    owner: str
+    things: str
+    start: int
+    verbs: tuple[str, str]
+    amounts: tuple[int, int]
+
+    @property
+    def kind(self) -> str:
+        return "math_ood" if self.verbs in OOD_VERBS else "math"
+
+    @property
+    def steps(self) -> list[int]:
+        """What each verb adds."""
+        return [
+            amount if SIGNS[verb] == "plus" else -amount
+            for verb, amount in zip(self.verbs, self.amounts, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Gen:
+    """What is `film` about, in a sentence?"""
+
+    film: str
+    kind: str = "gen"
+
+
+Slots = Bridge | Compare | Pop | Problem | Gen
+
+
+@dataclass(frozen=True)
+class MiniQuestion:
+    slots: Slots
+    question: Question
+
+
+@dataclass(frozen=True)
+class MiniWorld:
+    """All that a seed gives to play with."""
+
+    world: World
+    train: list[Question]
+    validation: list[Question]
+    test: list[Question]
+    ood: list[Question]
+
+
+def mini_world(
+    seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
+) -> MiniWorld:
+    """The played world of `seed` and that many questions of each split."""
+    world = make_world(seed)
+    counts: dict[Split, int] = {"train": train, "validation": validation, "test": test, "ood": ood}
+    questions = {
+        split: [mini.question for mini in make_questions(world, split, count, seed)]
+        for split, count in counts.items()
+    }
+    return MiniWorld(world=world, **questions)
+
+
+def make_questions(
+    world: World, split: Split, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
+) -> list[MiniQuestion]:
+    """`count` different questions in random order: in training by the mix, else equally many of each kind."""
+    rng = random.Random(f"questions {split} {seed}")
+    kinds = list(kinds or (OOD_KINDS if split == "ood" else TRAINING_MIX))
+    if split == "train":
+        drawn = rng.choices(kinds, [TRAINING_MIX[kind] for kind in kinds], k=count)
+    else:
+        drawn = [kinds[number % len(kinds)] for number in range(count)]
+        rng.shuffle(drawn)
+    texts: set[str] = set()
+    return [_new_question(world, split, kind, rng, texts) for kind in drawn]
+
+
+def answer_of(slots: Slots, world: World) -> str:
+    """The gold answer, from the facts of the world."""
+    facts = world.facts
+    match slots:
+        case Bridge(film, first, second):
+            return facts[facts[film, first], second]
+        case Compare(film, other):
+            return "yes" if facts[film, "year"] < facts[other, "year"] else "no"
+        case Pop(film, relation):
+            return facts[film, relation]
+        case Problem(_, _, start):
+            return str(start + sum(slots.steps))
+        case Gen(film):
+            genre, hero, director = (facts[film, relation] for relation in ("genre", "hero", "director"))
+            return f"a {genre} about a {hero}, directed by {director}"
+
+
+def text_of(slots: Slots, rng: random.Random) -> str:
+    """The question in words; casual kinds have several wordings."""
+    match slots:
+        case Bridge(film, first, second):
+            return f"{'What' if second == 'birthplace' else 'Who'} is the {second} of the {first} of {film}?"
+        case Compare(film, other):
+            return f"Was {film} released before {other}?"
+        case Pop(film, relation):
+            return rng.choice(POP_WORDINGS[relation]).format(film=film)
+        case Problem(owner, things, start, verbs, amounts):
+            first, second = (
+                f"{verb} {amount}{' more' if SIGNS[verb] == 'plus' else ''}"
+                for verb, amount in zip(verbs, amounts, strict=True)
+            )
+            return (
+                f"Problem: {owner} has {start} {things}, {first} and then {second}. "
+                f"How many {things} does {owner} have now?"
+            )
+        case Gen(film):
+            return rng.choice(GEN_WORDINGS).format(film=film)
+
+
+def _new_question(world: World, split: Split, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
+    """A question of this kind that lives in `split` and is not among `texts`, to which it is added."""
+    names = world.train if split == "train" else world.test
+    for _ in range(2000):
+        slots = _draw_slots(kind, world, names.films, rng)
+        text = text_of(slots, rng)
+        if _split_of(slots, world) != split or text in texts:
+            continue
+        texts.add(text)
+        form: Kind = {"math": "math", "math_ood": "math", "gen": "text"}.get(kind, "qa")
+        identity = f"{kind}-{world.seed}-{_digest(text):016x}"
+        return MiniQuestion(slots, Question(identity, kind, text, (answer_of(slots, world),), form))
+    raise UsageError(
+        f"the mini world has no more than {len(texts)} {split} questions with this share of {kind!r}"
+    )
+
+
+def _draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
+    film = rng.choice(films)
+    if kind in ("bridge", "bridge_ood"):
+        pairs = [(first, second) for first in CREW for second in PERSON_RELATIONS]
+        return Bridge(
+            film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == (kind == "bridge_ood")])
+        )
+    if kind == "compare":
+        year = world.facts[film, "year"]
+        return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
+    if kind == "pop":
+        return Pop(film, rng.choice(list(POP_WORDINGS)))
+    if kind in ("math", "math_ood"):
+        pairs = [(first, second) for first in SIGNS for second in SIGNS]
+        verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == (kind == "math_ood")])
+        # Every total stays between 2 and 97.
+        amounts = (rng.randint(2, 19), rng.randint(2, 19))
+        return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
+    if kind == "gen":
+        return Gen(film)
+    raise UsageError(f"no kind of question is called {kind!r}: choose from {[*TRAINING_MIX, *OOD_KINDS]}")
+
+
+def _split_of(slots: Slots, world: World) -> Split:
+    """The one split that this question lives in: facts are cut by film, word problems and the two held-out
+    halves by a digest, whatever the wording."""
+    digest = _digest(f"{world.seed} {slots}")
+    if slots.kind in OOD_KINDS:
+        return "ood"
+    held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
+    if not held_out:
+        return "train"
+    return "validation" if digest // 4 % 2 else "test"
+
+
+def _digest(text: str) -> int:
+    """64 bits that are the same in every process, which Python's own hash is not."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -1,0 +1,167 @@
+"""What the mini environment can read: a prompt becomes a request, or None where it makes no sense.
+
+Letter case, surrounding blanks and a "Question:" in front do not matter. A question may stand on a line of
+its own among others (instructions, say); it is not looked for inside a line.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from prompt_r1.miniworld.questions import (
+    GEN_WORDINGS,
+    POP_WORDINGS,
+    SIGNS,
+    Bridge,
+    Compare,
+    Gen,
+    Pop,
+    Problem,
+)
+from prompt_r1.miniworld.world import World
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One clear question: the `relation` of `subject`."""
+
+    subject: str
+    relation: str
+
+
+@dataclass(frozen=True)
+class BeforeYear:
+    """Was `film` released before `year`?"""
+
+    film: str
+    year: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """`left` plus or minus `right`."""
+
+    left: str
+    sign: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Detailed:
+    """A summary of `film` that names genre, hero and director."""
+
+    film: str
+
+
+@dataclass(frozen=True)
+class Vague:
+    """Something, anything, about `subject`."""
+
+    subject: str
+
+
+Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to put a request: the named groups of `pattern` are the arguments of `build`."""
+
+    pattern: re.Pattern[str]
+    build: Callable[..., Request]
+
+
+def _form(pattern: str, build: Callable[..., Request]) -> Form:
+    return Form(re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build)
+
+
+def _wording(template: str) -> str:
+    """The pattern of a wording with a {film} in it."""
+    head, tail = template.rstrip("?.").split("{film}")
+    return f"{re.escape(head)}(?P<film>.+?){re.escape(tail)}"
+
+
+def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
+    return Problem(
+        owner, things.lower(), int(start), (verb.lower(), then.lower()), (int(amount), int(second))
+    )
+
+
+_RELATION = "director|composer|star|mother|spouse|teacher|birthplace|year|genre|hero"
+_VERB = "|".join(SIGNS)
+_ANY_PROBLEM = (
+    rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
+    rf"(?P<verb>{_VERB}) (?P<amount>\d+)(?: more)? "
+    rf"and then (?P<then>{_VERB}) (?P<second>\d+)(?: more)?\.\s*how many .+"
+)
+_DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
+
+FORMS = (
+    _form(
+        rf"(?:who|what) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of (?P<film>.+?)", Bridge
+    ),
+    _form(rf"(?:who|what) is the (?P<relation>{_RELATION}) of (?P<subject>.+?)", Lookup),
+    _form(r"who directed (?P<subject>.+?)", partial(Lookup, relation="director")),
+    _form(r"who composed (?:the music (?:of|for) )?(?P<subject>.+?)", partial(Lookup, relation="composer")),
+    _form(r"who stars in (?P<subject>.+?)", partial(Lookup, relation="star")),
+    _form(r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")),
+    _form(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
+    _form(r"was (?P<film>.+?) released before (?P<year>\d{4})", BeforeYear),
+    _form(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
+    _form(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
+    _form(_ANY_PROBLEM, _problem),
+    *(
+        _form(_wording(wording), partial(Pop, relation=relation))
+        for relation, wordings in POP_WORDINGS.items()
+        for wording in wordings
+    ),
+    *(_form(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
+    *(_form(_wording(wording), Gen) for wording in GEN_WORDINGS),
+    _form(r"tell me (?:something )?about (?P<subject>.+?)", Vague),
+)
+
+
+def understand(prompt: str, world: World) -> Request | None:
+    """The first request that the whole prompt, or else one of its lines, puts about things that exist."""
+    for text in [prompt, *prompt.splitlines()[:100]]:
+        words = " ".join(text.split())
+        # A longer text is no question of this world, and a pattern with several wildcards would be slow on
+        # it.
+        if len(words) > 300:
+            continue
+        for form in FORMS:
+            match = form.pattern.fullmatch(words)
+            request = _fill(form, match, world) if match else None
+            if request is not None:
+                return request
+    return None
+
+
+def _fill(form: Form, match: re.Match[str], world: World) -> Request | None:
+    """The request with its names as the world spells them; None if it is about something unknown."""
+    slots = {
+        slot: text.lower() if slot in ("relation", "first", "second", "sign") else text
+        for slot, text in match.groupdict().items()
+    }
+    for slot in slots.keys() & {"film", "other", "subject"}:
+        slots[slot] = world.names.get(slots[slot].lower(), "")
+    request = form.build(**slots)
+    return request if _makes_sense(request, world) else None
+
+
+def _makes_sense(request: Request, world: World) -> bool:
+    facts = world.facts
+    match request:
+        case Lookup(subject, relation):
+            return (subject, relation) in facts
+        case Bridge(film, first, second):
+            return (facts.get((film, first), ""), second) in facts
+        case Compare(film, other):
+            return (film, "year") in facts and (other, "year") in facts
+        case Vague(subject):
+            return subject != ""
+        case Sum() | Problem():
+            return True
+        case Pop(film) | Gen(film) | Detailed(film) | BeforeYear(film):
+            return (film, "year") in facts

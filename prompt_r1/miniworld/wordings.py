@@ -1,0 +1,106 @@
+"""How the mini environment puts what it believes into words: style A, and style B for transfer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wordings:
+    """Sentences to choose from. {value} is what is told; the other fields are those of the request."""
+
+    fact: tuple[str, ...]  # {subject}, {relation}
+    year: tuple[str, ...]  # {subject}
+    hops: tuple[str, ...]  # {film}, {first}, {second}
+    sum: tuple[str, ...]  # {left}, {sign}, {right}
+    problem: tuple[str, ...]  # {owner}, {things}
+    summary: tuple[str, ...]  # {film}
+    verdict: Mapping[str, tuple[str, ...]]  # "yes" and "no": {film}, {other}
+    hedge: tuple[str, ...]
+    confused: tuple[str, ...]
+
+
+WORDINGS = {
+    # Several for each, so that the agent has to read them and cannot count words.
+    "A": Wordings(
+        fact=(
+            "Sure, the {relation} of {subject} is {value}. I hope this helps.",
+            "The {relation} of {subject} is {value}.",
+            "I think {value} is the {relation} of {subject}.",
+            "As far as I know, it is {value}.",
+            "That would be {value}, I think.",
+            "Let me look: {value}.",
+        ),
+        year=(
+            "{subject} was released in {value}.",
+            "Sure, {subject} came out in {value}. I hope this helps.",
+            "As far as I know, it was {value}.",
+            "That would be {value}, I think.",
+            "Let me look: {value}.",
+        ),
+        hops=(
+            "The {second} of the {first} of {film} is {value}.",
+            "As far as I know, it is {value}.",
+            "That would be {value}, I think.",
+            "Let me look: {value}.",
+        ),
+        sum=(
+            "{left} {sign} {right} is {value}.",
+            "That makes {value}.",
+            "Sure, the result is {value}.",
+            "Let me look: {left} {sign} {right} makes {value}, I think.",
+        ),
+        problem=("{owner} has {value} {things} now.", "That makes {value}.", "Sure, the result is {value}."),
+        summary=(
+            "{film} is {value}.",
+            "Sure, here it is: {value}.",
+            "As far as I know, it is {value}.",
+            "Let me look: {value}.",
+        ),
+        verdict={
+            "yes": (
+                "Yes, {film} was released before {other}.",
+                "Yes, it was.",
+                "Sure, the answer is yes.",
+                "Let me look: yes.",
+                "I think: Yes.",
+            ),
+            "no": (
+                "No, {film} was not released before {other}.",
+                "No, it was not.",
+                "Sure, the answer is no.",
+                "Let me look: no.",
+                "I think: No.",
+            ),
+        },
+        hedge=("That is hard to say.", "They came out at about the same time."),
+        confused=("I am not sure what you mean.", "Sorry, what do you mean?"),
+    ),
+    # Other sentences, mostly of words that A uses too: half a million parameters never met any others.
+    "B": Wordings(
+        fact=(
+            "That is {value}, I hope.",
+            "Good question! It is {value}.",
+            "The {relation} would be {value}, I hope.",
+            "The answer is {value}, I hope.",
+        ),
+        year=(
+            "I think it was in {value}.",
+            "Let me look: {subject} came out in {value}.",
+            "That would be {value}, I hope.",
+        ),
+        hops=("I think it is {value}.", "Good question! It is {value}.", "The answer is {value}, I hope."),
+        sum=(
+            "I think that makes {value}.",
+            "The result is {value}, I hope.",
+            "Let me look, it makes {value}.",
+        ),
+        problem=("I think that makes {value}.", "The result is {value}, I hope."),
+        summary=("I think {film} is {value}.", "Let me look: it is {value}.", "Here it is, I hope: {value}."),
+        verdict={
+            "yes": ("I think yes.", "Good question! Yes.", "The answer is yes, I hope."),
+            "no": ("I think no.", "Good question! No.", "The answer is no, I hope."),
+        },
+        hedge=("Good question! Hard to say.", "I am not sure."),
+        confused=("Good question! What do you mean?", "I do not know what you mean."),
+    ),
+}

@@ -1,0 +1,120 @@
+"""A small world of films, people and cities, made from a seed: what the environment knows and questions ask
+about.
+
+All worlds share the words of their names and differ in their facts, so that an agent which has learned to ask
+and to copy in other worlds knows nothing about this one. The world is cut 75/25 into two sides without a fact
+between them.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST_NAMES = _words(
+    "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
+    "Quinn Rosa Simon Tessa Ugo Vera Walter Yara"
+)
+LAST_NAMES = _words(
+    "Keller Novak Larsen Moreno Fischer Tanaka Rossi Duval Berger Lindqvist Okafor Petrov Silva "
+    "Horvath Nakamura Weber Jensen Kowalski Marino Dubois Ortega Hansen Bauer Costa Ivanov Murray "
+    "Santos Walsh Yilmaz Zeller Adler Farkas"
+)
+ADJECTIVES = _words(
+    "Silver Golden Crimson Silent Broken Hidden Frozen Distant Burning Lonely Velvet Hollow Bitter "
+    "Gentle Electric Scarlet Wild Ancient Midnight Paper"
+)
+NOUNS = _words(
+    "River Garden Tower Harbor Mountain Mirror Winter Summer Kingdom Letter Promise Island Forest "
+    "Bridge Storm Window Desert Train Lantern Empire Orchard Valley Ocean Shadow Crown Violin Compass "
+    "Station Rose Dream"
+)
+CITY_PREFIXES = _words("Port Lake Fort Mount Saint New Upper Old")
+GENRES = _words("drama comedy thriller western musical romance mystery fantasy")
+HEROES = _words(
+    "sailor doctor painter farmer soldier singer lawyer nurse pilot baker thief writer dancer king "
+    "monk student"
+)
+YEARS = tuple(str(year) for year in range(1950, 2000))
+
+CREW = ("director", "composer", "star")  # film → person
+KIN = ("mother", "spouse", "teacher")  # person → person
+PERSON_RELATIONS = (*KIN, "birthplace")
+FILM_RELATIONS = (*CREW, "year", "genre", "hero")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The films, people and cities of one side; every fact about one of them stays on its side."""
+
+    films: tuple[str, ...]
+    people: tuple[str, ...]
+    cities: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    seed: int | str
+    train: Names
+    test: Names
+    facts: Mapping[
+        tuple[str, str], str
+    ]  # (subject, relation) → value, as ("Silver River", "director") → a person
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """Every film and person, from lower case to its spelling."""
+        return {subject.lower(): subject for subject, _ in self.facts}
+
+    def values(self, relation: str) -> tuple[str, ...]:
+        """Everything of the type that `relation` leads to: a plausible wrong value is drawn from it."""
+        tables = {
+            "birthplace": self.train.cities + self.test.cities,
+            "year": YEARS,
+            "genre": GENRES,
+            "hero": HEROES,
+        }
+        return tables.get(relation, self.train.people + self.test.people)
+
+
+def make_world(seed: int | str) -> World:
+    """The world of `seed`: 768 people, 600 films, 256 cities, the same in every process. Worlds that are
+    played have an integer seed; those of the warm start have a text, so that they can never be one that is
+    played."""
+    rng = random.Random(f"world {seed}")
+    films = _cut(rng, [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS])
+    people = _cut(rng, [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES])
+    cities = _cut(rng, [f"{prefix} {last}" for prefix in CITY_PREFIXES for last in LAST_NAMES])
+    train, test = (Names(*names) for names in zip(films, people, cities, strict=True))
+    facts: dict[tuple[str, str], str] = {}
+    for names in (train, test):
+        facts.update(_draw_facts(rng, names))
+    return World(seed=seed, train=train, test=test, facts=facts)
+
+
+def _cut(rng: random.Random, names: list[str]) -> list[tuple[str, ...]]:
+    """A random 75 % and the rest."""
+    rng.shuffle(names)
+    cut = len(names) * 3 // 4
+    return [tuple(names[:cut]), tuple(names[cut:])]
+
+
+def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
+    facts = {}
+    for film in names.films:
+        facts.update({(film, relation): rng.choice(names.people) for relation in CREW})
+        facts[film, "year"] = rng.choice(YEARS)
+        facts[film, "genre"] = rng.choice(GENRES)
+        facts[film, "hero"] = rng.choice(HEROES)
+    for person in names.people:
+        others = rng.sample(names.people, 4)
+        if person in others:
+            others.remove(person)  # nobody is their own mother
+        facts.update({(person, relation): other for relation, other in zip(KIN, others, strict=False)})
+        facts[person, "birthplace"] = rng.choice(names.cities)
+    return facts
