@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import get_args
 
+from prompt_r1.distributed import Ranks
 from prompt_r1.evaluation import judge
+from prompt_r1.grpo import Sample
 from prompt_r1.reward import Rule, score
 from prompt_r1.types import Reward, Stop, Trajectory
 
@@ -67,3 +69,22 @@ def game_metrics(records: Sequence[Record]) -> dict[str, float]:
 
 def _mean(values: list[float]) -> float:
     return mean(values) if values else 0.0
+
+
+def step_metrics(
+    groups_PG: list[list[Trajectory]],
+    samples_PG: list[list[Sample]],
+    rule: Rule,
+    ranks: Ranks,
+    rollout_seconds: float,
+) -> dict[str, float]:
+    """The curves of a step, over all ranks: its games, its groups, and the sampled tokens of a second."""
+    records = [record(game, rule=rule) for group in groups_PG for game in group]
+    metrics = game_metrics([game for share in ranks.gather(records) for game in share])
+    flat = [all(sample.advantage == 0 for sample in group) for group in samples_PG if group]
+    kept, without_spread, groups = ranks.sum([len(flat), sum(flat), len(groups_PG)])
+    return metrics | {
+        "groups/dropped": 1 - kept / groups,
+        "groups/no_spread": without_spread / max(kept, 1),
+        "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
+    }

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from prompt_r1.types import Reward, Trajectory
+from prompt_r1.grpo import Sample
+from prompt_r1.types import Trajectory
 
 
 class Clock:
@@ -40,6 +41,11 @@ class Log:
         self.folder = folder
         self.quiet = quiet
 
+    @property
+    def bar_is_off(self) -> bool | None:
+        """For tqdm: None shows a bar only on a terminal."""
+        return True if self.quiet else None
+
     def say(self, text: str = "") -> None:
         if not self.quiet:
             tqdm.write(text, file=sys.stdout)  # above the progress bar, which is on stderr
@@ -61,21 +67,37 @@ class Log:
         _append(path, rows)
 
 
-def trajectory_row(
-    trajectory: Trajectory, reward: Reward | None, advantage: float | None
-) -> dict[str, object]:
-    """A game for people and programs to read: question, turns, stop, tokens with their mask, reward parts."""
+def trajectory_row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
+    """A game for people and programs to read. `sample` is None for a game that was not trained on."""
     return {
         "question": asdict(trajectory.question),
         "turns": [asdict(turn) for turn in trajectory.turns],
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
-        "reward": asdict(reward) if reward else None,
-        "advantage": advantage,
+        "reward": asdict(sample.reward) if sample else None,
+        "advantage": sample.advantage if sample else None,
         "tokens": trajectory.tokens,
         "sampled": [int(flag) for flag in trajectory.sampled],
     }
+
+
+COLUMNS = {
+    "reward/mean": "reward",
+    "em": "EM",
+    "format": "format",
+    "turns": "turns",
+    "kl": "KL",
+    "val/em": "| validation: EM",
+    "val/reward": "reward",
+    "val/format": "format",
+}
+
+
+def console_line(metrics: dict[str, float]) -> str:
+    """One step for people to read, with its validation if it had one."""
+    shown = [f"{label} {metrics[name]:.3f}" for name, label in COLUMNS.items() if name in metrics]
+    return "  ".join([f"step {metrics['step']:>4}", *shown])
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -1,0 +1,109 @@
+"""Ask one question: the agent questions the environment, turn by turn, and answers.
+
+    python infer.py --question "Who is the mother of the director of …?"
+
+Without other flags the newest mini run plays in its mini world; --agent and --env take any model and
+environment.
+"""
+
+import asyncio
+import json
+from dataclasses import asdict
+from functools import partial
+
+from prompt_r1.command_line import parse_arguments, run
+from prompt_r1.config import InferConfig
+from prompt_r1.distributed import pick_device
+from prompt_r1.environments import make_environment
+from prompt_r1.players import check_fit, know_agent, load_player
+from prompt_r1.protocol import parse
+from prompt_r1.rollout import play
+from prompt_r1.types import Completion, Environment, Message, Question, Resumable, Trajectory, UsageError
+
+
+def main(arguments: list[str]) -> None:
+    config = parse_arguments(
+        InferConfig,
+        "infer.py",
+        "Ask one question; the agent questions the environment and answers.",
+        arguments,
+    )
+    question = Question("asked", "infer", config.question.strip(), answers=())
+    if not question.text:
+        raise UsageError('nothing to ask: give --question "…"')
+    agent = know_agent(config.agent, slots=1)
+    game = agent.game
+    seed = game.seed if config.seed < 0 else config.seed
+    player = load_player(agent.path, game, pick_device(config.device))
+    check_fit([question], player.codec, game.max_tokens)
+    environment = make_environment(config.env or game.env, seed=seed)
+
+    async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        completion = await player.engine.generate(
+            tokens, max_new=max_new, seed=seed, temperature=config.temperature
+        )
+        show_turn(player.codec.decode(completion.tokens))
+        return completion
+
+    async def ask(messages: list[Message]) -> str:
+        reply = await environment.ask(messages)
+        print(f"environment  {reply}\n")
+        return reply
+
+    async def dialogue() -> Trajectory:
+        silent = partial(player.engine.generate, temperature=config.temperature)
+        try:
+            return await play(
+                question,
+                silent if config.json else generate,
+                environment.ask if config.json else ask,
+                player.codec,
+                max_turns=game.max_turns,
+                max_tokens=game.max_tokens,
+                max_new=game.max_new,
+                seed=str(seed),
+            )
+        finally:
+            await environment.close()
+
+    if not config.json:
+        print(f"question     {question.text}\n")
+    trajectory = asyncio.run(dialogue())
+    if config.json:
+        print(json.dumps(as_json(trajectory, str(agent.path), environment)))
+    if trajectory.stop == "env_error":
+        raise Resumable(f"the environment {environment.name} failed: {trajectory.error}; try again later")
+    if trajectory.stop != "answered" and not config.json:
+        print(f"no answer    the game ended: {trajectory.stop.replace('_', ' ')}")
+
+
+def show_turn(text: str) -> None:
+    """One turn of the agent; what is not in its blocks is not hidden: a turn out of format is printed as it
+    is.
+    """
+    action = parse(text)
+    if action.think is not None:
+        print(f"agent thinks {action.think}")
+    if action.answer is not None:
+        print(f"answer       {action.answer}")
+    elif action.prompt is not None:
+        print(f"agent asks   {action.prompt}")
+    else:
+        print(f"agent writes {text}")
+
+
+def as_json(trajectory: Trajectory, agent: str, environment: Environment) -> dict[str, object]:
+    """The dialogue for programs. `answer` is null when there was none; `stop`: how the game ended."""
+    return {
+        "question": trajectory.question.text,
+        "answer": trajectory.answer,
+        "stop": trajectory.stop,
+        "error": trajectory.error,
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        "agent": agent,
+        "environment": environment.name,
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,135 @@
+"""Who plays and on what, from the names that a user writes: agents, question sets, the newest run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from prompt_r1.checkpoint import GAME_FILE
+from prompt_r1.config import PRESETS, TrainConfig, read_yaml
+from prompt_r1.data import load_questions
+from prompt_r1.engine import Engine
+from prompt_r1.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.rollout import play
+from prompt_r1.types import Ask, Question, Trajectory, UsageError
+
+RUNS = Path("runs")
+CACHE = RUNS / "cache"
+
+
+@dataclass(frozen=True)
+class Player:
+    """An agent that is ready to play: weights, cache, tokens."""
+
+    policy: Policy
+    engine: Engine
+    codec: Codec
+
+    async def play(
+        self, question: Question, seed: str, *, ask: Ask, config: TrainConfig, temperature: float
+    ) -> Trajectory:
+        """One game with the settings it was trained with."""
+        generate = partial(self.engine.generate, temperature=temperature)
+        return await play(question, generate, ask, self.codec, max_turns=config.max_turns,
+                          max_tokens=config.max_tokens, max_new=config.max_new, seed=seed)  # fmt: skip
+
+
+def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
+    engine = Engine(policy, slots=config.slots, capacity=config.max_tokens, stop_ids=codec.stop_ids)
+    return Player(policy, engine, codec)
+
+
+def load_player(path: str | Path, config: TrainConfig, device: torch.device) -> Player:
+    """An agent from its folder or hub id, to play the game of `config`. Raises UsageError where it cannot."""
+    codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    policy = load_policy(
+        path, device=device, compute=compute_dtype(config, device), temperature=config.temperature
+    )
+    return make_player(policy, codec, config)
+
+
+def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: what the config says, float32 on a CPU (bfloat16 is slow and coarse
+    there).
+    """
+    return torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
+
+
+def find_agent(name: str, seed: int) -> str | Path:
+    """Where the model is that a user calls `name`: mini is built when it is not there yet."""
+    if name == "mini":
+        from prompt_r1.miniworld import mini_agent
+
+        return mini_agent(seed, CACHE)
+    folder = Path(name)
+    return folder / "agent" if (folder / "agent" / "config.json").exists() else name
+
+
+def trained_config(path: str | Path) -> TrainConfig | None:
+    """How an exported agent was trained to play; None for a model that was not trained here."""
+    file = Path(path) / GAME_FILE
+    return TrainConfig(**read_yaml(file, TrainConfig)) if file.exists() else None
+
+
+def newest_mini_run() -> Path:
+    """The run folder under runs/ whose mini agent was saved last."""
+    found = [
+        path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if trained_config(path.parent).agent == "mini"
+    ]
+    if not found:
+        raise UsageError(
+            f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
+    """The questions of `mini` (its `split`, or mini:SPLIT) and of files, one after the other."""
+    questions: list[Question] = []
+    for name in names:
+        world, _, part = name.partition(":")
+        questions += _mini_questions(part or split, seed) if world == "mini" else load_questions(Path(name))
+    return questions
+
+
+def _mini_questions(split: str, seed: int) -> list[Question]:
+    from prompt_r1.miniworld import mini_world
+
+    splits = ("train", "validation", "test", "ood")
+    if split not in splits:
+        raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(splits)}")
+    return getattr(mini_world(seed), split)
+
+
+@dataclass(frozen=True)
+class KnownAgent:
+    """Where an agent lies, the game it plays, and the name of what it was before training (itself if it was
+    not).
+    """
+
+    path: str | Path
+    game: TrainConfig
+    start: str
+
+
+def know_agent(name: str, *, slots: int) -> KnownAgent:
+    """The agent that a user names for infer and evaluate; "" is the newest mini run.
+
+    An agent that was not trained here plays the paper's game, the warm-started mini agent the mini world's.
+    """
+    path = find_agent(name or str(newest_mini_run()), seed=0)
+    trained = trained_config(path)
+    game = trained or TrainConfig(**PRESETS["mini" if name == "mini" else "paper"])
+    return KnownAgent(path, replace(game, slots=slots), start=trained.agent if trained else name)
+
+
+def check_fit(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:
+    """Raise UsageError for a question that leaves the agent no room to write."""
+    for question in questions:
+        length = len(codec.opening(question.text))
+        if length >= max_tokens:
+            raise UsageError(f"question {question.id!r} takes {length} tokens of a game of {max_tokens}: "
+                             "shorten it, or give --max-tokens more")  # fmt: skip

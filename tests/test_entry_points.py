@@ -1,0 +1,348 @@
+"""train.py, infer.py and evaluate.py as a user runs them: on tiny models, in the mini world, from a shell."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import evaluate
+import infer
+import train
+from prompt_r1.command_line import run
+from prompt_r1.log import read_metrics
+from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+# The real recipes with a tiny agent: small steps, short games.
+SMALL = [
+    "--questions",
+    "4",
+    "--group-size",
+    "2",
+    "--mini-batch",
+    "4",
+    "--max-new",
+    "12",
+    "--max-tokens",
+    "700",
+    "--val-limit",
+    "5",
+    "--slots",
+    "8",
+    "--lr",
+    "1e-3",
+    "--device",
+    "cpu",
+]
+
+
+def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
+    launcher = [sys.executable]
+    if ranks:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, str(ROOT / script), *map(str, arguments)]
+
+
+def call(
+    folder: Path, *line: str | Path, ranks: int = 0, seconds: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an entry point in a folder, as from a shell."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        command(*line, ranks=ranks),
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory) -> Path:
+    return tiny.save_agent(tmp_path_factory.mktemp("agent"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, agent) -> Path:
+    """A folder with runs/small: four steps of the mini preset."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = call(
+        folder,
+        "train.py",
+        "--agent",
+        agent,
+        "--out",
+        "runs/small",
+        "--steps",
+        "4",
+        "--val-every",
+        "2",
+        "--save-every",
+        "2",
+        *SMALL,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted((run / "checkpoints").iterdir())[-1] / "agent" / "model.safetensors")
+
+
+def test_a_run_folder_holds_all_that_the_run_was(trained):
+    run = trained / "runs/small"
+    assert {path.name for path in run.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "trajectories",
+        "checkpoints",
+        "agent",
+    }
+    lines = read_metrics(run)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in lines if "val/em" in line] == [0, 2, 4]
+    keys = [
+        "reward/mean",
+        "reward/format",
+        "reward/answer",
+        "em",
+        "f1",
+        "turns",
+        "stop/answered",
+        "kl",
+        "clip_frac",
+        "entropy",
+        "engine/logprob_gap",
+        "env/calls",
+        "env/errors",
+        "env/latency",
+        "tokens/s",
+        "time/rollout",
+    ]
+    assert all(key in line for line in lines[1:] for key in keys)
+    assert all(line["engine/logprob_gap"] <= 1e-4 for line in lines[1:])
+
+
+def test_the_saved_agent_loads_with_the_auto_classes(trained):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = trained / "runs/small/agent"
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "qwen3"
+
+
+def test_the_trajectories_say_what_was_trained_on(trained):
+    rows = (trained / "runs/small/trajectories/step-000001-rank0.jsonl").read_text().splitlines()
+    assert len(rows) == 8
+    game = json.loads(rows[0])
+    assert len(game["tokens"]) == len(game["sampled"]) and game["reward"]["total"] < 0
+    assert game["stop"] in ("malformed", "max_tokens")
+
+
+def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained, agent, tmp_path):
+    line = [
+        "train.py",
+        "--agent",
+        agent,
+        "--out",
+        "runs/small",
+        "--val-every",
+        "2",
+        "--save-every",
+        "2",
+        *SMALL,
+    ]
+    assert call(tmp_path, *line, "--steps", "2").returncode == 0
+    # As if a kill had come after the next step's line was written and before its checkpoint.
+    with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
+    resumed = call(tmp_path, *line, "--steps", "4")
+    assert resumed.returncode == 0 and "Going on after step 2" in resumed.stdout
+    whole, parts = weights(trained / "runs/small"), weights(tmp_path / "runs/small")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    curves = [
+        [
+            (row["step"], row.get("reward/mean"), row.get("loss"), row.get("val/reward"))
+            for row in read_metrics(run)
+        ]
+        for run in (trained / "runs/small", tmp_path / "runs/small")
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_two_ranks_train_as_one(trained, agent, tmp_path):
+    """The same games and the same losses, but for the order of sums."""
+    done = call(
+        tmp_path,
+        "train.py",
+        "--agent",
+        agent,
+        "--out",
+        "runs/small",
+        "--steps",
+        "4",
+        "--val-every",
+        "2",
+        "--save-every",
+        "2",
+        *SMALL,
+        ranks=2,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = read_metrics(trained / "runs/small"), read_metrics(tmp_path / "runs/small")
+    for alone, together in zip(one, two, strict=True):
+        for key in ("loss", "kl", "grad_norm", "reward/mean", "tokens/sampled", "val/reward"):
+            assert alone.get(key, 0) == pytest.approx(together.get(key, 0), rel=1e-3, abs=1e-6), (
+                alone["step"],
+                key,
+            )
+    games = [
+        {
+            row
+            for path in (folder / "runs/small/trajectories").glob("step-000001-*")
+            for row in tokens_of(path)
+        }
+        for folder in (trained, tmp_path)
+    ]
+    assert games[0] == games[1]
+
+
+def tokens_of(path: Path) -> list[tuple[int, ...]]:
+    return [tuple(json.loads(line)["tokens"]) for line in path.read_text().splitlines()]
+
+
+def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
+    """Table 6 with a tiny Qwen3: its instruction, five turns, its reward rule, bfloat16 and gradient
+    checkpointing.
+    """
+    rows = [{"question": f"Who is number {n}?", "answer": str(n)} for n in range(5)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = call(
+        tmp_path,
+        "train.py",
+        "--config",
+        "paper",
+        "--agent",
+        agent,
+        "--env",
+        "mini",
+        "--data",
+        "own.jsonl",
+        "--val-data",
+        "own.jsonl",
+        "--test-data",
+        "own.jsonl",
+        "--steps",
+        "2",
+        "--questions",
+        "3",
+        "--mini-batch",
+        "8",
+        "--max-new",
+        "24",
+        "--max-tokens",
+        "3000",
+        "--slots",
+        "8",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = read_metrics(tmp_path / "runs/paper-seed0")
+    assert len(lines) == 3 and lines[2]["grad_norm"] >= 0 and "val/reward" in lines[0]
+    config = (tmp_path / "runs/paper-seed0/config.yaml").read_text()
+    for setting in (
+        "group_size: 5",
+        "lr: 1.0e-06",
+        "rule: paper",
+        "instruction: paper",
+        "max_turns: 5",
+        "kl_coef: 0.001",
+    ):
+        assert setting in config
+
+
+def test_infer_prints_a_dialogue_and_json(trained):
+    line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
+    spoken = call(trained, *line)
+    assert spoken.returncode == 0 and spoken.stdout.startswith("question     Any idea who made Silver River?")
+    told = json.loads(call(trained, *line, "--json").stdout)
+    assert told["question"] == "Any idea who made Silver River?" and told["stop"] in (
+        "malformed",
+        "max_tokens",
+    )
+    assert told["environment"] == "mini" and len(told["turns"]) == 1
+
+
+def test_evaluate_scores_every_method_and_writes_each_prediction(trained):
+    done = call(trained, "evaluate.py", "--agent", "runs/small", "--limit", "10", "--out", "scores")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("**all**") == 3 and "| untrained | bridge |" in done.stdout
+    lines = [json.loads(line) for line in (trained / "scores/predictions.jsonl").read_text().splitlines()]
+    assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
+
+
+def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"question": "Who?", "answer": "Anna"}\n')
+    done = call(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
+    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 |" in done.stdout
+
+
+BAD_INPUT = [
+    (["train.py", "--lerning-rate", "1"], "unrecognized arguments: --lerning-rate"),
+    (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
+    (["train.py", "--steps", "0"], "--steps must be above 0"),
+    (["train.py", "--rule", "mine"], "invalid choice: 'mine'"),
+    (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
+    (["train.py", "--config", "bad.yaml"], "unknown key 'lerning_rate'"),
+    (["train.py", "--agent", "no/such/agent"], "no tokenizer at 'no/such/agent'"),
+    (["train.py", "--agent", "AGENT", "--data", "none.jsonl"], "none.jsonl: there is no such file"),
+    (["train.py", "--agent", "AGENT", "--data", "empty.jsonl"], "the file holds no questions"),
+    (["train.py", "--agent", "AGENT", "--data", "long.jsonl"], "question 'long' takes"),
+    (["train.py", "--agent", "AGENT", "--env", "what?ever"], "what?ever"),
+    (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
+    (["train.py", "--agent", "AGENT", "--device", "cuda"], "no usable GPU"),
+    (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
+    (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
+    (["infer.py"], "nothing to ask"),
+    (["infer.py", "--question", "Who?"], "run `python train.py` first"),
+    (["infer.py", "--question", "Who?", "--agent", "no/such"], "no tokenizer at 'no/such'"),
+    (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
+    (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])
+def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
+    line, sentence, agent, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "bad.yaml").write_text("lerning_rate: 1\n")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("sys.argv", [str(agent) if word == "AGENT" else word for word in line])
+    with pytest.raises(SystemExit) as left:
+        run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[line[0]])
+    told = capfd.readouterr().err
+    assert left.value.code == 2 and sentence in told
+    assert "Traceback" not in told and len(told.strip().splitlines()) == 1
+
+
+def test_a_changed_setting_is_not_resumed_silently(trained, agent):
+    done = call(
+        trained, "train.py", "--agent", agent, "--out", "runs/small", "--steps", "9", *SMALL, "--lr", "5e-3"
+    )
+    assert done.returncode == 2 and "lr = 0.001, not 0.005" in done.stderr
+
+
+def test_never_resuming_does_not_write_over_a_run(trained, agent):
+    before = (trained / "runs/small/metrics.jsonl").read_bytes()
+    done = call(trained, "train.py", "--agent", agent, "--out", "runs/small", "--resume", "never", *SMALL)
+    assert done.returncode == 2 and "holds a run already" in done.stderr
+    assert (trained / "runs/small/metrics.jsonl").read_bytes() == before

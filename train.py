@@ -1,0 +1,251 @@
+"""Train an agent to question an environment: `python train.py`, or `torchrun --nproc-per-node N train.py …`.
+
+One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
+
+    play      G games of each question: the agent asks, the environment replies     rollout.play_groups
+    score     each game: first its format, then its answer                          reward.score
+    compare   each game with its siblings                                           grpo.group_advantages
+    update    the agent towards what its better games did                           update.Updater
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from prompt_r1 import checkpoint
+from prompt_r1.checkpoint import State
+from prompt_r1.command_line import run, train_config
+from prompt_r1.config import TrainConfig
+from prompt_r1.data import QuestionSampler
+from prompt_r1.distributed import Ranks, start_ranks, stop_ranks
+from prompt_r1.environments import make_environment
+from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
+from prompt_r1.grpo import Sample, group_advantages, survivors
+from prompt_r1.instruments import step_metrics
+from prompt_r1.log import Clock, Log, console_line, trajectory_row
+from prompt_r1.players import Player, check_fit, find_agent, find_questions, load_player
+from prompt_r1.reward import RULES, score
+from prompt_r1.rollout import play_groups
+from prompt_r1.types import Environment, FatalEnvError, Question, Resumable, Trajectory
+from prompt_r1.update import Updater
+
+IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
+
+
+def main(arguments: list[str]) -> None:
+    config, name = train_config(arguments)
+    ranks = start_ranks(config.device)
+    try:
+        folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
+        with asyncio.Runner() as runner:
+            train(config, folder, ranks, runner)
+    finally:
+        stop_ranks(ranks)
+
+
+def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
+    """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
+    log = Log(folder, quiet=not ranks.first)
+    start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
+    player = load_player(start, config, ranks.device)
+    untrained = load_player(
+        start, config, ranks.device
+    )  # the frozen reference, and the "before" of the table
+    environment = make_environment(config.env, seed=config.seed, concurrency=config.env_concurrency)
+    updater = make_updater(config, player, untrained, ranks)
+    trainer = Trainer(config, ranks, runner, log, player, updater, environment)
+    sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
+    validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
+    test = find_questions(config.test_data, "test", config.seed)
+    check_fit([*sampler.questions, *validation, *test], player.codec, config.max_tokens)
+    state = trainer.begin(sampler)
+
+    try:
+        for step in tqdm(range(state.step + 1, config.steps + 1), disable=log.bar_is_off, leave=False):
+            metrics: dict[str, float] = {"step": step}
+            if step > 0:  # step 0 only measures the start
+                metrics |= trainer.step(step, sampler.take(config.questions))
+            if validation and (step % config.val_every == 0 or step == config.steps):
+                metrics |= trainer.validate(validation)
+                trainer.keep_best(state, step, metrics)
+            state.step, state.sampler = step, sampler.state()
+            metrics |= trainer.clock.take()
+            log.metrics(metrics)
+            log.say(console_line(metrics))
+            if step > 0 and (step % config.save_every == 0 or step == config.steps):
+                trainer.save(state)
+        if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
+            trainer.export()
+        if test:
+            log.say("\n" + table(trainer.compare_on(test, untrained)))
+        log.say(
+            f"\nThe trained agent is {folder}/agent. Ask it: python infer.py --agent {folder} --question …"
+        )
+    except FatalEnvError as error:
+        if state.step < 1:
+            raise
+        trainer.save(state)
+        raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
+    finally:
+        runner.run(environment.close())
+
+
+@dataclass
+class Trainer:
+    config: TrainConfig
+    ranks: Ranks
+    runner: asyncio.Runner
+    log: Log
+    player: Player
+    updater: Updater
+    environment: Environment
+    clock: Clock = field(default_factory=Clock)
+    idle_steps: int = 0
+
+    def step(self, number: int, questions: list[Question]) -> dict[str, float]:
+        """Play, score, compare, update. Each rank plays its share; groups never cross ranks."""
+        config, ranks = self.config, self.ranks
+        mine = questions[ranks.rank :: ranks.count]
+        # A game's seed does not depend on the rank that plays it: any number of ranks plays the same games.
+        seeds = [f"{config.seed}/{number}/{index}" for index in range(len(questions))][
+            ranks.rank :: ranks.count
+        ]
+        play = partial(
+            self.player.play, ask=self.environment.ask, config=config, temperature=config.temperature
+        )
+        with self.clock.phase("rollout"):
+            groups_PG = self.runner.run(play_groups(mine, config.group_size, play, seeds=seeds))
+        samples_PG = compare(groups_PG, config)
+        with self.clock.phase("update"):
+            metrics = self.updater.update(split(samples_PG, config, ranks))
+        self.player.engine.forget()  # what is cached was computed with the old weights
+        self.write_trajectories(number, groups_PG, samples_PG)
+        metrics |= step_metrics(
+            groups_PG, samples_PG, RULES[config.rule], ranks, self.clock.seconds["rollout"]
+        )
+        self.idle_steps = self.idle_steps + 1 if metrics["groups/dropped"] == 1 else 0
+        if self.idle_steps == IDLE_STEPS:
+            raise FatalEnvError(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+        return metrics
+
+    def validate(self, questions: list[Question]) -> dict[str, float]:
+        """Greedy games of held-out questions: val/em, val/f1, val/reward, val/format, val/turns."""
+        with self.clock.phase("validation"):
+            averages = means(self.results(self.player, questions))
+        return {f"val/{name}": value for name, value in averages.items()}
+
+    def results(self, player: Player, questions: list[Question]) -> list[Result]:
+        """Greedy games of an agent, each rank its share; the results are on every rank."""
+        play = partial(player.play, ask=self.environment.ask, config=self.config, temperature=0.0)
+        mine = questions[self.ranks.rank :: self.ranks.count]
+        results = self.runner.run(play_all(mine, play, rule=RULES[self.config.rule]))
+        player.engine.forget()
+        return [result for share in self.ranks.gather(results) for result in share]
+
+    def compare_on(self, test: list[Question], untrained: Player) -> dict[str, list[Result]]:
+        """Questions that nothing was chosen by: the environment alone, the agent before and after."""
+        trained = load_player(self.log.folder / "agent", self.config, self.ranks.device)
+        return {
+            "environment alone": self.runner.run(ask_directly(test, self.environment.ask)),
+            "untrained agent": self.results(untrained, test),
+            "trained agent": self.results(trained, test),
+        }
+
+    def write_trajectories(
+        self, number: int, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
+    ) -> None:
+        samples = {id(sample.trajectory): sample for group in samples_PG for sample in group}
+        rows = [trajectory_row(game, samples.get(id(game))) for group in groups_PG for game in group]
+        self.log.trajectories(f"step-{number:06d}-rank{self.ranks.rank}", rows)
+
+    def begin(self, sampler: QuestionSampler) -> State:
+        """The state to go on from: the newest checkpoint of the run folder, or one step before step 0."""
+        folder, config, policy = self.log.folder, self.config, self.updater.policy
+        size = sum(parameter.numel() for parameter in policy.parameters())
+        where = f"{self.ranks.count} × {self.ranks.device.type}"
+        self.log.say(
+            f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}"
+        )
+        found = checkpoint.newest_checkpoint(folder)
+        if found is None:
+            return State(step=-1)
+        state = checkpoint.resume(found, policy, self.updater.optimizer, config)
+        sampler.restore(state.sampler)
+        if self.ranks.first:
+            checkpoint.trim_metrics(folder, state.step)
+        self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
+        return state
+
+    def keep_best(self, state: State, step: int, metrics: dict[str, float]) -> None:
+        """Export the agent unless it validated better before: by EM, then by reward (free text has no EM)."""
+        score_now = (metrics["val/em"], metrics["val/reward"])
+        if score_now >= (state.best_em, state.best_reward):
+            state.best_em, state.best_reward, state.best_step = *score_now, step
+            self.export()
+
+    def export(self) -> None:
+        if self.ranks.first:
+            folder = self.log.folder / "agent"
+            checkpoint.export_agent(self.player.policy, self.player.codec.tokenizer, self.config, folder)
+        self.ranks.barrier()
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint. Called by every rank; the first one writes."""
+        if self.ranks.first:
+            with self.clock.phase("save"):
+                optimizer, tokenizer = self.updater.optimizer, self.player.codec.tokenizer
+                folder, policy = self.log.folder, self.updater.policy
+                checkpoint.save_checkpoint(folder, state, policy, optimizer, tokenizer, self.config)
+        self.ranks.barrier()
+
+
+def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list[Sample]]:
+    """Score the games that the environment did not break, and compare each with its siblings."""
+    alive_PG = [survivors(group) for group in groups_PG]
+    rewards_PG = [[score(game, rule=RULES[config.rule]) for game in group] for group in alive_PG]
+    advantages_PG = group_advantages([[reward.total for reward in rewards] for rewards in rewards_PG])
+    return [list(map(Sample, *columns)) for columns in zip(alive_PG, rewards_PG, advantages_PG, strict=True)]
+
+
+def split(samples_PG: list[list[Sample]], config: TrainConfig, ranks: Ranks) -> list[list[Sample]]:
+    """This rank's games by optimiser step. A game's place follows from its number in the whole step, so it
+    does not depend on how many ranks there are.
+    """
+    count = math.ceil(config.questions * config.group_size / config.mini_batch)
+    mini_batches: list[list[Sample]] = [[] for _ in range(count)]
+    for number, group in enumerate(samples_PG):
+        first = (number * ranks.count + ranks.rank) * config.group_size
+        for position, sample in enumerate(group):
+            mini_batches[(first + position) // config.mini_batch].append(sample)
+    return mini_batches
+
+
+def make_updater(config: TrainConfig, player: Player, untrained: Player, ranks: Ranks) -> Updater:
+    policy = player.policy
+    if config.checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.train()  # transformers recomputes only in training mode; the models have no dropout
+    untrained.policy.requires_grad_(False)
+    betas = (config.beta1, config.beta2)
+    return Updater(
+        policy=policy,
+        reference=untrained.policy if config.kl_coef else None,
+        optimizer=torch.optim.AdamW(
+            policy.parameters(), lr=config.lr, betas=betas, weight_decay=config.weight_decay
+        ),
+        ranks=ranks,
+        clip=config.clip,
+        kl_coef=config.kl_coef,
+        grad_clip=config.grad_clip,
+        token_mean=config.loss == "token-mean",
+        tokens_per_batch=config.tokens_per_batch,
+    )
+
+
+if __name__ == "__main__":
+    run(main)
