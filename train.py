@@ -39,6 +39,8 @@ IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
 
 def main(arguments: list[str]) -> None:
     config, name = train_config(arguments)
+    if config.threads:
+        torch.set_num_threads(config.threads)  # half a million parameters are slower on many threads
     ranks = start_ranks(config.device)
     try:
         folder = ranks.from_first(lambda: checkpoint.open_run(config, name))

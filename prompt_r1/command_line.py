@@ -42,15 +42,16 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
 
     Later wins: defaults, then the preset or YAML file of --config, then flags.
     """
-    parser = _parser(TrainConfig, "train.py", "Train an agent to question an environment (Prompt-R1).")
-    parser.add_argument(
-        "--config", default="mini", metavar="mini|paper|FILE.yaml", help="preset or file (mini)"
-    )
+    about = "Train an agent to question an environment. Without --config the preset mini is used."
+    parser = _parser(TrainConfig, "train.py", about, preset=PRESETS["mini"])
+    parser.add_argument("--config", default="mini", metavar="mini|paper|FILE", help="preset or YAML file")
     given = vars(parser.parse_args(arguments))
     source = given.pop("config")
     values = PRESETS[source] if source in PRESETS else read_yaml(Path(source), TrainConfig)
     config = TrainConfig(**{**values, **given})
-    if config.env.startswith("mini") and not config.data:  # its world brings its own questions
+    if (
+        config.env in ("mini", "mini-b", "mini-mute") and not config.data
+    ):  # its world brings its own questions
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
     check(config)
     return config, Path(source).stem
@@ -66,32 +67,40 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the flags\n")
 
 
-def _parser(kind: type[Any], program: str, description: str) -> argparse.ArgumentParser:
+def _parser(
+    kind: type[Any], program: str, description: str, preset: dict[str, Any] | None = None
+) -> argparse.ArgumentParser:
+    """A flag for each field. The help shows the default, and what `preset` puts in its place."""
     parser = _Parser(
         program,
         f"{program} [--FLAG VALUE ...]",
         description,
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        argument_default=argparse.SUPPRESS,  # what is not given stays open for presets and files
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=120),
     )
     for f in fields(kind):
-        options: dict[str, Any] = {
-            "help": f"{f.metadata['help']} ({_shown(f.default)})",
-            "metavar": type_name(f),
-        }
-        if f.type is bool and not f.default:
-            options = {"help": f.metadata["help"], "action": "store_true"}
-        elif f.type is bool:
-            options["type"] = lambda text: {"true": True, "false": False}[text]
+        defaults = [_shown(f.default)]
+        if f.name in (preset or {}):
+            defaults.append(f"mini: {_shown(preset[f.name])}")
+        help_line = f"{f.metadata['help']} ({', '.join(filter(None, defaults))})".removesuffix(" ()")
+        options: dict[str, Any] = {"help": help_line, "metavar": type_name(f), "type": f.type}
+        if f.type is bool:
+            options["type"] = _boolean
         elif get_origin(f.type) is tuple:
             options |= {"nargs": "+", "type": get_args(f.type)[0]}
-        else:
-            options["type"] = f.type
         if f.metadata["choices"] and f.type is not bool:
             options["choices"] = f.metadata["choices"]
+        if f.type is bool and not f.default:
+            options = {"help": f.metadata["help"], "action": "store_true"}
         parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
     return parser
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"true or false is wanted, not {text!r}")
+    return text == "true"
 
 
 def _shown(default: Any) -> str:

@@ -26,8 +26,8 @@ class TrainConfig:
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
     test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
-    out: str = knob("", "run folder (default: runs/CONFIG-seedN)")
-    resume: str = knob("auto", "auto: go on where the run folder stopped; never: begin anew; or a run folder")
+    out: str = knob("", "run folder (runs/CONFIG-seedN)")
+    resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
     # The game
     instruction: str = knob("paper", "paper, paper-50 or short", choices=("paper", "paper-50", "short"))
@@ -55,6 +55,7 @@ class TrainConfig:
     save_every: int = knob(20, "steps between checkpoints")
     # The machine
     device: str = knob("auto", "auto, cpu or cuda")
+    threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
@@ -69,6 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "instruction": "short", "max_turns": 4, "max_new": 48, "max_tokens": 320, "rule": "release",
         "steps": 80, "questions": 16, "mini_batch": 40, "lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0,
         "val_limit": 100, "dtype": "float32", "tokens_per_batch": 4096, "checkpointing": False, "slots": 80,
+        "threads": 1,
     },
 }  # fmt: skip
 

@@ -132,4 +132,4 @@ def check_fit(questions: Iterable[Question], codec: Codec, max_tokens: int) -> N
         length = len(codec.opening(question.text))
         if length >= max_tokens:
             raise UsageError(f"question {question.id!r} takes {length} tokens of a game of {max_tokens}: "
-                             "shorten it, or give --max-tokens more")  # fmt: skip
+                             "shorten it, or train with a larger --max-tokens")  # fmt: skip

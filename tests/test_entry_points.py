@@ -296,6 +296,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
 BAD_INPUT = [
     (["train.py", "--lerning-rate", "1"], "unrecognized arguments: --lerning-rate"),
     (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
+    (["train.py", "--checkpointing", "perhaps"], "true or false is wanted, not 'perhaps'"),
     (["train.py", "--steps", "0"], "--steps must be above 0"),
     (["train.py", "--rule", "mine"], "invalid choice: 'mine'"),
     (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
