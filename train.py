@@ -28,7 +28,15 @@ from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import step_metrics
 from prompt_r1.log import Clock, Log, console_line, trajectory_row
-from prompt_r1.players import Player, check_fit, find_agent, find_questions, load_player
+from prompt_r1.players import (
+    Player,
+    check_fit,
+    find_agent,
+    find_questions,
+    load_player,
+    load_reference,
+)
+from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
 from prompt_r1.types import Environment, FatalEnvError, Question, Resumable, Trajectory
@@ -55,11 +63,9 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
     log = Log(folder, quiet=not ranks.first)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
-    untrained = load_player(
-        start, config, ranks.device
-    )  # the frozen reference, and the "before" of the table
+    reference = load_reference(start, config, player) if config.kl_coef else None
     environment = make_environment(config.env, seed=config.seed, concurrency=config.env_concurrency)
-    updater = make_updater(config, player, untrained, ranks)
+    updater = make_updater(config, player.policy, reference, ranks)
     trainer = Trainer(config, ranks, runner, log, player, updater, environment)
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
@@ -84,7 +90,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
         if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
             trainer.export()
         if test:
-            log.say("\n" + table(trainer.compare_on(test, untrained)))
+            log.say("\n" + table(trainer.compare_on(test, start)))
         log.say(
             f"\nThe trained agent is {folder}/agent. Ask it: python infer.py --agent {folder} --question …"
         )
@@ -149,14 +155,12 @@ class Trainer:
         player.engine.forget()
         return [result for share in self.ranks.gather(results) for result in share]
 
-    def compare_on(self, test: list[Question], untrained: Player) -> dict[str, list[Result]]:
+    def compare_on(self, test: list[Question], start: Path | str) -> dict[str, list[Result]]:
         """Questions that nothing was chosen by: the environment alone, the agent before and after."""
-        trained = load_player(self.log.folder / "agent", self.config, self.ranks.device)
-        return {
-            "environment alone": self.runner.run(ask_directly(test, self.environment.ask)),
-            "untrained agent": self.results(untrained, test),
-            "trained agent": self.results(trained, test),
-        }
+        rows = {"environment alone": self.runner.run(ask_directly(test, self.environment.ask))}
+        for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
+            rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
+        return rows
 
     def write_trajectories(
         self, number: int, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
@@ -227,16 +231,14 @@ def split(samples_PG: list[list[Sample]], config: TrainConfig, ranks: Ranks) -> 
     return mini_batches
 
 
-def make_updater(config: TrainConfig, player: Player, untrained: Player, ranks: Ranks) -> Updater:
-    policy = player.policy
+def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> Updater:
     if config.checkpointing:
         policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()  # transformers recomputes only in training mode; the models have no dropout
-    untrained.policy.requires_grad_(False)
     betas = (config.beta1, config.beta2)
     return Updater(
         policy=policy,
-        reference=untrained.policy if config.kl_coef else None,
+        reference=reference,
         optimizer=torch.optim.AdamW(
             policy.parameters(), lr=config.lr, betas=betas, weight_decay=config.weight_decay
         ),

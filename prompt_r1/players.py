@@ -51,6 +51,14 @@ def load_player(path: str | Path, config: TrainConfig, device: torch.device) -> 
     return make_player(policy, codec, config)
 
 
+def load_reference(start: Path | str, config: TrainConfig, player: Player) -> Policy:
+    """The frozen start model of the KL, at the temperature of sampling."""
+    policy = load_policy(
+        start, device=player.policy.device, compute=player.policy.compute, temperature=config.temperature
+    )
+    return policy.requires_grad_(False)
+
+
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     """The dtype of matrix products: what the config says, float32 on a CPU (bfloat16 is slow and coarse
     there).

@@ -35,9 +35,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.compute = compute
-        self.temperature = (
-            temperature  # the policy that is trained is the one that is sampled: logits / temperature
-        )
+        self.temperature = temperature  # logits are divided by it: what is trained is what is sampled
 
     def forward(self, tokens: Tensor, scored: Tensor) -> Scores:
         """Score tokens (B, T), right-padded, at the positions scored (B, T-1) bool: entry t is about token
