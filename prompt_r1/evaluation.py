@@ -97,5 +97,5 @@ def table(rows: dict[str, list[Result]]) -> str:
 
 
 def _line(method: str, dataset: str, averages: dict[str, float]) -> str:
-    numbers = [f"{averages[name]:.3f}" if name in averages else "–" for name in METRICS]
+    numbers = [f"{round(averages[name], 3) + 0:.3f}" if name in averages else "–" for name in METRICS]
     return f"| {method} | {dataset} | {averages['n']} | {averages['errors']} | " + " | ".join(numbers) + " |"

@@ -145,7 +145,7 @@ def test_a_clear_question_is_understood_however_it_is_spaced_and_cased(prompt, s
 @pytest.mark.parametrize("prompt", [
     "", "hello", "Who is the director of Nowhere Land?", f"Who is the mother of {FILM}?", f"Who is {PERSON}?",
     f"Who is the mother of the year of {FILM}?", "Who is the director of {value}?", "What is plus?",
-    "x" * 100_000, "was " * 5_000, "when was it released\n" * 100_000, "Tell me about .",
+    "x" * 100_000, "was " * 5_000, "when was it released\n" * 100_000, "Tell me about .", "\ud800",
 ])  # fmt: skip
 def test_what_makes_no_sense_gets_no_fact(prompt):
     assert MiniEnvironment(WORLD).reply(prompt).value == ""

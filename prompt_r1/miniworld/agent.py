@@ -74,6 +74,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], Agent
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    tqdm.write(f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}")
     agent = build(seed)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
@@ -141,7 +142,7 @@ def warm_start(
     batches = _batches(trajectories, batch_size, random.Random(f"warm start {seed}"))
     losses = []
     model.train()
-    bar = tqdm(range(steps), desc="warm start of the mini agent", unit="step", disable=not progress)
+    bar = tqdm(range(steps), desc="warm start", unit="step", disable=None if progress else True)
     for step in bar:
         optimizer.param_groups[0]["lr"] = learning_rate * _schedule(step, steps)
         loss = _loss(model, next(batches))

@@ -98,12 +98,8 @@ def decompose(slots: Slots) -> list[Step]:
                 Step(f"And then {verbs[1]} {amounts[1]}.", f"What is {{value}} {signs[1]} {amounts[1]}?"),
             ]
         case Gen(film):
-            return [
-                Step(
-                    "I need the details.",
-                    f"Write a short summary of {film} with its genre, hero and director.",
-                )
-            ]
+            prompt = f"Write a short summary of {film} with its genre, hero and director."
+            return [Step("I need the details.", prompt)]
 
 
 def _clear(subject: str, relation: str) -> str:
@@ -155,6 +151,5 @@ def _guess(slots: Slots, world: World, rng: random.Random) -> str:
 def _write(think: str, tag: str, content: str, damage: str) -> str:
     """One turn of the agent, whole or damaged."""
     thought = {"no think": "", "unclosed think": f"<think>{think}\n"}.get(damage, f"<think>{think}</think>\n")
-    # The blank makes a name that begins an answer the same token as within a sentence, which is easier to
-    # copy.
+    # The blank makes a name that begins an answer the token that it is within a sentence: easier to copy.
     return thought + (content if damage == "no tag" else f"<{tag}> {content} </{tag}>")

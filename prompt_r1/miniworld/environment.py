@@ -43,7 +43,8 @@ class MiniEnvironment:
         """The reply to a prompt; a bare answer where the prompt ends with "Answer only."."""
         asked = re.sub(r"\s*answer only[.!]?\s*$", "", prompt, flags=re.IGNORECASE)
         # Neither blanks and letter case nor the wish for a bare answer change what is believed.
-        rng = random.Random(f"{self.seed} {self.style} {' '.join(asked.split()).lower()}")
+        belief = f"{self.seed} {self.style} {' '.join(asked.split()).lower()}"
+        rng = random.Random(belief.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
         request = understand(asked, self.world)
         wordings = WORDINGS[self.style]
         if request is None:

@@ -126,8 +126,7 @@ def understand(prompt: str, world: World) -> Request | None:
     """The first request that the whole prompt, or else one of its lines, puts about things that exist."""
     for text in [prompt, *prompt.splitlines()[:100]]:
         words = " ".join(text.split())
-        # A longer text is no question of this world, and a pattern with several wildcards would be slow on
-        # it.
+        # A longer text is no question of this world, and patterns with several wildcards are slow on it.
         if len(words) > 300:
             continue
         for form in FORMS:
