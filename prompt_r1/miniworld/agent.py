@@ -8,6 +8,7 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], Agent
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    tqdm.write(f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}")
+    message = f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}"
+    tqdm.write(message, file=sys.stderr)
     agent = build(seed)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
