@@ -89,9 +89,7 @@ async def evaluate(
 
 
 def write(folder: Path, rows: dict[str, list[Result]]) -> None:
-    """results.md and results.json: the table and the means; predictions.jsonl: one line a question and
-    method.
-    """
+    """results.md: the table; results.json: its means; predictions.jsonl: a line a question and method."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(table(rows) + "\n", "utf-8")
     averages = {method: means(results) for method, results in rows.items()}

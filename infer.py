@@ -78,9 +78,7 @@ def main(arguments: list[str]) -> None:
 
 
 def show_turn(text: str) -> None:
-    """One turn of the agent; what is not in its blocks is not hidden: a turn out of format is printed as it
-    is.
-    """
+    """One turn of the agent, by its blocks; a turn without any is printed as it is."""
     action = parse(text)
     if action.think is not None:
         print(f"agent thinks {action.think}")

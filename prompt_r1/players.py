@@ -60,9 +60,7 @@ def load_reference(start: Path | str, config: TrainConfig, player: Player) -> Po
 
 
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products: what the config says, float32 on a CPU (bfloat16 is slow and coarse
-    there).
-    """
+    """The dtype of matrix products: what the config says; float32 on a CPU, where bfloat16 is slow."""
     return torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
 
 
@@ -114,9 +112,7 @@ def _mini_questions(split: str, seed: int) -> list[Question]:
 
 @dataclass(frozen=True)
 class KnownAgent:
-    """Where an agent lies, the game it plays, and the name of what it was before training (itself if it was
-    not).
-    """
+    """Where an agent lies, the game it plays, and the name of what it was before training, if it was."""
 
     path: str | Path
     game: TrainConfig

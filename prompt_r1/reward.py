@@ -56,8 +56,6 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
 
 
 def well_formed(trajectory: Trajectory) -> bool:
-    """Does the game keep the format: every turn a think block and one action and nothing else, the last an
-    answer?
-    """
+    """Is every turn a think block, one action and nothing else, and the last one an answer?"""
     clean = all(turn.action.clean and turn.action.think for turn in trajectory.turns)
     return clean and trajectory.answer is not None and bool(trajectory.answer)

@@ -40,9 +40,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Completion:
-    """Tokens that the agent sampled for one turn, with their log-probabilities under the sampling
-    distribution.
-    """
+    """What the agent sampled for one turn, with its log-probabilities under the sampling distribution."""
 
     tokens: list[int]  # ends with a stop token if `finished`
     logprobs: list[float]  # nats, one a token
@@ -59,9 +57,7 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One game. `tokens` only ever grows: what the agent sampled is never rendered again (and so never
-    changes).
-    """
+    """One game. `tokens` only ever grows: what the agent sampled is never rendered again."""
 
     question: Question
     tokens: list[int] = field(default_factory=list)  # (T,) the whole dialogue
@@ -123,9 +119,7 @@ class FatalEnvError(Exception):
 
 
 class UsageError(Exception):
-    """The user asked for something impossible: one sentence that says what, where and what to do (exit code
-    2).
-    """
+    """The user asked for the impossible: one sentence that says what, where and what to do (exit code 2)."""
 
 
 class Resumable(Exception):

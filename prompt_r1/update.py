@@ -1,6 +1,4 @@
-"""The update of one step: the games of a rollout in mini-batches, each one optimiser step on their weighted
-loss.
-"""
+"""The update of a training step: its games in mini-batches, each one optimiser step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,12 +21,8 @@ from prompt_r1.grpo import (
 from prompt_r1.policy import Policy
 from prompt_r1.types import Trajectory
 
-SUMMED = (
-    "loss",
-    "kl",
-    "clip_frac",
-    "entropy",
-)  # weighted sums: over batches and ranks they are means over tokens
+# Weighted sums: added up over batches and ranks they are means over the agent's tokens.
+SUMMED = ("loss", "kl", "clip_frac", "entropy")
 
 
 @dataclass(frozen=True)
@@ -91,18 +85,14 @@ class Updater:
 
     @torch.no_grad()
     def _with_logprobs(self, batch: Batch) -> Batch:
-        """The engine's own log-probabilities are the old ones in float32 only: in bfloat16 they stray too
-        far.
-        """
+        """Only in float32 are the engine's log-probabilities the old ones: bfloat16's stray too far."""
         recompute = self.policy.compute != torch.float32
         old = self.policy(batch.tokens, batch.scored).logprobs if recompute else None
         reference = self.reference(batch.tokens, batch.scored).logprobs if self.reference else None
         return with_logprobs(batch, old=old, reference=reference)
 
     def _step(self) -> float:
-        """Sum the gradients over the ranks, clip, step. A gradient that is not finite is dropped, on every
-        rank.
-        """
+        """Sum the gradients over ranks, clip, step. One that is not finite is dropped, on every rank."""
         self.ranks.sum_gradients(self.policy)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip).item()
         if norm < float("inf"):

@@ -65,9 +65,7 @@ def test_greedy_tokens_equal_generate_one_by_one_for_ragged_prompts(slots):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_schedules_of_multi_turn_groups_equal_recomputation(seed):
-    """Arrivals, lengths, turns, group sizes and slots at random: reuse, copies and evictions never change a
-    token.
-    """
+    """Arrivals, lengths, turns, groups and slots at random: reuse, copy and eviction change no token."""
     rng = random.Random(seed)
     policy = tiny.policy(seed=seed, kv_heads=rng.choice([1, 2, 4]))
     model = tiny.model(seed=seed, kv_heads=policy.model.config.num_key_value_heads)

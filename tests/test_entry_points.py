@@ -218,9 +218,7 @@ def tokens_of(path: Path) -> list[tuple[int, ...]]:
 
 
 def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
-    """Table 6 with a tiny Qwen3: its instruction, five turns, its reward rule, bfloat16 and gradient
-    checkpointing.
-    """
+    """Table 6 with a tiny Qwen3: the paper's instruction, turns and rule, gradient checkpointing."""
     rows = [{"question": f"Who is number {n}?", "answer": str(n)} for n in range(5)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = call(
