@@ -88,12 +88,12 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
             if step > 0 and (step % config.save_every == 0 or step == config.steps):
                 trainer.save(state)
         if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
+            state.best_step = state.step
             trainer.export()
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
-        log.say(
-            f"\nThe trained agent is {folder}/agent. Ask it: python infer.py --agent {folder} --question …"
-        )
+        log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
+        log.say(f'python infer.py --agent {folder} --question "…"')
     except FatalEnvError as error:
         if state.step < 1:
             raise
