@@ -20,7 +20,7 @@ from tqdm import tqdm
 from prompt_r1 import checkpoint
 from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
-from prompt_r1.config import TrainConfig
+from prompt_r1.config import TrainConfig, write_yaml
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed import Ranks, start_ranks, stop_ranks
 from prompt_r1.environments import make_environment
@@ -50,12 +50,10 @@ def main(arguments: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)  # half a million parameters are slower on many threads
     ranks = start_ranks(config.device)
-    try:
-        folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
-        with asyncio.Runner() as runner:
-            train(config, folder, ranks, runner)
-    finally:
-        stop_ranks(ranks)
+    folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
+    with asyncio.Runner() as runner:
+        train(config, folder, ranks, runner)
+    stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
 def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
@@ -178,13 +176,14 @@ class Trainer:
             f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}"
         )
         found = checkpoint.newest_checkpoint(folder)
-        if found is None:
-            return State(step=-1)
-        state = checkpoint.resume(found, policy, self.updater.optimizer, config)
-        sampler.restore(state.sampler)
+        state = State(step=-1)
+        if found is not None:
+            state = checkpoint.resume(found, policy, self.updater.optimizer, config)
+            sampler.restore(state.sampler)
+            self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
         if self.ranks.first:
             checkpoint.trim_metrics(folder, state.step)
-        self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
+            write_yaml(config, folder / "config.yaml")
         return state
 
     def keep_best(self, state: State, step: int, metrics: dict[str, float]) -> None:

@@ -88,7 +88,6 @@ def open_run(config: TrainConfig, name: str) -> Path:
         taken = (f"{run}-{number}" for number in range(2, 10_000))
         run = next(path for path in map(Path, taken) if not path.exists())
     run.mkdir(parents=True, exist_ok=True)
-    write_yaml(config, run / "config.yaml")
     return run
 
 

@@ -133,6 +133,8 @@ def load_policy(
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no causal language model at {str(path)!r}: {_first_line(error)}") from None
+    if _has_windows(config):
+        raise UsageError(f"the model at {str(path)!r} attends through sliding windows: not supported")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None or _alters_logits(config):
         raise UsageError(
@@ -145,6 +147,13 @@ def _alters_logits(config: object) -> bool:
     """Soft caps and scales (Gemma 2, Cohere, Granite) that the chunked log-probs do not know."""
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling")
     return any(getattr(config, name, None) not in (None, 1.0) for name in names)
+
+
+def _has_windows(config: object) -> bool:
+    layers = getattr(config, "layer_types", None)
+    if layers is not None:
+        return set(layers) != {"full_attention"}
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

@@ -333,11 +333,19 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
     assert "Traceback" not in told and len(told.strip().splitlines()) == 1
 
 
+def test_a_rank_that_fails_ends_the_others(agent, tmp_path):
+    """Only the first rank opens the run: the others must not wait for ever when it cannot."""
+    done = call(tmp_path, "train.py", "--agent", agent, "--resume", "nowhere", ranks=2, seconds=60)
+    assert done.returncode != 0 and "there is no checkpoint in it" in done.stderr
+
+
 def test_a_changed_setting_is_not_resumed_silently(trained, agent):
+    before = (trained / "runs/small/config.yaml").read_bytes()
     done = call(
         trained, "train.py", "--agent", agent, "--out", "runs/small", "--steps", "9", *SMALL, "--lr", "5e-3"
     )
     assert done.returncode == 2 and "lr = 0.001, not 0.005" in done.stderr
+    assert (trained / "runs/small/config.yaml").read_bytes() == before
 
 
 def test_never_resuming_does_not_write_over_a_run(trained, agent):

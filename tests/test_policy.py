@@ -1,5 +1,7 @@
 """Log-probabilities in chunks against log_softmax over everything."""
 
+import json
+
 import pytest
 import torch
 
@@ -88,6 +90,19 @@ def test_loading_what_is_no_model_says_so_in_one_line(tmp_path):
         load_policy(tmp_path / "nothing", device=torch.device("cpu"))
     with pytest.raises(UsageError, match="no tokenizer at"):
         load_tokenizer(tmp_path / "nothing")
+
+
+def test_a_model_with_other_attention_or_logits_is_refused(tmp_path):
+    for name, change in [("windows", {"layer_types": ["full_attention", "sliding_attention"]}),
+                         ("soft cap", {"final_logit_softcapping": 30.0})]:  # fmt: skip
+        folder = tiny.save_agent(tmp_path / name)
+        config = json.loads((folder / "config.json").read_text()) | {
+            "sliding_window": 8,
+            "use_sliding_window": True,
+        }
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UsageError, match="not supported"):
+            load_policy(folder, device=torch.device("cpu"))
 
 
 def test_a_saved_model_loads_with_the_same_weights(tmp_path):
