@@ -14,8 +14,8 @@ from pathlib import Path
 
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import EvaluateConfig, TrainConfig
-from prompt_r1.distributed import pick_device
-from prompt_r1.environments import make_environment
+from prompt_r1.distributed import Ranks, pick_device
+from prompt_r1.environments.pool import Pool
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.players import (
     KnownAgent,
@@ -25,6 +25,7 @@ from prompt_r1.players import (
     find_questions,
     know_agent,
     load_player,
+    open_environment,
 )
 from prompt_r1.reward import RULES
 from prompt_r1.types import Environment, Question, UsageError
@@ -46,10 +47,13 @@ def main(arguments: list[str]) -> None:
     for player in players.values():
         check_fit(questions, player.codec, game.max_tokens)
 
+    alone = Ranks(0, 1, pick_device(config.device))
     specs = config.env or (game.env,)
     rows: dict[str, list[Result]] = {}
     for spec in specs:
-        environment = make_environment(spec, seed=seed, concurrency=config.env_concurrency)
+        folder = Path(config.out) if config.out else None
+        environment = open_environment(config, spec, seed=seed, folder=folder, ranks=alone)
+        asyncio.run(check(environment))
         for method in config.method:
             name = f"{method} ({spec})" if len(specs) > 1 else method
             rows[name] = asyncio.run(
@@ -71,6 +75,13 @@ def load_players(config: EvaluateConfig, agent: KnownAgent) -> dict[str, Player]
     return players
 
 
+async def check(environment: Pool) -> None:
+    try:
+        await environment.check()
+    finally:
+        await environment.close()
+
+
 async def evaluate(
     questions: list[Question],
     player: Player | None,
@@ -82,7 +93,7 @@ async def evaluate(
     try:
         if player is None:
             return await ask_directly(questions, environment.ask)
-        play = partial(player.play, ask=environment.ask, config=game, temperature=temperature)
+        play = partial(player.play, environment=environment, config=game, temperature=temperature)
         return await play_all(questions, play, rule=RULES[game.rule])
     finally:
         await environment.close()

@@ -14,7 +14,7 @@ from functools import partial
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import InferConfig
 from prompt_r1.distributed import pick_device
-from prompt_r1.environments import make_environment
+from prompt_r1.environments import make_environment, parse_fields
 from prompt_r1.players import check_fit, know_agent, load_player
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
@@ -36,7 +36,15 @@ def main(arguments: list[str]) -> None:
     seed = game.seed if config.seed < 0 else config.seed
     player = load_player(agent.path, game, pick_device(config.device))
     check_fit([question], player.codec, game.max_tokens)
-    environment = make_environment(config.env or game.env, seed=seed)
+    environment = make_environment(
+        config.env or game.env,
+        seed=seed,
+        attempt_timeout=config.env_timeout,
+        fields=parse_fields(config.env_args or game.env_args),
+        route=config.route,
+        device=config.device,
+    )
+    asked = partial(environment.ask, session=question.text)
 
     async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
         completion = await player.engine.generate(
@@ -46,21 +54,24 @@ def main(arguments: list[str]) -> None:
         return completion
 
     async def ask(messages: list[Message]) -> str:
-        reply = await environment.ask(messages)
+        reply = await asked(messages)
         print(f"environment  {reply}\n")
         return reply
 
     async def dialogue() -> Trajectory:
         silent = partial(player.engine.generate, temperature=config.temperature)
         try:
+            await environment.check()
             return await play(
                 question,
                 silent if config.json else generate,
-                environment.ask if config.json else ask,
+                asked if config.json else ask,
                 player.codec,
                 max_turns=game.max_turns,
                 max_tokens=game.max_tokens,
                 max_new=game.max_new,
+                max_reply=game.max_reply_tokens,
+                force_answer=game.force_answer,
                 seed=str(seed),
             )
         finally:

@@ -9,7 +9,7 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 """
 
 import asyncio
-import math
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,12 @@ from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig, write_yaml
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, start_ranks, stop_ranks
-from prompt_r1.environments import make_environment
+from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
+from prompt_r1.environments.pool import Pool
+from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
-from prompt_r1.instruments import step_metrics
+from prompt_r1.instruments import spending, step_metrics
 from prompt_r1.log import Clock, Log, console_line, trajectory_row
 from prompt_r1.players import (
     Player,
@@ -35,18 +36,22 @@ from prompt_r1.players import (
     find_questions,
     load_player,
     load_reference,
+    open_environment,
 )
 from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
-from prompt_r1.types import Environment, FatalEnvError, Question, Resumable, Trajectory
-from prompt_r1.update import Updater
+from prompt_r1.types import FatalEnvError, Question, Resumable, Trajectory
+from prompt_r1.update import Updater, split
 
 IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
 
 
 def main(arguments: list[str]) -> None:
     config, name = train_config(arguments)
+    if config.dry_run:
+        print(estimate(config))
+        return
     if config.threads:
         torch.set_num_threads(config.threads)  # half a million parameters are slower on many threads
     ranks = start_ranks(config.device)
@@ -59,10 +64,11 @@ def main(arguments: list[str]) -> None:
 def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
     log = Log(folder, quiet=not ranks.first)
+    environment = open_environment(config, config.env, seed=config.seed, folder=folder, ranks=ranks)
+    together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
     reference = load_reference(start, config, player) if config.kl_coef else None
-    environment = make_environment(config.env, seed=config.seed, concurrency=config.env_concurrency)
     updater = make_updater(config, player.policy, reference, ranks)
     trainer = Trainer(config, ranks, runner, log, player, updater, environment)
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
@@ -80,7 +86,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
                 metrics |= trainer.validate(validation)
                 trainer.keep_best(state, step, metrics)
             state.step, state.sampler = step, sampler.state()
-            metrics |= trainer.clock.take()
+            metrics |= trainer.clock.take() | spending(environment, ranks)
             log.metrics(metrics)
             log.say(console_line(metrics))
             if step > 0 and (step % config.save_every == 0 or step == config.steps):
@@ -92,8 +98,9 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
             log.say("\n" + table(trainer.compare_on(test, start)))
         log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
         log.say(f'python infer.py --agent {folder} --question "…"')
-    except FatalEnvError as error:
-        if state.step < 1:
+    except (FatalEnvError, Resumable) as error:
+        # Before the first step: nothing to save, and a fatal error is the user's to mend.
+        if state.step < (1 if isinstance(error, FatalEnvError) else 0):
             raise
         trainer.save(state)
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
@@ -109,7 +116,7 @@ class Trainer:
     log: Log
     player: Player
     updater: Updater
-    environment: Environment
+    environment: Pool
     clock: Clock = field(default_factory=Clock)
     idle_steps: int = 0
 
@@ -122,13 +129,18 @@ class Trainer:
             ranks.rank :: ranks.count
         ]
         play = partial(
-            self.player.play, ask=self.environment.ask, config=config, temperature=config.temperature
+            self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            groups_PG = self.runner.run(play_groups(mine, config.group_size, play, seeds=seeds))
+            rollout = play_groups(mine, config.group_size, play, seeds=seeds)
+            groups_PG = together(rollout, self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
-            metrics = self.updater.update(split(samples_PG, config, ranks))
+            games, group_size = config.questions * config.group_size, config.group_size
+            mini_batches = split(
+                samples_PG, games=games, group_size=group_size, mini_batch=config.mini_batch, ranks=ranks
+            )
+            metrics = self.updater.update(mini_batches)
         self.player.engine.forget()  # what is cached was computed with the old weights
         self.write_trajectories(number, groups_PG, samples_PG)
         metrics |= step_metrics(
@@ -136,7 +148,7 @@ class Trainer:
         )
         self.idle_steps = self.idle_steps + 1 if metrics["groups/dropped"] == 1 else 0
         if self.idle_steps == IDLE_STEPS:
-            raise FatalEnvError(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         return metrics
 
     def validate(self, questions: list[Question]) -> dict[str, float]:
@@ -147,15 +159,21 @@ class Trainer:
 
     def results(self, player: Player, questions: list[Question]) -> list[Result]:
         """Greedy games of an agent, each rank its share; the results are on every rank."""
-        play = partial(player.play, ask=self.environment.ask, config=self.config, temperature=0.0)
+        play = partial(player.play, environment=self.environment, config=self.config, temperature=0.0)
         mine = questions[self.ranks.rank :: self.ranks.count]
-        results = self.runner.run(play_all(mine, play, rule=RULES[self.config.rule]))
+        results = self.gather(play_all(mine, play, rule=RULES[self.config.rule]))
         player.engine.forget()
-        return [result for share in self.ranks.gather(results) for result in share]
+        return results
+
+    def gather(self, share: Coroutine[None, None, list[Result]]) -> list[Result]:
+        """Run this rank's share; the results of all ranks."""
+        shares = self.ranks.gather(together(share, self.runner, self.ranks))
+        return [result for results in shares for result in results]
 
     def compare_on(self, test: list[Question], start: Path | str) -> dict[str, list[Result]]:
         """Questions that nothing was chosen by: the environment alone, the agent before and after."""
-        rows = {"environment alone": self.runner.run(ask_directly(test, self.environment.ask))}
+        alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
+        rows = {"environment alone": self.gather(alone)}
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
         return rows
@@ -215,19 +233,6 @@ def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list
     rewards_PG = [[score(game, rule=RULES[config.rule]) for game in group] for group in alive_PG]
     advantages_PG = group_advantages([[reward.total for reward in rewards] for rewards in rewards_PG])
     return [list(map(Sample, *columns)) for columns in zip(alive_PG, rewards_PG, advantages_PG, strict=True)]
-
-
-def split(samples_PG: list[list[Sample]], config: TrainConfig, ranks: Ranks) -> list[list[Sample]]:
-    """This rank's games by optimiser step. A game's place follows from its number in the whole step, so it
-    does not depend on how many ranks there are.
-    """
-    count = math.ceil(config.questions * config.group_size / config.mini_batch)
-    mini_batches: list[list[Sample]] = [[] for _ in range(count)]
-    for number, group in enumerate(samples_PG):
-        first = (number * ranks.count + ranks.rank) * config.group_size
-        for position, sample in enumerate(group):
-            mini_batches[(first + position) // config.mini_batch].append(sample)
-    return mini_batches
 
 
 def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> Updater:

@@ -22,7 +22,9 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 class TrainConfig:
     # Who plays, on what
     agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
-    env: str = knob("gpt-4o-mini", "environment: mini, mini-b, MODEL@URL, or MODEL at OPENAI_BASE_URL")
+    env: str = knob(
+        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several"
+    )
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
     test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
@@ -34,6 +36,8 @@ class TrainConfig:
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
     max_tokens: int = knob(8192, "tokens of a game")
+    max_reply_tokens: int = knob(1024, "tokens of a reply that the agent reads; 0: all")
+    force_answer: bool = knob(False, "tell the agent when its last turn has come")
     rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
     # The algorithm
     steps: int = knob(320, "rollout batches")
@@ -61,6 +65,24 @@ class TrainConfig:
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     slots: int = knob(32, "games whose KV cache is held at the same time, on each rank")
     env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
+    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
+    env_price: tuple[str, ...] = knob(
+        (), "IN,OUT in dollars per million tokens, for all environments or each"
+    )
+    max_env_calls: int = knob(0, "budget of the run; 0: none")
+    max_env_tokens: int = knob(0, "budget of the run; 0: none")
+    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
+    journal: str = knob(
+        "reuse",
+        "recorded calls: live: send again; reuse; replay: send nothing",
+        choices=("live", "reuse", "replay"),
+    )
+    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
+    dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -83,6 +105,9 @@ class InferConfig:
     json: bool = knob(False, "print one JSON object instead of the dialogue")
     seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
     temperature: float = knob(0.0, "0: greedy")
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
     device: str = knob("auto", "auto, cpu or cuda")
 
 
@@ -102,6 +127,23 @@ class EvaluateConfig:
     device: str = knob("auto", "auto, cpu or cuda")
     slots: int = knob(64, "games whose KV cache is held at the same time")
     env_concurrency: int = knob(64, "calls of the environment at the same time")
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
+    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
+    env_price: tuple[str, ...] = knob(
+        (), "IN,OUT in dollars per million tokens, for all environments or each"
+    )
+    max_env_calls: int = knob(0, "budget of the run; 0: none")
+    max_env_tokens: int = knob(0, "budget of the run; 0: none")
+    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
+    journal: str = knob(
+        "reuse",
+        "recorded calls: live: send again; reuse; replay: send nothing",
+        choices=("live", "reuse", "replay"),
+    )
+    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
 
 
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:

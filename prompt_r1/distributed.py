@@ -3,8 +3,9 @@
 Every collective is called by all ranks or by none.
 """
 
+import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from prompt_r1.types import UsageError
+from prompt_r1.types import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
@@ -115,3 +116,19 @@ def stop_ranks(ranks: Ranks) -> None:
     if ranks.count > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:
+    """Run a rank's share of some work with the environment. Where it stops one rank it stops all of them:
+    none waits in a collective for one that has left. Called by every rank.
+    """
+    failures: list[FatalEnvError | Resumable | UsageError] = []
+    results: list[T] = []
+    try:
+        results.append(runner.run(work))
+    except (FatalEnvError, Resumable, UsageError) as error:
+        failures.append(error)
+    failures = [failure for share in ranks.gather(failures) for failure in share]
+    if failures:
+        raise failures[0]
+    return results[0]

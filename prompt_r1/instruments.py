@@ -6,6 +6,7 @@ from statistics import mean, median
 from typing import get_args
 
 from prompt_r1.distributed import Ranks
+from prompt_r1.environments.pool import Pool
 from prompt_r1.evaluation import judge
 from prompt_r1.grpo import Sample
 from prompt_r1.reward import Rule, score
@@ -88,3 +89,12 @@ def step_metrics(
         "groups/no_spread": without_spread / max(kept, 1),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
     }
+
+
+def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:
+    """Calls and tokens since the last line, over all ranks, and the dollars of the whole run."""
+    shares = ranks.gather(environment.take_metrics())
+    budget = environment.budget
+    usd = ranks.sum([budget.spent.usd - budget.before.usd])[0] + budget.before.usd
+    names = sorted({name for share in shares for name in share})
+    return {"env/usd": usd, **{name: sum(share.get(name, 0.0) for share in shares) for name in names}}

@@ -97,6 +97,8 @@ COLUMNS = {
 def console_line(metrics: dict[str, float]) -> str:
     """One step for people to read, with its validation if it had one."""
     shown = [f"{label} {metrics[name]:.3f}" for name, label in COLUMNS.items() if name in metrics]
+    if metrics.get("env/usd"):
+        shown.append(f"| spent ${metrics['env/usd']:.4f}")
     return "  ".join([f"step {metrics['step']:>4}", *shown])
 
 

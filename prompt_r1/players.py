@@ -8,13 +8,18 @@ from pathlib import Path
 import torch
 
 from prompt_r1.checkpoint import GAME_FILE
-from prompt_r1.config import PRESETS, TrainConfig, read_yaml
+from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig, read_yaml
 from prompt_r1.data import load_questions
+from prompt_r1.distributed import Ranks
 from prompt_r1.engine import Engine
+from prompt_r1.environments import make_environment, parse_fields, parse_prices
+from prompt_r1.environments.budget import Budget
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.pool import Pool
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
-from prompt_r1.types import Ask, Question, Trajectory, UsageError
+from prompt_r1.types import Environment, Question, Trajectory, UsageError
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
@@ -29,12 +34,21 @@ class Player:
     codec: Codec
 
     async def play(
-        self, question: Question, seed: str, *, ask: Ask, config: TrainConfig, temperature: float
+        self,
+        question: Question,
+        seed: str,
+        sample: int = 0,
+        *,
+        environment: Environment,
+        config: TrainConfig,
+        temperature: float,
     ) -> Trajectory:
-        """One game with the settings it was trained with."""
+        """One game with the settings it was trained with; `sample` is its number in its group."""
         generate = partial(self.engine.generate, temperature=temperature)
+        ask = partial(environment.ask, sample=sample, session=question.id)
         return await play(question, generate, ask, self.codec, max_turns=config.max_turns,
-                          max_tokens=config.max_tokens, max_new=config.max_new, seed=seed)  # fmt: skip
+                          max_tokens=config.max_tokens, max_new=config.max_new, seed=seed,
+                          max_reply=config.max_reply_tokens, force_answer=config.force_answer)  # fmt: skip
 
 
 def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
@@ -90,6 +104,39 @@ def newest_mini_run() -> Path:
             f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
         )
     return max(found, key=lambda path: path.stat().st_mtime).parent.parent
+
+
+def open_environment(
+    config: TrainConfig | EvaluateConfig, spec: str, *, seed: int, folder: Path | None, ranks: Ranks
+) -> Pool:
+    """The environment of a run, with the run's journal and budget: what it spent before is in its journal."""
+    journal = Journal(
+        folder / "journal" if folder else None,
+        mode=config.journal,
+        rank=ranks.rank,
+        others=[Path(name) for name in config.journal_from],
+    )
+    budget = Budget(
+        max_calls=config.max_env_calls,
+        max_tokens=config.max_env_tokens,
+        max_usd=config.max_env_usd,
+        spent=journal.spent,
+        ranks=ranks.count,
+    )
+    return make_environment(
+        spec,
+        seed=seed,
+        concurrency=config.env_concurrency,
+        attempt_timeout=config.env_timeout,
+        requests_per_minute=config.env_rpm,
+        tokens_per_minute=config.env_tpm,
+        fields=parse_fields(config.env_args),
+        route=config.route,
+        prices=parse_prices(config.env_price),
+        journal=journal,
+        budget=budget,
+        device=config.device,
+    )
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:

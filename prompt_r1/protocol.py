@@ -52,6 +52,9 @@ ENVIRONMENT_SYSTEM = (
     "the current task) and help the user complete the task or answer the question. "
 )
 
+LAST_TURN = "This is your last turn: answer now."  # --force-answer; the paper has no such sentence
+CUT = " [cut]"  # ends a reply of which the agent sees only the beginning
+
 TAGS = tuple(
     f"<{slash}{name}>"
     for name in ("think", "interaction_prompt", "interaction_response", "answer")
@@ -108,6 +111,29 @@ def _is_clean(text: str, think: str | None, name: str, content: str | None) -> b
     )
 
 
+class UntrustedEncoder:
+    """Tokens of a text from outside, none of them an added token of the vocabulary (`<|im_end|>`, `<think>`,
+    …).
+
+    `split_special_tokens=True` is not enough: it leaves added tokens with special=False, as Qwen3's
+    `<think>`, whole. So the text is cut inside each of their names and the pieces are encoded one by one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        names = "|".join(re.escape(name) for name in added if len(name) > 1)
+        # A lookahead, so that overlapping tokens are all found; (?!) matches nowhere.
+        self._control = re.compile(f"(?={names})" if names else "(?!)")
+
+    def __call__(self, text: str) -> list[int]:
+        # Lone surrogates cannot be encoded as UTF-8; they become "?".
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
+        pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
+        return [t for piece in pieces for t in self.tokenizer(piece, add_special_tokens=False)["input_ids"]]
+
+
 class Codec:
     """Text ↔ tokens of one turn, for any Hugging Face tokenizer with a ChatML-like chat template.
 
@@ -120,29 +146,43 @@ class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, instruction: str) -> None:
         self.tokenizer = tokenizer
         self.instruction = instruction
-        before_user, between, generation = _frame_of(tokenizer)
+        before_user, between, self._generation = _frame_of(tokenizer)
         turn_end, *to_user = self._encode(between)
         self.turn_end: int = turn_end
         self.stop_ids: frozenset[int] = frozenset({turn_end, tokenizer.eos_token_id} - {None})
         self._opening_head = self._encode(before_user + "Question:")
-        self._opening_tail = self._encode("\n" + instruction + generation)
         self._reply_head = to_user + self._encode("<interaction_response>")
-        self._reply_tail = self._encode("</interaction_response>" + generation)
-        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-        # A lookahead, so that overlapping tokens are all found.
-        self._control = re.compile("(?=" + "|".join(re.escape(t) for t in added if len(t) > 1) + ")")
+        self.encode_untrusted = UntrustedEncoder(tokenizer)
 
-    def opening(self, question: str) -> list[int]:
+    def opening(self, question: str, *, note: str = "") -> list[int]:
         """The first user message, question and instruction, up to where the agent begins to write."""
-        return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail
+        tail = self._encode("\n" + self.instruction + self._ending(note))
+        return self._opening_head + self.encode_untrusted(" " + question) + tail
 
-    def reply(self, text: str, *, after: int) -> list[int]:
+    def reply(self, text: str, *, after: int, max_tokens: int = 0, note: str = "") -> list[int]:
         """The environment's reply as the next user message. `after` is the last token of the dialogue so far:
         the agent's message is closed here when the agent did not close it itself.
+
+        Of a reply of more than `max_tokens` tokens (0: no limit) the first ones stay, and a mark. `note` is a
+        sentence of ours below the reply.
         """
         close = [] if after == self.turn_end else [self.turn_end]
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
-        return close + self._reply_head + self.encode_untrusted(text) + self._reply_tail
+        content = self.encode_untrusted(text)
+        if max_tokens and len(content) > max_tokens:
+            content = self._whole_characters(content[:max_tokens]) + self._encode(CUT)
+        tail = self._encode("</interaction_response>" + self._ending(note))
+        return close + self._reply_head + content + tail
+
+    def _ending(self, note: str) -> str:
+        return ("\n" + note if note else "") + self._generation
+
+    def _whole_characters(self, tokens: list[int]) -> list[int]:
+        """The tokens without those at the end that hold only a part of a character (at most 3 bytes do)."""
+        for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
+            if not self.tokenizer.decode(tokens[:end]).endswith("\ufffd"):
+                return tokens[:end]
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The agent's text of one turn: everything it wrote but the stop token at the end."""
@@ -150,18 +190,6 @@ class Codec:
         if tokens and tokens[-1] in self.stop_ids:
             tokens.pop()
         return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def encode_untrusted(self, text: str) -> list[int]:
-        """Tokens of a text from outside, none of them an added token of the vocabulary (`<|im_end|>`,
-        `<think>`, …).
-
-        `split_special_tokens=True` is not enough: it leaves added tokens with special=False, as Qwen3's
-        `<think>`, whole. So the text is cut inside each of their names and the pieces are encoded one by one.
-        """
-        # Lone surrogates cannot be encoded as UTF-8; they become "?".
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
-        return [token for start, end in pairwise(cuts) for token in self._encode(text[start:end])]
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from prompt_r1.protocol import Codec, parse
+from prompt_r1.protocol import LAST_TURN, Codec, parse
 from prompt_r1.types import Ask, EnvError, Generate, Message, Question, Trajectory, Turn
 
 
@@ -21,15 +21,19 @@ async def play(
     max_turns: int,
     max_tokens: int,
     max_new: int,
+    max_reply: int = 0,
+    force_answer: bool = False,
     seed: str,
 ) -> Trajectory:
     """Play one game (paper, eqs 1-11): at most `max_turns` turns of `max_new` tokens, `max_tokens` in all.
 
     The environment sees this game's prompts and replies, and of the question what the agent repeats. At the
-    last turn it is not asked: nobody would read the reply.
+    last turn it is not asked: nobody would read the reply. The agent reads `max_reply` tokens of a reply (0:
+    all of it), the environment's history keeps the whole. `force_answer`: the agent is told its last turn.
     """
     trajectory = Trajectory(question)
-    trajectory.add_context(codec.opening(question.text))
+    notes = ["" for _ in range(1, max_turns)] + [LAST_TURN if force_answer else ""]  # one a turn
+    trajectory.add_context(codec.opening(question.text, note=notes[0]))
     history: list[Message] = []
     for number in range(1, max_turns + 1):
         room = max_tokens - len(trajectory.tokens)
@@ -57,24 +61,25 @@ async def play(
             return trajectory
         trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - asked))
         history.append({"role": "assistant", "content": reply})
-        trajectory.add_context(codec.reply(reply, after=trajectory.tokens[-1]))
+        after = trajectory.tokens[-1]
+        trajectory.add_context(codec.reply(reply, after=after, max_tokens=max_reply, note=notes[number]))
     return trajectory
 
 
 async def play_groups(
     questions: Sequence[Question],
     group_size: int,
-    play_one: Callable[[Question, str], Awaitable[Trajectory]],
+    play_one: Callable[[Question, str, int], Awaitable[Trajectory]],
     *,
     seeds: Sequence[str],
 ) -> list[list[Trajectory]]:
     """`group_size` games of each question, all at once: P × G trajectories.
 
     Each question has its own seed (a question may come twice); its games' seeds end with their number in the
-    group.
+    group. `play_one` gets question, seed and this number.
     """
     games = [
-        asyncio.create_task(play_one(question, f"{seed}/{number}"))
+        asyncio.create_task(play_one(question, f"{seed}/{number}", number))
         for question, seed in zip(questions, seeds, strict=True)
         for number in range(group_size)
     ]

@@ -127,10 +127,14 @@ class Resumable(Exception):
 
 
 class Environment(Protocol):
-    """A large language model to question. `name` labels it in tables and logs."""
+    """A large language model to question. `name` labels it in tables and logs.
+
+    `session` is the id of the question that is played, `sample` the number of the game among the games of
+    this question: equal messages of two games are two calls, and all turns of a game go to one model.
+    """
 
     name: str
 
-    async def ask(self, messages: list[Message]) -> str: ...
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str: ...
 
     async def close(self) -> None: ...

@@ -1,5 +1,6 @@
 """The update of a training step: its games in mini-batches, each one optimiser step."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -104,3 +105,17 @@ class Updater:
 def _gap(logprobs: Tensor, batch: Batch) -> float:
     """Largest difference between what the engine recorded and what the policy computes, in nats."""
     return (logprobs - batch.engine_logprobs)[batch.scored].abs().max().item()
+
+
+def split(
+    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, ranks: Ranks
+) -> list[list[Sample]]:
+    """This rank's games by optimiser step, of a step of `games` games. A game's place follows from its number
+    in the whole step, so it does not depend on how many ranks there are.
+    """
+    mini_batches: list[list[Sample]] = [[] for _ in range(math.ceil(games / mini_batch))]
+    for number, group in enumerate(samples_PG):
+        first = (number * ranks.count + ranks.rank) * group_size
+        for position, sample in enumerate(group):
+            mini_batches[(first + position) // mini_batch].append(sample)
+    return mini_batches

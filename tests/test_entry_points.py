@@ -101,6 +101,7 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
         "config.yaml",
         "metrics.jsonl",
         "trajectories",
+        "journal",
         "checkpoints",
         "agent",
     }

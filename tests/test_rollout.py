@@ -98,7 +98,7 @@ def test_groups_keep_their_order_and_every_game_has_its_own_seed():
     questions = [Question(f"q{n}", "test", "?", ("a",)) for n in range(3)]
     seeds: list[str] = []
 
-    async def play_one(question: Question, seed: str) -> Trajectory:
+    async def play_one(question: Question, seed: str, number: int) -> Trajectory:
         await asyncio.sleep(0.001 * (3 - int(question.id[1])))  # later questions end first
         seeds.append(seed)
         return Trajectory(question)
@@ -111,7 +111,7 @@ def test_groups_keep_their_order_and_every_game_has_its_own_seed():
 def test_a_fatal_error_stops_all_games_and_is_raised_as_it_is():
     ended: list[str] = []
 
-    async def play_one(question: Question, seed: str) -> Trajectory:
+    async def play_one(question: Question, seed: str, number: int) -> Trajectory:
         if question.id == "q0":
             raise FatalEnvError("wrong key")
         try:

@@ -93,7 +93,7 @@ class ScriptedEnvironment:
         self.replies = list(replies)
         self.asked: list[list[Message]] = []
 
-    async def ask(self, messages: list[Message]) -> str:
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
         reply = self.replies.pop(0)
         if isinstance(reply, EnvError):

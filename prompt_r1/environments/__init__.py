@@ -1,14 +1,21 @@
 """The environments: what can be questioned, by the name that a user writes."""
 
+import json
 import os
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from prompt_r1.types import Environment, UsageError
+from prompt_r1.environments.budget import Budget, Price, parse_price
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, Source
+from prompt_r1.environments.pool import Pool
+from prompt_r1.types import UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
 MINI_SPECS = ("mini", "mini-b", "mini-mute")
+OUR_FIELDS = ("model", "messages", "stream", "n")  # of a request: not the user's to set
 
 
 def make_environment(
@@ -19,27 +26,76 @@ def make_environment(
     attempt_timeout: float = 120.0,
     call_deadline: float = 600.0,
     max_attempts: int = 6,
+    requests_per_minute: float = 0.0,
+    tokens_per_minute: float = 0.0,
     fields: Mapping[str, object] | None = None,
-) -> Environment:
-    """The environment called `spec`: mini, mini-b, mini-mute, MODEL@http://host:port/v1, or MODEL.
+    route: str = "session",
+    prices: tuple[Price, ...] = (Price(),),
+    journal: Journal | None = None,
+    budget: Budget | None = None,
+    device: str = "auto",
+) -> Pool:
+    """The environment called `spec`, or several of them, separated by commas, behind a routing rule.
 
-    A MODEL without URL is at OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an
-    endpoint that is given by its URL may do without. `seed` is that of the mini world, or of the jitter of
-    the waits between attempts. Raises UsageError.
+    A name is mini, mini-b, mini-mute, MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
+    OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an endpoint that is given by its
+    URL may do without. `seed` is that of the mini world, of a local model's sampling, and of the jitter of
+    the waits between attempts. `fields` go into each request. Raises UsageError.
     """
-    if spec in MINI_SPECS:
-        return _mini(spec, seed)
-    if spec.startswith("mini-"):
-        raise UsageError(f"there is no environment {spec!r}: the mini world has {', '.join(MINI_SPECS)}")
-    if spec.startswith("hf:"):
-        raise UsageError(f"the environment {spec!r} is not supported yet: serve the model (for instance with "
-                         "`vllm serve`) and give MODEL@http://host:port/v1")  # fmt: skip
+    names = spec.split(",")
+    if len(prices) not in (1, len(names)):
+        raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
+    journal, budget = journal or Journal(None), budget or Budget()
+    members = []
+    for name, price in zip(names, prices * len(names), strict=False):
+        source = (
+            _mini(name, seed)
+            or _local(name, dict(fields or {}), seed=seed, concurrency=concurrency, device=device)
+            or _chat(
+                name,
+                seed=seed,
+                concurrency=concurrency,
+                attempt_timeout=attempt_timeout,
+                call_deadline=call_deadline,
+                max_attempts=max_attempts,
+                requests_per_minute=requests_per_minute,
+                tokens_per_minute=tokens_per_minute,
+                fields=fields,
+            )
+        )
+        members.append(MeteredEnvironment(source, journal=journal, budget=budget, price=price))
+    return Pool(members, budget=budget, route=route)
+
+
+def parse_fields(text: str) -> dict[str, object]:
+    """The extra fields of each request from the JSON object of --env-args. Raises UsageError."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(f"--env-args is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f'--env-args takes a JSON object such as {{"temperature": 0.7}}, not {text!r}')
+    taken = [name for name in OUR_FIELDS if name in fields]
+    if taken:
+        raise UsageError(f"--env-args may not set {taken[0]!r}")
+    return fields
+
+
+def parse_prices(texts: tuple[str, ...]) -> tuple[Price, ...]:
+    """One price for all environments, or one for each."""
+    return tuple(parse_price(text) for text in texts) or (Price(),)
+
+
+def _chat(spec: str, **settings: object) -> Source:
     match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", spec)
     if match is None:
-        raise UsageError(f"there is no environment {spec!r}: give mini, MODEL or MODEL@http://host:port/v1")
+        raise UsageError(
+            f"there is no environment {spec!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
+        )
     model, url = match.groups()
 
-    from prompt_r1.environments.chat import ChatEnvironment, checked_base_url, is_loopback
+    from prompt_r1.environments.chat import ChatEnvironment
+    from prompt_r1.environments.endpoint import checked_base_url, is_loopback
     from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
     base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
@@ -47,24 +103,37 @@ def make_environment(
     if not api_key and not url and not is_loopback(base_url):
         raise UsageError(f"the environment {spec!r} at {base_url} needs a key: set OPENAI_API_KEY, "
                          "or give --env mini or MODEL@http://host:port/v1")  # fmt: skip
+    rng = random.Random(settings.pop("seed"))  # type: ignore[arg-type]
     return ChatEnvironment(
-        model=model,
-        base_url=base_url,
-        api_key=api_key,
-        concurrency=concurrency,
-        attempt_timeout=attempt_timeout,
-        call_deadline=call_deadline,
-        max_attempts=max_attempts,
-        fields=fields,
-        system=ENVIRONMENT_SYSTEM,
-        rng=random.Random(seed),
-    )
+        model=model, base_url=base_url, api_key=api_key, system=ENVIRONMENT_SYSTEM, rng=rng,
+        **settings,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
-def _mini(spec: str, seed: int) -> Environment:
+def _local(
+    spec: str, fields: dict[str, object], *, seed: int, concurrency: int, device: str
+) -> Source | None:
+    if not spec.startswith("hf:"):
+        return None
+    folder = Path(spec.removeprefix("hf:"))
+    if not (folder / "config.json").exists():
+        raise UsageError(f"the environment {spec!r}: there is no Hugging Face model in {str(folder)!r}")
+
+    from prompt_r1.environments.local import load_local
+
+    return load_local(folder, fields=fields, seed=seed, slots=concurrency, device=device)
+
+
+def _mini(spec: str, seed: int) -> Source | None:
+    if spec not in MINI_SPECS:
+        if spec.startswith("mini-") and "@" not in spec:
+            raise UsageError(f"there is no environment {spec!r}: the mini world has {', '.join(MINI_SPECS)}")
+        return None
+
     from prompt_r1.miniworld.environment import MiniEnvironment, MuteEnvironment
     from prompt_r1.miniworld.world import make_world
 
     if spec == "mini-mute":
-        return MuteEnvironment()
-    return MiniEnvironment(make_world(seed), style="B" if spec == "mini-b" else "A", seed=seed)
+        return FreeSource(MuteEnvironment(), seed=seed)
+    style = "B" if spec == "mini-b" else "A"
+    return FreeSource(MiniEnvironment(make_world(seed), style=style, seed=seed), seed=seed)

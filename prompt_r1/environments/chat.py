@@ -6,11 +6,9 @@ No text that leaves this file holds the key.
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,11 +16,15 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from prompt_r1.environments.retry import Outcome, back_off, classify
-from prompt_r1.types import EnvError, FatalEnvError, Message, UsageError
+from prompt_r1.environments.endpoint import checked_base_url, checked_key, is_loopback, scrub
+from prompt_r1.environments.pace import Pace
+from prompt_r1.environments.retry import Outcome, back_off, classify, model_names, reply_of
+from prompt_r1.types import Message, UsageError
 
 logger = logging.getLogger(__name__)
 
+USUAL_REPLY = 200  # tokens, for the limit of tokens a minute; corrected when the true number is known
+CHECK_SECONDS = 3.0
 JSON_HEADERS = {"Content-Type": "application/json"}
 LONGEST_REASON = 300  # characters of a provider's message
 SHORTEST_SECRET = 12  # a shorter key ("EMPTY", "ollama") is a placeholder: replies may say the word
@@ -38,11 +40,18 @@ class Connection:
     quiet_until: float = 0.0  # loop time; nobody sends before, because the provider asked us to wait
 
 
+@dataclass(frozen=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class ChatEnvironment:
     """Asks `model` at `base_url`. `fields` (temperature, max_tokens, …) are added to each request.
 
-    `system` opens every dialogue that has no system message. `record` is told the outcome of each call.
-    `counts` has calls, attempts, errors, tokens in and out, and outcomes by label.
+    `system` opens every dialogue that has no system message. `counts`: calls, attempts, errors, tokens,
+    outcomes by label.
 
     Raises UsageError for a base URL or a key that cannot work.
     """
@@ -58,10 +67,11 @@ class ChatEnvironment:
         call_deadline: float = 600.0,
         max_attempts: int = 6,
         max_bytes: int = 10_000_000,
+        requests_per_minute: float = 0.0,
+        tokens_per_minute: float = 0.0,
         fields: Mapping[str, object] | None = None,
         system: str = "",
         rng: random.Random | None = None,
-        record: Callable[[list[Message], Outcome], None] = lambda messages, outcome: None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -77,26 +87,49 @@ class ChatEnvironment:
         self._fields = dict(fields or {})  # replaced, never changed, when the model refuses one of them
         self._system = system
         self._rng = rng or random.Random()
-        self._record = record
         self._transport = transport
         self._sleep = sleep
+        self._pace = Pace(requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)
         self._connection: Connection | None = None
+        self.parameters: Mapping[str, object] = {"system": system, **self._fields}  # as they were asked for
 
-    async def ask(self, messages: list[Message]) -> str:
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The reply; "" where the environment's own doing left none. Raises EnvError or FatalEnvError."""
+        outcome = await self.call(messages, sample=sample)
+        return reply_of(outcome, f"{self.name} at {self._base_url}")
+
+    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        """What the call came to in the end. The provider draws its own samples: it is not told `sample`."""
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
         connection = self._connect()
         async with connection.slots:
+            wait = self._turn(connection, messages)
+            if wait > 0:
+                await self._sleep(wait)  # our own limit: the provider's clock does not run
             outcome = await self._call(connection, messages)
         outcome = self._without_key(outcome)
         self._count(outcome)
-        self._record(messages, outcome)
-        if outcome.verdict == "retry":
-            raise EnvError(f"{self.name} at {self._base_url} did not reply: {outcome.reason}")
-        if outcome.verdict == "fatal":
-            raise FatalEnvError(f"{self.name} at {self._base_url} refuses to work: {outcome.reason}")
-        return outcome.text
+        return outcome
+
+    async def check(self) -> None:
+        """Find a wrong URL, key or model within seconds. Where the endpoint's list of models does not settle
+        it (some have none, some know more names than they list), one short call does. Raises UsageError or
+        FatalEnvError; says nothing of an endpoint that is only slow or busy.
+        """
+        client = self._connect().client
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                found = await self._request(client, "GET", "/models")
+                if isinstance(found, Response) and self.name in model_names(found.body):
+                    return
+                if isinstance(found, Outcome) and found.reason.startswith("ConnectError"):
+                    raise UsageError(f"nobody answers at {self._base_url}: {scrub(found.reason, self._key)}")
+                outcome = await self._attempt(client, [{"role": "user", "content": "Hi"}], self._fields)
+        except TimeoutError:
+            return
+        if outcome.verdict == "fatal" and outcome.rejected not in self._fields:
+            reply_of(self._without_key(outcome), f"{self.name} at {self._base_url}")
 
     async def close(self) -> None:
         """Close the connections of the running event loop. A later call opens new ones."""
@@ -130,12 +163,13 @@ class ChatEnvironment:
                     outcome = await self._attempt(connection.client, messages, sent)
                     if outcome.rejected in sent:
                         self._adapt(outcome.rejected)
-                        wait = 0.0
+                        wait = self._turn(connection, messages)
                         continue
                     if outcome.verdict != "retry":
                         return outcome
                     failures += 1
                     wait = outcome.wait or back_off(failures, self._rng)
+                    wait = max(wait, self._turn(connection, messages))
                     if outcome.busy and outcome.wait:
                         quiet_until = connection.loop.time() + outcome.wait
                         connection.quiet_until = max(connection.quiet_until, quiet_until)
@@ -149,14 +183,28 @@ class ChatEnvironment:
         self, client: httpx.AsyncClient, messages: list[Message], fields: Mapping[str, object]
     ) -> Outcome:
         self.counts["attempts"] += 1
-        # ASCII escapes: a lone surrogate in a message must not break the encoding.
-        content = json.dumps({"model": self.name, "messages": messages, **fields})
-        url = f"{self._base_url}/chat/completions"
+        request = {"model": self.name, "messages": messages, **fields}
+        response = await self._request(client, "POST", "/chat/completions", request)
+        if isinstance(response, Outcome):
+            return response
+        outcome = classify(response.status, response.headers, response.body, now=time.time())
+        if outcome.tokens_in or outcome.tokens_out:
+            self._pace.correct(self._expected_tokens(messages), outcome.tokens_in + outcome.tokens_out)
+        return outcome
+
+    async def _request(
+        self, client: httpx.AsyncClient, method: str, path: str, request: object = None
+    ) -> Response | Outcome:
+        """The whole response, or an Outcome that says why there is none."""
+        # ASCII escapes: a lone surrogate must not break the encoding.
+        content = json.dumps(request) if request else ""
         body = bytearray()
         try:
             async with (
                 asyncio.timeout(self._attempt_timeout),
-                client.stream("POST", url, content=content, headers=JSON_HEADERS) as response,
+                client.stream(
+                    method, self._base_url + path, content=content, headers=JSON_HEADERS
+                ) as response,
             ):
                 async for chunk in response.aiter_bytes():
                     body += chunk
@@ -166,7 +214,15 @@ class ChatEnvironment:
             return Outcome("retry", reason=f"no whole response within {self._attempt_timeout:g} s")
         except (httpx.HTTPError, OSError) as error:
             return Outcome("retry", reason=f"{type(error).__name__}: {error}".removesuffix(": "))
-        return classify(response.status_code, response.headers, bytes(body), now=time.time())
+        return Response(response.status_code, response.headers, bytes(body))
+
+    def _turn(self, connection: Connection, messages: list[Message]) -> float:
+        """Seconds until our own limits let the next request start."""
+        now = connection.loop.time()
+        return self._pace.start(now, self._expected_tokens(messages)) - now
+
+    def _expected_tokens(self, messages: list[Message]) -> int:
+        return sum(len(message["content"]) for message in messages) // 4 + USUAL_REPLY
 
     def _adapt(self, field: str) -> None:
         """Go on without a field that the model refuses; later calls begin with what was learnt."""
@@ -187,40 +243,8 @@ class ChatEnvironment:
     def _without_key(self, outcome: Outcome) -> Outcome:
         """Servers echo headers, in errors and (proxies for debugging) in replies."""
         # Cut after scrubbing: half a key would not be found.
-        reason = " ".join(self._scrub(outcome.reason).split())[:LONGEST_REASON]
+        reason = " ".join(scrub(outcome.reason, self._key).split())[:LONGEST_REASON]
         if len(self._key) < SHORTEST_SECRET:
             return replace(outcome, reason=reason)
-        text, reasoning = self._scrub(outcome.text), self._scrub(outcome.reasoning)
+        text, reasoning = scrub(outcome.text, self._key), scrub(outcome.reasoning, self._key)
         return replace(outcome, text=text, reason=reason, reasoning=reasoning)
-
-    def _scrub(self, text: str) -> str:
-        return re.sub(re.escape(self._key), "[key]", text, flags=re.IGNORECASE) if self._key else text
-
-
-def checked_key(key: str) -> str:
-    """The key without blanks around it. httpx would show an illegal header value in its exception."""
-    key = key.strip()
-    if key and not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise UsageError("OPENAI_API_KEY holds a line break, a blank or a non-ASCII character: copy it again")
-    return key
-
-
-def checked_base_url(base_url: str) -> str:
-    """The URL up to and without /chat/completions."""
-    try:
-        url = httpx.URL(base_url.strip())
-    except httpx.InvalidURL:
-        raise UsageError("the environment's base URL is not a URL: give http://host:port/v1") from None
-    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
-        raise UsageError("the environment's base URL must look like http://host:port/v1 "
-                         "(without user, password or query; a key goes to OPENAI_API_KEY)")  # fmt: skip
-    return str(url).rstrip("/")
-
-
-def is_loopback(base_url: str) -> bool:
-    """Is the endpoint on this machine?"""
-    host = httpx.URL(base_url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
+from prompt_r1.types import EnvError, FatalEnvError
+
 Verdict = Literal["ok", "outcome", "retry", "fatal"]
 
 LONGEST_HONOURED_WAIT = 120.0  # seconds; a provider that asks for more is not believed
@@ -47,6 +49,7 @@ class Outcome:
     text: str = ""  # the reply
     label: str = ""  # of an "outcome": refusal, content_filter, length or context_length
     reason: str = ""  # why there is no reply, in the provider's words where it has any
+    finish: str = ""  # why the model stopped, in the provider's word
     reasoning: str = ""  # the model's own thinking: for the record, never the reply
     rejected: str = ""  # the adaptable request field that the provider complains of
     wait: float | None = None  # seconds that the provider asks to wait
@@ -82,6 +85,15 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     return Outcome("fatal", reason=f"{reason} ({advice})")
 
 
+def reply_of(outcome: Outcome, who: str) -> str:
+    """The reply; "" where the environment's own doing left none. Raises EnvError or FatalEnvError."""
+    if outcome.verdict == "retry":
+        raise EnvError(f"{who} did not reply: {outcome.reason}")
+    if outcome.verdict == "fatal":
+        raise FatalEnvError(f"{who} refuses to work: {outcome.reason}")
+    return outcome.text
+
+
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
     """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date), if believable."""
     candidates = [
@@ -95,6 +107,13 @@ def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
 def back_off(failures: int, rng: random.Random) -> float:
     """Full jitter: anything from 0 to an upper limit that doubles with each failure."""
     return rng.uniform(0, min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (failures - 1)))
+
+
+def model_names(body: bytes) -> set[str]:
+    """The ids in an endpoint's list of models; none where the body is something else."""
+    data = _parse(body)
+    models = data.get("data") if isinstance(data, dict) else None
+    return {str(m.get("id")) for m in models if isinstance(m, dict)} if isinstance(models, list) else set()
 
 
 def _classify_completion(data: object, error: ProviderError, wait: float | None) -> Outcome:
@@ -114,6 +133,7 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     reply = Outcome(
         "ok",
         text=text or refusal,
+        finish=finish if isinstance(finish, str) else "",
         reasoning=_joined(message.get("reasoning_content")) or _joined(message.get("reasoning")),
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),

@@ -202,9 +202,10 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _source_digest() -> str:
-    """Names the code that shapes the agent: this package and the protocol."""
+    """Names the code that shapes the agent: this package but its server, and the protocol."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [*sorted(here.glob("*.py")), here.parent / "protocol.py"]:
+    sources = [path for path in sorted(here.glob("*.py")) if path.name != "serve.py"]
+    for path in [*sources, here.parent / "protocol.py"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -31,7 +31,7 @@ class MiniEnvironment:
         self.style: Style = style
         self.seed = seed
 
-    async def ask(self, messages: list[Message]) -> str:
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         return self.reply(
             next(message["content"] for message in reversed(messages) if message["role"] == "user")
         ).text
@@ -62,7 +62,7 @@ class MuteEnvironment:
 
     name = "mini-mute"
 
-    async def ask(self, messages: list[Message]) -> str:
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         return "I have nothing to say about this."
 
     async def close(self) -> None:

@@ -1,0 +1,173 @@
+"""The mini world's environment as an OpenAI-compatible endpoint, with faults on request.
+
+    python -m prompt_r1.miniworld.serve --port 8100 --seed 0 --fail 0.1
+    python train.py --env mini@http://127.0.0.1:8100/v1
+
+Plain asyncio, this machine only. It is as deterministic as the mini environment is; faults and latencies are
+drawn anew at each request, so that a call that failed may succeed a moment later.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world
+
+FAULTS = ("500", "429", "reset", "hang", "garbage")
+LONGEST_HANG = 600.0  # seconds
+HEAVY_TAIL = 1.0  # sigma of the log-normal latencies: one call in a hundred takes ten times the median
+
+
+class MiniServer:
+    """`fail`: the share of requests that meet a fault. `latency`: the median of a reply, in seconds.
+
+    `counts` has requests, replies, faults by name, and the peak of requests at one time.
+    """
+
+    def __init__(
+        self, *, seed: int = 0, fail: float = 0.0, latency: float = 0.0, key: str = "", rng: random.Random
+    ) -> None:
+        world = make_world(seed)
+        self.models = {
+            "mini": MiniEnvironment(world, "A", seed=seed),
+            "mini-b": MiniEnvironment(world, "B", seed=seed),
+        }
+        self.fail = fail
+        self.latency = latency
+        self.key = key
+        self.rng = rng
+        self.counts: Counter[str] = Counter()
+        self.running = 0
+        self.base_url = ""
+        self._server: asyncio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
+        self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, request after request."""
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                first, *lines = head.split("\r\n")
+                headers = {
+                    name.strip().lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in lines)
+                }
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                method, path, _ = first.split(" ", 2)
+                self.running += 1
+                self.counts["peak"] = max(self.counts["peak"], self.running)
+                try:
+                    await self._handle(writer, f"{method} {path}", headers, body)
+                finally:
+                    self.running -= 1
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, ValueError):
+            pass
+        finally:
+            writer.close()
+
+    async def _handle(
+        self, writer: asyncio.StreamWriter, request: str, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        if self.key and headers.get("authorization") != f"Bearer {self.key}":
+            # Careless on purpose: what the client sent is in the message.
+            return respond(writer, 401, error(f"wrong key in Authorization: {headers.get('authorization')}"))
+        if request == "GET /v1/models":
+            return respond(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
+        if request != "POST /v1/chat/completions":
+            return respond(writer, 404, error(f"there is no {request}"))
+        self.counts["requests"] += 1
+        if self.latency:
+            await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, HEAVY_TAIL)))
+        if self.rng.random() < self.fail:
+            return await self._fail(writer, self.rng.choice(FAULTS), headers)
+        respond(writer, *await self._complete(body))
+
+    async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
+        try:
+            request = json.loads(body)
+            model, messages = request["model"], request["messages"]
+            sent = sum(len(message["content"].split()) for message in messages)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return 400, error("the request needs model and messages")
+        if model not in self.models:
+            return 404, error(f"The model `{model}` does not exist", code="model_not_found")
+        text = await self.models[model].ask(messages)
+        self.counts["replies"] += 1
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": sent, "completion_tokens": len(text.split())}
+        return 200, {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+
+    async def _fail(self, writer: asyncio.StreamWriter, fault: str, headers: Mapping[str, str]) -> None:
+        self.counts[fault] += 1
+        echo = f"request failed: Authorization: {headers.get('authorization', 'none')}"
+        match fault:
+            case "500":
+                respond(writer, 500, error(echo))
+            case "429":
+                respond(writer, 429, error(echo), "Retry-After: 0.2")
+            case "reset":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{")
+                await writer.drain()
+                writer.transport.abort()
+                raise ConnectionResetError
+            case "hang":
+                await asyncio.sleep(LONGEST_HANG)
+            case "garbage":
+                respond(writer, 200, f"<html>{echo}</html>")
+
+
+def respond(writer: asyncio.StreamWriter, status: int, body: object, *headers: str) -> None:
+    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+    lines = [f"HTTP/1.1 {status} -", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    writer.write("\r\n".join([*lines, *headers, "", ""]).encode() + content)
+
+
+def error(message: str, *, code: str = "") -> dict[str, object]:
+    return {"error": {"message": message, "code": code or None}}
+
+
+async def serve(port: int, server: MiniServer) -> None:
+    await server.start(port)
+    print(f"the mini world at {server.base_url}", flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m prompt_r1.miniworld.serve", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--port", type=int, default=8100, help="0: any free one (8100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the world (0)")
+    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that meet a fault (0)")
+    parser.add_argument(
+        "--latency", type=float, default=0.0, help="median seconds of a reply, heavy tail (0)"
+    )
+    parser.add_argument("--key", default="", help="the only key that is let in; none: everybody is")
+    given = parser.parse_args()
+    server = MiniServer(
+        seed=given.seed, fail=given.fail, latency=given.latency, key=given.key, rng=random.Random()
+    )
+    try:
+        asyncio.run(serve(given.port, server))
+    except KeyboardInterrupt:
+        pass
+    except OSError as trouble:
+        parser.error(f"cannot listen on port {given.port}: {trouble.strerror}")
+
+
+if __name__ == "__main__":
+    main()
