@@ -44,7 +44,7 @@ class Completion:
     distribution.
     """
 
-    tokens: list[int]  # ends with a stop token if `finished`
+    tokens: list[int]  # end with a stop token or a stop string if `finished`
     logprobs: list[float]  # nats, one a token
     finished: bool  # False: cut by the token limit
 
