@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.workload import plan, play_async, totals
 from prompt_r1.engine import Engine
-from prompt_r1.types import Completion
+from prompt_r1.policy import Policy
+from prompt_r1.types import Completion, UsageError
 from tests import tiny
 
 STOP = frozenset({tiny.tokenizer().eos_token_id})
@@ -285,6 +286,33 @@ def test_after_the_weights_change_forget_drops_what_was_cached():
     engine.forget()
     after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
+
+
+def test_weights_of_another_dtype_are_sampled_from_a_copy_that_follows_them():
+    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
+    prompt = tiny.random_tokens(30, seed=1)
+    engine = make_engine(policy)
+    asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
+    policy.model.load_state_dict(tiny.model(seed=9).state_dict())
+    engine.forget()
+    after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
+    expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
+    assert after.tokens == expected.tokens
+    assert policy.model.dtype == torch.float32
+
+
+def test_without_a_number_the_cache_is_what_the_games_can_use_or_memory_allows(monkeypatch):
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(8, seed=0)
+    engine = Engine(policy, stop_ids=STOP, max_tokens=64, max_games=3)
+    asyncio.run(engine.generate(prompt, max_new=3, seed="0"))
+    assert engine._arena.rows == 3 * 64
+    monkeypatch.setattr("prompt_r1.engine.affordable_rows", lambda policy: 63)
+    with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, a game may take 64"):
+        asyncio.run(Engine(policy, stop_ids=STOP, max_tokens=64).generate(prompt, max_new=3, seed="0"))
+    with pytest.raises(UsageError, match="a KV cache of 63 tokens does not hold one game of 64"):
+        Engine(policy, stop_ids=STOP, max_tokens=64, kv_tokens=63)
 
 
 def test_too_long_a_request_is_refused_before_it_runs():
