@@ -33,7 +33,7 @@ from prompt_r1.types import Environment, Question, UsageError
 
 def main(arguments: list[str]) -> None:
     config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
-    agent = know_agent(config.agent, slots=config.slots)
+    agent = know_agent(config.agent, kv_tokens=config.kv_tokens)
     game = agent.game
     seed = game.seed if config.seed < 0 else config.seed
     questions = [

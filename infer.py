@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     question = Question("asked", "infer", config.question.strip(), answers=())
     if not question.text:
         raise UsageError('nothing to ask: give --question "…"')
-    agent = know_agent(config.agent, slots=1)
+    agent = know_agent(config.agent, kv_tokens=0)
     game = agent.game
     seed = game.seed if config.seed < 0 else config.seed
     player = load_player(agent.path, game, pick_device(config.device))
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> None:
     )
     asked = partial(environment.ask, session=question.text)
 
+    silent = partial(player.generate, config=game, temperature=config.temperature)
+
     async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        completion = await player.engine.generate(
-            tokens, max_new=max_new, seed=seed, temperature=config.temperature
-        )
+        completion = await silent(tokens, max_new=max_new, seed=seed)
         show_turn(player.codec.decode(completion.tokens))
         return completion
 
@@ -59,7 +59,6 @@ def main(arguments: list[str]) -> None:
         return reply
 
     async def dialogue() -> Trajectory:
-        silent = partial(player.engine.generate, temperature=config.temperature)
         try:
             await environment.check()
             return await play(

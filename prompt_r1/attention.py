@@ -1,11 +1,13 @@
-"""The one attention function: training on whole rows, and cached decoding of ragged segments.
+"""The one attention function: training on whole rows, and cached decoding of ragged sequences.
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Which of the
 two jobs it does is told by a keyword of the model's forward (`ragged=`), which transformers passes on to
 every layer.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -16,24 +18,70 @@ NAME = "prompt_r1"
 
 
 @dataclass(frozen=True)
-class Segment:
-    """New tokens of one sequence in a packed forward: where they stand, and what its cache then holds."""
+class Chunk:
+    """New tokens of one sequence in a packed forward: where they stand, and where its cache is."""
 
-    slot: int
-    start: int  # first column of the packed row
+    column: int  # of the packed row, where the new tokens begin
     count: int  # new tokens
-    length: int  # tokens of this sequence in the cache after these, count included
+    start: int  # row of the arena where the sequence begins
+    length: int  # tokens of the sequence in the arena after these, count included
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """Row i sees everything up to its own position: causal, aligned at the bottom right."""
+        visible = torch.ones(self.count, self.length, dtype=torch.bool)
+        return visible.tril(self.length - self.count)
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """A packed batch (1, T) of segments, and the cache that they read and extend."""
+    """A packed batch (1, T) of chunks, and the arena that they read and extend.
 
-    keys: list[Tensor]  # one (S, Hkv, N, D) a layer: slots, heads, capacity, head dim
+    The arena has one (Hkv, N, D) a layer: heads, rows, head dim. A sequence lies in consecutive rows of it.
+    """
+
+    keys: list[Tensor]
     values: list[Tensor]
-    segments: list[Segment]
-    slots: Tensor  # (T,) the slot of each new token
-    positions: Tensor  # (T,) its position in its sequence
+    chunks: list[Chunk]
+    device: torch.device
+    kernel: "Kernel"
+    rows: Tensor = field(init=False)  # (T,) the arena row of each new token
+    positions: Tensor = field(init=False)  # (T,) its position in its sequence
+
+    def __post_init__(self) -> None:
+        positions = [p for chunk in self.chunks for p in range(chunk.length - chunk.count, chunk.length)]
+        starts = [chunk.start for chunk in self.chunks for _ in range(chunk.count)]
+        object.__setattr__(self, "positions", torch.tensor(positions, device=self.device))
+        object.__setattr__(self, "rows", torch.tensor(starts, device=self.device) + self.positions)
+
+    @cached_property
+    def offsets(self) -> "Offsets":
+        def ints(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+        chunks = self.chunks
+        return Offsets(
+            queries=ints([*(chunk.column for chunk in chunks), chunks[-1].column + chunks[-1].count]),
+            starts=ints([*(chunk.start for chunk in chunks), 0]),
+            lengths=ints([chunk.length for chunk in chunks]),
+            longest_query=max(chunk.count for chunk in chunks),
+            longest_key=max(chunk.length for chunk in chunks),
+        )
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The chunks as FlashAttention reads them."""
+
+    queries: Tensor  # (chunks + 1,) columns
+    starts: Tensor  # (chunks + 1,) arena rows; the last entry is not read
+    lengths: Tensor  # (chunks,)
+    longest_query: int
+    longest_key: int
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Ragged, float | None], Tensor]
+"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale → (T, H, D)."""
 
 
 def attend(
@@ -54,40 +102,75 @@ def attend(
     assert not dropout, "dropout would make the trained policy another one than the sampled"
     assert sliding_window is None, f"sliding-window attention ({sliding_window}) is not supported"
     if ragged is not None:
-        return _attend_ragged(ragged, module.layer_idx, query, key, value, scaling), None
+        keys, values = ragged.keys[module.layer_idx], ragged.values[module.layer_idx]
+        keys.index_copy_(1, ragged.rows, key[0].to(keys.dtype))
+        values.index_copy_(1, ragged.rows, value[0].to(values.dtype))
+        packed = query[0].transpose(0, 1).to(keys.dtype)  # (T, H, D)
+        return ragged.kernel(packed, keys, values, ragged, scaling)[None], None
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2), None
 
 
-def _attend_ragged(
-    ragged: Ragged, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-) -> Tensor:
-    """Cache the new keys and values; each segment then attends to its own slot. (1, T, H, D)"""
-    keys, values = ragged.keys[layer], ragged.values[layer]
-    keys[ragged.slots, :, ragged.positions] = key[0].transpose(0, 1).to(keys.dtype)
-    values[ragged.slots, :, ragged.positions] = value[0].transpose(0, 1).to(values.dtype)
-    query = query.to(keys.dtype)
-    heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
-    out = query.new_empty(1, query.shape[2], heads, dim)
-    for segment in ragged.segments:
-        columns = slice(segment.start, segment.start + segment.count)
-        k = keys[segment.slot : segment.slot + 1, :, : segment.length]
-        v = values[segment.slot : segment.slot + 1, :, : segment.length]
-        if segment.count == 1:
-            # The heads that share a key are laid out as rows: far faster on a CPU than repeating the keys.
-            q = query[:, :, segment.start].view(1, kv_heads, heads // kv_heads, dim)
-            part = F.scaled_dot_product_attention(q, k, v, scale=scaling)
-            out[:, segment.start] = part.reshape(1, heads, dim)
+def one_by_one(query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float | None) -> Tensor:
+    """Each chunk attends to its own rows with torch's SDPA: any device, and the fastest on a CPU."""
+    heads, kv_heads = query.shape[1], keys.shape[0]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    # The heads that share a key are laid out as rows: far faster on a CPU than repeating the keys.
+    rows = query.reshape(len(query), 1, kv_heads, heads // kv_heads, -1).unbind(0)
+    into = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
+    singles: list[Tensor] = []
+    for chunk in ragged.chunks:
+        k = keys[None, :, chunk.start : chunk.start + chunk.length]
+        v = values[None, :, chunk.start : chunk.start + chunk.length]
+        if chunk.count == 1:
+            singles.append(F.scaled_dot_product_attention(rows[chunk.column], k, v, scale=scale))
             continue
-        # Row i of the chunk sees everything up to its own position: causal, aligned at the bottom right.
-        mask = torch.ones(segment.count, segment.length, dtype=torch.bool, device=query.device)
-        mask = mask.tril(segment.length - segment.count)
+        columns = slice(chunk.column, chunk.column + chunk.count)
+        whole = chunk.count == chunk.length
         part = F.scaled_dot_product_attention(
-            query[:, :, columns], k, v, attn_mask=mask, scale=scaling, enable_gqa=heads != kv_heads
-        )
-        out[:, columns] = part.transpose(1, 2)
+            query[None, columns].transpose(1, 2), k, v, scale=scale, enable_gqa=heads != kv_heads,
+            is_causal=whole, attn_mask=None if whole else chunk.mask.to(query.device),
+        )  # fmt: skip
+        out[columns] = part[0].transpose(0, 1)
+    if singles:
+        columns = [chunk.column for chunk in ragged.chunks if chunk.count == 1]
+        into[columns] = torch.stack(singles)
     return out
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scale: float | None) -> Tensor:
+    """All chunks in one call of the FlashAttention inside torch (CUDA, 16 bits). Not measured.
+
+    With `seqused_k` given, `cum_seq_k` only says where each sequence begins: the arena needs no pages. A
+    batch of single tokens must not be causal: that would switch off the split over long keys.
+    """
+    at, decoding = ragged.offsets, ragged.offsets.longest_query == 1
+    return torch.ops.aten._flash_attention_forward(
+        query, keys.transpose(0, 1), values.transpose(0, 1), at.queries, at.starts, at.longest_query,
+        at.longest_key, 0.0, not decoding, False, scale=scale, seqused_k=at.lengths,
+    )[0]  # fmt: skip
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> Kernel:
+    """`flash` where it runs and agrees with `one_by_one` on random data, else `one_by_one`."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return one_by_one
+    shape = {"dtype": dtype, "device": device}
+    keys, values = torch.randn(kv_heads, 512, dim, **shape), torch.randn(kv_heads, 512, dim, **shape)
+    mixed = [Chunk(0, 1, 300, 200), Chunk(1, 40, 0, 150), Chunk(41, 1, 160, 7)]
+    single = [Chunk(0, 1, 300, 200), Chunk(1, 1, 160, 130)]
+    try:
+        for chunks in (mixed, single):
+            query = torch.randn(chunks[-1].column + 1, heads, dim, **shape)
+            ragged = Ragged([], [], chunks, device, flash)
+            expected = one_by_one(query, keys, values, ragged, None)
+            torch.testing.assert_close(
+                flash(query, keys, values, ragged, None), expected, atol=2e-2, rtol=2e-2
+            )
+    except (RuntimeError, TypeError, AssertionError):  # not built in, another signature, other numbers
+        return one_by_one
+    return flash
 
 
 def register() -> None:

@@ -38,6 +38,9 @@ class TrainConfig:
     max_tokens: int = knob(8192, "tokens of a game")
     max_reply_tokens: int = knob(1024, "tokens of a reply that the agent reads; 0: all")
     force_answer: bool = knob(False, "tell the agent when its last turn has come")
+    stop_tags: bool = knob(
+        False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false")
+    )
     rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
     # The algorithm
     steps: int = knob(320, "rollout batches")
@@ -63,7 +66,7 @@ class TrainConfig:
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
-    slots: int = knob(32, "games whose KV cache is held at the same time, on each rank")
+    kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
     env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
     env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
@@ -91,7 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "agent": "mini", "env": "mini", "data": ("mini",), "val_data": ("mini",), "test_data": ("mini",),
         "instruction": "short", "max_turns": 4, "max_new": 48, "max_tokens": 320, "rule": "release",
         "steps": 80, "questions": 16, "mini_batch": 40, "lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0,
-        "val_limit": 100, "dtype": "float32", "tokens_per_batch": 4096, "checkpointing": False, "slots": 80,
+        "val_limit": 100, "dtype": "float32", "tokens_per_batch": 4096, "checkpointing": False,
         "threads": 1,
     },
 }  # fmt: skip
@@ -125,7 +128,7 @@ class EvaluateConfig:
     seed: int = knob(-1, "seed of the mini world (default: the run's)")
     temperature: float = knob(0.0, "0: greedy")
     device: str = knob("auto", "auto, cpu or cuda")
-    slots: int = knob(64, "games whose KV cache is held at the same time")
+    kv_tokens: int = knob(0, "tokens of the KV cache; 0: what memory allows")
     env_concurrency: int = knob(64, "calls of the environment at the same time")
     env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
@@ -207,7 +210,6 @@ def check(config: TrainConfig) -> None:
         "val_limit",
         "save_every",
         "tokens_per_batch",
-        "slots",
         "env_concurrency",
         "temperature",
     )
@@ -218,6 +220,10 @@ def check(config: TrainConfig) -> None:
         if f.metadata["choices"] and f.type is str and getattr(config, f.name) not in f.metadata["choices"]:
             raise UsageError(f"{f.name} must be one of {', '.join(f.metadata['choices'])}, "
                              f"not {getattr(config, f.name)!r}")  # fmt: skip
+    if 0 < config.kv_tokens < config.max_tokens or config.kv_tokens < 0:
+        raise UsageError(
+            f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
+        )
     if config.group_size < 2:
         raise UsageError(
             f"--group-size must be at least 2, not {config.group_size}: GRPO compares games of a question"

@@ -1,229 +1,301 @@
 """Batched generation with a KV cache of our own, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. The engine finds by itself the slot that already holds the
-longest prefix of the tokens: it continues there when that is the rest of the same game, and copies the prefix
-when it belongs to another (the games of a group share their question). So the cache lives over the turns of a
-game, and a question is computed once for its group. All running games advance together, a ragged batch of one
-packed row: prompts in chunks, one token each for those that decode. A game that waits for its environment
-keeps its slot, but no place in the batch.
+The interface is stateless: `generate(tokens)`. The engine finds by itself the cached sequence that shares the
+longest prefix with the tokens: it continues there when that is the rest of the same game, and copies the
+prefix when it belongs to another (the games of a group share their question). So the cache lives over the
+turns of a game, and a question is computed once for its group.
+
+    admit      waiting requests get a place in the arena, sized for this turn, as far as memory goes;
+               what was not used for longest is dropped for them
+    advance    one forward of all that runs, a ragged batch of one packed row: one token each for those
+               that decode, and the next prompt tokens in chunks, few enough to keep the others going
+    sample     those whose tokens are all cached draw one more; who is finished leaves the batch at once
+
+A game that waits for its environment keeps its cache, as long as memory lasts, but no place in the batch.
 """
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from prompt_r1.attention import Ragged, Segment
+from prompt_r1.arena import Arena, Segment, affordable_rows, common_prefix, kv_shape
+from prompt_r1.attention import Chunk, Ragged, choose_kernel
 from prompt_r1.policy import Policy
-from prompt_r1.types import Completion
+from prompt_r1.sampling import Sampling, draw
+from prompt_r1.types import Completion, UsageError
 
-PREFILL_TOKENS = 2048  # new prompt tokens in one forward: more would keep decoding games waiting
+IN_PLACE = 16  # tokens: to continue a sequence, rather than to copy a longer prefix, is worth so many
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One call of `generate`."""
 
     tokens: list[int]  # prompt, then what was sampled
     prompt_length: int
     max_new: int
-    temperature: float
+    sampling: Sampling
+    stop: tuple[str, ...]
     random: random.Random
     done: asyncio.Future[Completion]
     logprobs: list[float] = field(default_factory=list)
 
-
-@dataclass
-class Slot:
-    """A place in the cache. Idle slots keep their tokens for whoever continues them."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)  # whose keys and values are cached
-    job: Job | None = None
-    last_used: int = 0
+    @property
+    def room(self) -> int:
+        """Rows that it may need: its last token is sampled, but never fed."""
+        return self.prompt_length + self.max_new - 1
 
 
 class Engine:
-    def __init__(self, policy: Policy, *, slots: int, capacity: int, stop_ids: frozenset[int]) -> None:
-        """A cache of `slots` sequences of `capacity` tokens each, in the policy's compute dtype."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        kv_tokens: int = 0,
+        max_games: int = 256,
+        prefill_tokens: int = 512,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """A cache of `kv_tokens` tokens, allocated at the first request (0: what memory allows then), for
+        games of at most `max_tokens`. At most `max_games` decode at the same time, and `prefill_tokens`
+        prompt tokens are computed beside them. `decode` gives the text of tokens, for stop strings.
+        """
+        if 0 < kv_tokens < max_tokens:
+            raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
         self.policy = policy
-        self.capacity = capacity
         self.stop_ids = stop_ids
+        self.max_tokens = max_tokens
+        self.kv_tokens = kv_tokens
+        self.max_games = max_games
+        self.prefill_tokens = prefill_tokens
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
-        config = policy.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (slots, config.num_key_value_heads, capacity, head_dim)
-        place = {"dtype": policy.compute, "device": policy.device}
-        self._keys = [torch.empty(shape, **place) for _ in range(config.num_hidden_layers)]
-        self._values = [torch.empty(shape, **place) for _ in range(config.num_hidden_layers)]
-        self._slots = [Slot(index) for index in range(slots)]
+        self._decode = decode
+        self._text = cache(lambda token: decode([token])) if decode else None
+        self._arena: Arena | None = None
+        self._segments: list[Segment] = []  # idle ones keep their tokens for whoever continues them
+        self._running: dict[Job, Segment] = {}
         self._waiting: list[Job] = []
         self._clock = 0
         self._loop: asyncio.Task[None] | None = None
 
     async def generate(
-        self, tokens: list[int], *, max_new: int, seed: str, temperature: float = 1.0
+        self,
+        tokens: list[int],
+        *,
+        max_new: int,
+        seed: str,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: tuple[str, ...] = (),
     ) -> Completion:
-        """Sample the next tokens until a stop token or `max_new`; temperature 0 takes the likeliest token.
+        """Sample the next tokens until a stop token, the end of a `stop` string or `max_new` tokens.
 
-        The log-probabilities are those of softmax(logits / temperature), or of softmax(logits) when greedy.
+        Temperature 0 takes the likeliest token. The log-probabilities are those of softmax(logits /
+        temperature) over the whole vocabulary, or of softmax(logits) when greedy. What is sampled depends on
+        the weights, the tokens and these arguments, not on the games that run beside.
         """
-        if not 0 < len(tokens) <= self.capacity - max_new or max_new < 1:
-            raise ValueError(
-                f"{len(tokens)} tokens and {max_new} new ones do not fit a cache of {self.capacity}"
-            )
+        if not 0 < len(tokens) <= self.max_tokens - max_new or max_new < 1:
+            raise ValueError(f"{len(tokens)} tokens and {max_new} new ones do not fit a game of "
+                             f"{self.max_tokens}")  # fmt: skip
+        assert not stop or self._decode, "stop strings need an engine that can decode"
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Job(list(tokens), len(tokens), max_new, temperature, random.Random(seed), done))
+        sampling = Sampling(temperature, top_p, top_k)
+        job = Job(list(tokens), len(tokens), max_new, sampling, stop, random.Random(seed), done)
+        self._waiting.append(job)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
         return await done
 
     def forget(self) -> None:
         """Drop every cached sequence: call it when the weights have changed."""
-        assert not any(slot.job for slot in self._slots), "the weights changed under a running game"
-        self._slots = [Slot(slot.index) for slot in self._slots]
+        assert not self._running and not self._waiting, "the weights changed under a running game"
+        self._segments = []
+        if self._arena is not None:
+            self._sampler.follow(self.policy)
 
     async def _run(self) -> None:
         """Admit, advance by one forward, let games and environments act; until nothing is left to do."""
         try:
-            while self._waiting or any(slot.job for slot in self._slots):
+            if self._arena is None:
+                self._allocate()
+            while self._waiting or self._running:
+                self._drop_cancelled()
                 self._admit()
                 self._advance()
                 await asyncio.sleep(0)
         except Exception as error:  # out of memory, say: whoever waits for tokens is told
-            jobs = self._waiting + [slot.job for slot in self._slots if slot.job]
-            self._waiting, self._slots = [], [Slot(slot.index) for slot in self._slots]
+            jobs = [*self._waiting, *self._running]
+            self._waiting, self._running, self._segments = [], {}, []
             for job in jobs:
                 if not job.done.done():
                     job.done.set_exception(error)
 
+    def _allocate(self) -> None:
+        """At the first request, not before: an engine that never plays takes no memory."""
+        policy = self._sampler = self.policy.sampler()
+        rows = self.kv_tokens or min(affordable_rows(policy), self.max_games * self.max_tokens)
+        if rows < self.max_tokens:
+            raise UsageError(f"the free memory holds a KV cache of {rows} tokens, a game may take "
+                             f"{self.max_tokens}: give --max-tokens less")  # fmt: skip
+        _, kv_heads, dim = kv_shape(policy)
+        heads = policy.model.config.num_attention_heads
+        self._kernel = choose_kernel(policy.device, policy.compute, heads, kv_heads, dim)
+        self._arena = Arena(policy, rows)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [job for job in self._waiting if not job.done.done()]
+        for job in [job for job in self._running if job.done.done()]:
+            del self._running[job]
+
     def _admit(self) -> None:
-        """Give waiting jobs a slot, first come first served, as long as one is idle."""
+        """Give waiting jobs a place, first come first served: one that does not fit waits for those that
+        run, and all behind it too, so that none starves. Every place is as large as its turn can become: who
+        runs can finish, so waiting ends.
+        """
         waiting, self._waiting = self._waiting, []
         for number, job in enumerate(waiting):
-            if all(slot.job for slot in self._slots):
+            if len(self._running) == self.max_games:
                 self._waiting += waiting[number:]
                 return
-            if job.done.done():  # its caller was cancelled
-                continue
-            slot = self._place(job)
-            if slot is None:
+            if self._prefix_is_coming(job):
                 self._waiting.append(job)
-            else:
-                slot.job = job
+            elif not self._place(job):
+                self._waiting += waiting[number:]
+                return
 
-    def _place(self, job: Job) -> Slot | None:
-        """The slot where the job continues, its tokens cut or copied to a prefix of the job's; None: wait.
+    def _prefix_is_coming(self, job: Job) -> bool:
+        """Is another job computing much of what this one wants? Then copying it in a moment is cheaper."""
+        for other, segment in self._running.items():
+            cached, end = len(segment.tokens), other.prompt_length
+            if cached < end and other.tokens[0] == job.tokens[0]:
+                coming = common_prefix(other.tokens[:end], job.tokens)
+                if coming > cached and coming > len(job.tokens) // 2:
+                    return True
+        return False
 
-        At least one slot is idle.
+    def _place(self, job: Job) -> bool:
+        """Let the job run in a segment that begins with the longest cached prefix of its tokens."""
+        prompt, busy = job.tokens, set(self._running.values())
+        usable = {segment: segment.usable(prompt) for segment in self._segments}
+
+        def continues(segment: Segment) -> bool:
+            return segment not in busy and usable[segment] == len(segment.tokens)
+
+        source = max(self._segments, key=lambda s: usable[s] + IN_PLACE * continues(s), default=None)
+        if source is None or not usable[source]:
+            source, moves = None, False
+        else:
+            moves = continues(source)
+        start = self._make_room(job.room, source, moves=moves)
+        if start is None:
+            return False
+        segment = Segment(start, job.room, [])
+        if source is not None:
+            shared = usable[source]
+            self._arena.copy(source.start, start, shared)
+            segment.tokens = prompt[:shared]
+            segment.ends = {length: end for length, end in source.ends.items() if length <= shared}
+        self._segments.append(segment)
+        self._running[job] = segment
+        return True
+
+    def _make_room(self, size: int, source: Segment | None, *, moves: bool) -> int | None:
+        """Where `size` rows are free, after dropping as few of the longest idle segments as will do; the one
+        that is about to be copied goes last. None, and nothing is dropped, when even all would not do.
+
+        A source that moves may stay where it is and grow, or be overwritten by its own copy.
         """
-        wanted = job.tokens[:-1]  # the last prompt token is always computed: its logits begin the completion
-        lengths = [_common_prefix(slot.tokens, wanted) for slot in self._slots]
-        source = max(self._slots, key=lambda slot: lengths[slot.index])
-        shared = lengths[source.index]
-        if self._prefix_is_coming(wanted, shared):
-            return None
-        if source.job is None and shared == len(source.tokens):
-            return source
-        idle = (slot for slot in self._slots if slot.job is None)
-        target = min(
-            idle, key=lambda slot: (len(slot.tokens) > 0, slot.last_used)
-        )  # the longest idle goes first
-        if target is not source:
-            for cache in (*self._keys, *self._values):
-                cache[target.index, :, :shared] = cache[source.index, :, :shared]
-        target.tokens = wanted[:shared]
-        return target
-
-    def _prefix_is_coming(self, wanted: list[int], shared: int) -> bool:
-        """Is another job computing most of what this one wants? Then copying it in a moment is cheaper."""
-        return any(
-            len(slot.tokens) < slot.job.prompt_length - 1
-            and _common_prefix(slot.job.tokens[: slot.job.prompt_length], wanted)
-            > max(shared, len(wanted) // 2)
-            for slot in self._slots
-            if slot.job
-        )
+        busy = set(self._running.values())
+        kept = [segment for segment in self._segments if not (moves and segment is source)]
+        idle = [segment for segment in kept if segment not in busy]
+        idle.sort(key=lambda segment: (segment is source, segment.last_used))
+        for dropped in range(len(idle) + 1):
+            gone = set(idle[:dropped])
+            rest = [segment for segment in kept if segment not in gone]
+            start = self._arena.gap(size, rest)
+            if start is not None:
+                limit = min(
+                    (s.start for s in rest if moves and s.start > source.start), default=self._arena.rows
+                )
+                self._segments = rest
+                return source.start if moves and source.start + size <= limit else start
+        return None
 
     @torch.inference_mode()
     def _advance(self) -> None:
         """One packed forward of all that runs; those whose tokens are all cached then sample one more."""
         self._clock += 1
-        batch: list[Slot] = []
-        segments: list[Segment] = []
+        chunks: list[Chunk] = []
         ids: list[int] = []
-        budget = PREFILL_TOKENS
-        for slot in self._slots:
-            if slot.job is None:
+        complete: list[Job] = []
+        last: list[int] = []  # the columns of their newest tokens
+        known: list[Tensor] = []  # hidden states that need no forward
+        budget = self.prefill_tokens
+        # The shortest prompts first: a reply does not wait behind a long question.
+        for job, segment in sorted(
+            self._running.items(), key=lambda pair: len(pair[0].tokens) - len(pair[1].tokens)
+        ):
+            segment.last_used = self._clock
+            cached = len(segment.tokens)
+            fresh = job.tokens[cached:]
+            if not fresh:  # another game has had the same prompt
+                known.append(segment.ends[cached])
+                complete.insert(len(known) - 1, job)
                 continue
-            if slot.job.done.done():
-                slot.job = None
-                continue
-            fresh = slot.job.tokens[len(slot.tokens) :]
-            if len(fresh) > 1:
+            if cached < job.prompt_length:
                 fresh = fresh[:budget]
                 budget -= len(fresh)
-            if not fresh:
-                continue
-            self.prefilled += max(
-                0, min(len(slot.tokens) + len(fresh), slot.job.prompt_length) - len(slot.tokens)
-            )
-            slot.tokens += fresh
-            slot.last_used = self._clock
-            batch.append(slot)
-            segments.append(Segment(slot.index, len(ids), len(fresh), len(slot.tokens)))
+                self.prefilled += len(fresh)
+                if not fresh:
+                    continue
+            segment.tokens += fresh
+            chunks.append(Chunk(len(ids), len(fresh), segment.start, len(segment.tokens)))
             ids += fresh
-        if not batch:
-            return
-        hidden = self._forward(ids, segments)  # (1, T, hidden)
-        complete = [
-            row for row, slot in enumerate(batch) if slot.job and len(slot.tokens) == len(slot.job.tokens)
-        ]
+            if len(segment.tokens) == len(job.tokens):
+                complete.append(job)
+                last.append(len(ids) - 1)
+        hidden = [*(state[None] for state in known)]
+        if chunks:
+            hidden.append(self._forward(ids, chunks)[last])
         if complete:
-            last = [segments[row].start + segments[row].count - 1 for row in complete]
-            self._sample(hidden[0, last], [batch[row] for row in complete])
+            self._sample(torch.cat(hidden), complete)
 
-    def _forward(self, ids: list[int], segments: list[Segment]) -> Tensor:
-        device = self.policy.device
-        slots = [segment.slot for segment in segments for _ in range(segment.count)]
-        positions = [p for segment in segments for p in range(segment.length - segment.count, segment.length)]
-        position_ids = torch.tensor(positions, device=device)
-        ragged = Ragged(self._keys, self._values, segments, torch.tensor(slots, device=device), position_ids)
+    def _forward(self, ids: list[int], chunks: list[Chunk]) -> Tensor:
+        """Last hidden states (T, hidden) of a packed row; its keys and values are then in the arena."""
+        device = self._sampler.device
+        ragged = Ragged(self._arena.keys, self._arena.values, chunks, device, self._kernel)
         tokens = torch.tensor(ids, device=device)[None]
-        return self.policy.hidden_states(tokens, position_ids=position_ids[None], ragged=ragged)
+        return self._sampler.hidden_states(tokens, position_ids=ragged.positions[None], ragged=ragged)[0]
 
-    def _sample(self, hidden: Tensor, slots: list[Slot]) -> None:
-        """Draw one token a row by inverting the distribution function at the job's own next random number."""
-        jobs = [slot.job for slot in slots if slot.job]
-        logits = self.policy.logits(hidden)  # (R, V)
-        heat = torch.tensor([job.temperature or 1.0 for job in jobs], device=logits.device)
-        draws = torch.tensor([job.random.random() for job in jobs], device=logits.device)
-        greedy = torch.tensor([job.temperature == 0 for job in jobs], device=logits.device)
-        log_p = torch.log_softmax(logits / heat[:, None], dim=-1)
-        cumulated = log_p.exp().cumsum(-1)
-        drawn = torch.searchsorted(cumulated, draws[:, None] * cumulated[:, -1:], right=True)[:, 0]
-        tokens = torch.where(greedy, log_p.argmax(-1), drawn.clamp(max=log_p.shape[1] - 1))
-        logprobs = log_p.gather(1, tokens[:, None])[:, 0]
+    def _sample(self, hidden: Tensor, jobs: list[Job]) -> None:
+        """Draw one token a job with its own next random number, and tell those that are finished."""
+        for state, job in zip(hidden, jobs, strict=True):
+            if not job.logprobs:
+                self._running[job].ends[job.prompt_length] = state.clone()
+        uniform = [job.random.random() for job in jobs]
+        drawn = draw(self._sampler.logits(hidden), [job.sampling for job in jobs], uniform)
         self.sampled += len(jobs)
-        for slot, job, token, logprob in zip(slots, jobs, tokens.tolist(), logprobs.tolist(), strict=True):
+        for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             job.tokens.append(token)
             job.logprobs.append(logprob)
-            finished = token in self.stop_ids
+            finished = token in self.stop_ids or self._closes(job)
             if finished or len(job.logprobs) == job.max_new:
-                slot.job = None
+                del self._running[job]
                 job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))
 
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """The number of equal tokens at the start, by bisection over slices (compared at C speed)."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def _closes(self, job: Job) -> bool:
+        """Has the newest token completed a stop string? Only what was sampled counts."""
+        if not any(stop[-1] in self._text(job.tokens[-1]) for stop in job.stop):
+            return False
+        reach = max(map(len, job.stop))  # every token has at least one character of the string
+        tail = self._decode(job.tokens[max(job.prompt_length, len(job.tokens) - reach) :])
+        return any(stop in tail for stop in job.stop)

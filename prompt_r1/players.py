@@ -17,9 +17,9 @@ from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.pool import Pool
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
-from prompt_r1.types import Environment, Question, Trajectory, UsageError
+from prompt_r1.types import Completion, Environment, Question, Trajectory, UsageError
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
@@ -33,6 +33,15 @@ class Player:
     engine: Engine
     codec: Codec
 
+    async def generate(
+        self, tokens: list[int], *, max_new: int, seed: str, config: TrainConfig, temperature: float
+    ) -> Completion:
+        """One turn of a game."""
+        stop = ACTION_ENDS if config.stop_tags else ()
+        return await self.engine.generate(
+            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop
+        )
+
     async def play(
         self,
         question: Question,
@@ -44,7 +53,7 @@ class Player:
         temperature: float,
     ) -> Trajectory:
         """One game with the settings it was trained with; `sample` is its number in its group."""
-        generate = partial(self.engine.generate, temperature=temperature)
+        generate = partial(self.generate, config=config, temperature=temperature)
         ask = partial(environment.ask, sample=sample, session=question.id)
         return await play(question, generate, ask, self.codec, max_turns=config.max_turns,
                           max_tokens=config.max_tokens, max_new=config.max_new, seed=seed,
@@ -52,7 +61,8 @@ class Player:
 
 
 def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
-    engine = Engine(policy, slots=config.slots, capacity=config.max_tokens, stop_ids=codec.stop_ids)
+    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens,
+                    kv_tokens=config.kv_tokens, decode=codec.decode)  # fmt: skip
     return Player(policy, engine, codec)
 
 
@@ -166,7 +176,7 @@ class KnownAgent:
     start: str
 
 
-def know_agent(name: str, *, slots: int) -> KnownAgent:
+def know_agent(name: str, *, kv_tokens: int) -> KnownAgent:
     """The agent that a user names for infer and evaluate; "" is the newest mini run.
 
     An agent that was not trained here plays the paper's game, the warm-started mini agent the mini world's.
@@ -174,7 +184,7 @@ def know_agent(name: str, *, slots: int) -> KnownAgent:
     path = find_agent(name or str(newest_mini_run()), seed=0)
     trained = trained_config(path)
     game = trained or TrainConfig(**PRESETS["mini" if name == "mini" else "paper"])
-    return KnownAgent(path, replace(game, slots=slots), start=trained.agent if trained else name)
+    return KnownAgent(path, replace(game, kv_tokens=kv_tokens), start=trained.agent if trained else name)
 
 
 def check_fit(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:

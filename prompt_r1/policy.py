@@ -1,5 +1,6 @@
 """The agent's weights: load a Hugging Face causal model; tokens in, log-probabilities out."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,24 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def sampler(self) -> "Policy":
+        """What to sample with: itself, or a copy in the compute dtype where the weights have another one.
+        Casting all weights for every token would take longer than reading them.
+        """
+        if self.model.dtype == self.compute:
+            return self
+        twin = copy.deepcopy(self.model).requires_grad_(False)
+        for parameter in twin.parameters():  # not the buffers: rotary frequencies need float32
+            parameter.data = parameter.data.to(self.compute)
+        return Policy(twin, compute=self.compute, temperature=self.temperature)
+
+    @torch.no_grad()
+    def follow(self, trained: "Policy") -> None:
+        """Take over the weights of the policy that this one is the sampler of."""
+        if trained is not self:
+            for mine, new in zip(self.parameters(), trained.parameters(), strict=True):
+                mine.copy_(new)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

@@ -62,6 +62,9 @@ TAGS = tuple(
 )
 
 
+ACTION_ENDS = ("</interaction_prompt>", "</answer>")  # where a turn may be stopped
+
+
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 

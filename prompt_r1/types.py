@@ -42,7 +42,7 @@ class Action:
 class Completion:
     """What the agent sampled for one turn, with its log-probabilities under the sampling distribution."""
 
-    tokens: list[int]  # ends with a stop token if `finished`
+    tokens: list[int]  # end with a stop token or a stop string if `finished`
     logprobs: list[float]  # nats, one a token
     finished: bool  # False: cut by the token limit
 

@@ -32,8 +32,6 @@ SMALL = [
     "700",
     "--val-limit",
     "5",
-    "--slots",
-    "8",
     "--lr",
     "1e-3",
     "--device",
@@ -247,8 +245,6 @@ def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
         "24",
         "--max-tokens",
         "3000",
-        "--slots",
-        "8",
     )
     assert done.returncode == 0, done.stderr
     lines = read_metrics(tmp_path / "runs/paper-seed0")

@@ -19,7 +19,7 @@ from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder
 from prompt_r1.types import Message, UsageError
 
 MAX_TOKENS = 1024  # of a reply, unless --env-args '{"max_tokens": N}' says otherwise
-LONGEST_DIALOGUE = 8192  # tokens of a slot of the cache, if the model takes so many
+LONGEST_DIALOGUE = 8192  # tokens, if the model takes so many
 MOST_SLOTS = 16
 
 
@@ -53,7 +53,7 @@ class LocalEnvironment:
         )
         self._encode_untrusted = UntrustedEncoder(tokenizer)
         self._stop_ids = stop_ids(policy, tokenizer)
-        self._engine = Engine(policy, slots=slots, capacity=capacity, stop_ids=self._stop_ids)
+        self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
         self._max_tokens, self._temperature, self._seed, self._system = max_tokens, temperature, seed, system
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
@@ -62,7 +62,7 @@ class LocalEnvironment:
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
         """The reply; a dialogue that is too long for the model is an outcome, as with an endpoint."""
         tokens = self.render(messages)
-        room = self._engine.capacity - len(tokens)
+        room = self._engine.max_tokens - len(tokens)
         if room < 1:
             reason = f"a dialogue of {len(tokens)} tokens"
             return Outcome("outcome", label="context_length", reason=reason, tokens_in=len(tokens))

@@ -1,0 +1,117 @@
+"""The games of the rollout benchmark: lengths and latencies drawn once, texts of random tokens.
+
+No agent writes sensibly with random weights, so how long each turn is and how long its reply takes is part of
+the workload, not of the model.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+PROMPT = 400
+VOCABULARY = 8192
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    new_tokens: int
+    reply: list[int]  # tokens of the environment's answer; empty after the last turn
+    latency: float  # seconds until it comes
+
+
+@dataclass(frozen=True)
+class PlannedGame:
+    prompt: list[int]
+    turns: list[PlannedTurn]
+
+
+def plan(questions: int, group_size: int, *, seed: int, vocabulary: int = VOCABULARY) -> list[PlannedGame]:
+    """Groups of games: prompts of 400 tokens, 1-4 turns of 60-200 new tokens, replies of 100-300 tokens that
+    come after 0.5 s in the median, log-normal with sigma 1.
+    """
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    games = []
+    for _ in range(questions):
+        prompt = tokens(PROMPT)
+        for _ in range(group_size):
+            (count,) = rng.choices((1, 2, 3, 4), weights=(1, 2, 3, 4))
+            turns = []
+            for _ in range(count - 1):
+                latency = rng.lognormvariate(math.log(0.5), 1)
+                turns.append(PlannedTurn(rng.randint(60, 200), tokens(rng.randint(100, 300)), latency))
+            games.append(PlannedGame(prompt, [*turns, PlannedTurn(rng.randint(60, 200), [], 0.0)]))
+    return games
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What any way to play these games has to compute."""
+
+    games: int
+    turns: int
+    new_tokens: int
+    reply_tokens: int
+    question_tokens: int  # each question once
+    longest_chain: float  # seconds of latency of the game that waits most
+
+    @property
+    def prefill(self) -> int:
+        """Prompt tokens when nothing is computed twice: questions, replies, and for each later turn the last
+        token of the turn before, which was sampled but never fed.
+        """
+        return self.question_tokens + self.reply_tokens + self.turns - self.games
+
+
+def totals(games: list[PlannedGame]) -> Totals:
+    turns = [turn for game in games for turn in game.turns]
+    return Totals(
+        games=len(games),
+        turns=len(turns),
+        new_tokens=sum(turn.new_tokens for turn in turns),
+        reply_tokens=sum(len(turn.reply) for turn in turns),
+        question_tokens=sum(len(prompt) for prompt in {tuple(game.prompt) for game in games}),
+        longest_chain=max(sum(turn.latency for turn in game.turns) for game in games),
+    )
+
+
+def small_model(*, attention: str) -> Qwen3ForCausalLM:
+    """A random Qwen3 of 7 M parameters; the head is spread out, or greedy decoding would mean little."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, intermediate_size=768, max_position_embeddings=4096,
+        tie_word_embeddings=False, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config).eval()
+        torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    return model
+
+
+Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many new ones → the new ones
+
+
+async def play_async(games: list[PlannedGame], generate: Generate, *, latency: bool) -> list[list[int]]:
+    """Every game on its own; returns what each one sampled."""
+
+    async def play(game: PlannedGame) -> list[int]:
+        tokens, sampled = list(game.prompt), []
+        for turn in game.turns:
+            new = await generate(tokens, turn.new_tokens)
+            sampled += new
+            if latency and turn.reply:
+                await asyncio.sleep(turn.latency)
+            tokens += new + turn.reply
+        return sampled
+
+    return await asyncio.gather(*(play(game) for game in games))

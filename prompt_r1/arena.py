@@ -1,0 +1,96 @@
+"""The KV cache: an arena of rows, one a token, in which each sequence owns a segment of consecutive rows."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from prompt_r1.policy import Policy
+
+SHARE = 0.3  # of the free memory, when the arena is sized by it: an update needs the rest
+
+
+@dataclass(eq=False)
+class Segment:
+    """The place of one sequence: what is cached of it, and room to grow."""
+
+    start: int
+    size: int
+    tokens: list[int]  # whose keys and values are cached
+    # By length, the last hidden state of a prompt that ended there: (hidden,). Whoever asks for the same
+    # prompt begins to sample at once.
+    ends: dict[int, Tensor] = field(default_factory=dict)
+    last_used: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def usable(self, prompt: list[int]) -> int:
+        """How many first tokens of a prompt need not be computed. Its last one gives the hidden state that
+        sampling begins with: it is computed unless that is known.
+        """
+        shared = common_prefix(self.tokens, prompt)
+        return shared if shared < len(prompt) or shared in self.ends else shared - 1
+
+
+class Arena:
+    def __init__(self, policy: Policy, rows: int) -> None:
+        layers, *shape = kv_shape(policy)
+        place = {"dtype": policy.compute, "device": policy.device}
+        # Heads first: a head's rows of one sequence lie together, the fastest order for a CPU.
+        self.keys = [torch.empty(shape[0], rows, shape[1], **place) for _ in range(layers)]
+        self.values = [torch.empty(shape[0], rows, shape[1], **place) for _ in range(layers)]
+        self.rows = rows
+
+    def gap(self, size: int, segments: Iterable[Segment]) -> int | None:
+        """The first row of the first gap between the segments that has `size` rows."""
+        end = 0
+        for segment in sorted(segments, key=lambda segment: segment.start):
+            if segment.start - end >= size:
+                return end
+            end = segment.end
+        return end if self.rows - end >= size else None
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy rows; the two ranges may overlap."""
+        if source == target or not count:
+            return
+        for cache in (*self.keys, *self.values):
+            rows = cache[:, source : source + count]
+            cache[:, target : target + count] = rows.clone() if abs(source - target) < count else rows
+
+
+def kv_shape(policy: Policy) -> tuple[int, int, int]:
+    """Layers, key-value heads, head dim."""
+    config = policy.model.config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, config.num_key_value_heads, dim
+
+
+def affordable_rows(policy: Policy) -> int:
+    """The rows that fit a share of what is free now on the policy's device."""
+    if policy.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
+    else:
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    layers, kv_heads, dim = kv_shape(policy)
+    return int(SHARE * free) // (2 * layers * kv_heads * dim * policy.compute.itemsize)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """The number of equal tokens at the start, by bisection over slices (compared at C speed)."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
