@@ -25,9 +25,8 @@ GAME_FILE = "prompt_r1.yaml"  # lies in every exported agent: how it was trained
 # A run may be resumed with more steps, on another machine, validated more often: not as another experiment.
 LOAD_BEARING = (
     "agent", "env", "env_args", "route", "data", "seed", "instruction", "max_turns", "max_new", "max_tokens",
-    "max_reply_tokens", "force_answer", "rule",
-    "questions", "group_size", "mini_batch", "lr", "beta1", "beta2", "weight_decay", "grad_clip",
-    "clip", "kl_coef", "loss", "temperature",
+    "max_reply_tokens", "force_answer", "stop_tags", "rule", "questions", "group_size", "mini_batch",
+    "lr", "beta1", "beta2", "weight_decay", "grad_clip", "clip", "kl_coef", "loss", "temperature",
 )  # fmt: skip
 
 

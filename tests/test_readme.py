@@ -23,7 +23,7 @@ def test_every_file_of_the_tables_exists_and_every_module_is_in_them():
 def test_every_flag_in_the_commands_is_a_flag():
     flags = {f"--{f.name.replace('_', '-')}" for kind in (TrainConfig, InferConfig, EvaluateConfig)
              for f in fields(kind)}  # fmt: skip
-    known = flags | {"--config", "--help", "--nproc-per-node"}
+    known = flags | {"--config", "--help", "--nproc-per-node", "--port", "--fail"}
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert used <= known
 
