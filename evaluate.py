@@ -15,7 +15,6 @@ from pathlib import Path
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import EvaluateConfig, TrainConfig
 from prompt_r1.distributed import Ranks, pick_device
-from prompt_r1.environments.pool import Pool
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.players import (
     KnownAgent,
@@ -53,7 +52,7 @@ def main(arguments: list[str]) -> None:
     for spec in specs:
         folder = Path(config.out) if config.out else None
         environment = open_environment(config, spec, seed=seed, folder=folder, ranks=alone)
-        asyncio.run(check(environment))
+        asyncio.run(environment.check())
         for method in config.method:
             name = f"{method} ({spec})" if len(specs) > 1 else method
             rows[name] = asyncio.run(
@@ -73,13 +72,6 @@ def load_players(config: EvaluateConfig, agent: KnownAgent) -> dict[str, Player]
     if "untrained" in config.method:
         players["untrained"] = load_player(find_agent(agent.start, agent.game.seed), agent.game, device)
     return players
-
-
-async def check(environment: Pool) -> None:
-    try:
-        await environment.check()
-    finally:
-        await environment.close()
 
 
 async def evaluate(

@@ -115,6 +115,17 @@ def test_equal_calls_at_the_same_time_are_paid_once(tmp_path: Path) -> None:
     assert asyncio.run(both()) == ["reply 1"] * 2 and source.calls == 1
 
 
+def test_without_a_journal_equal_calls_at_the_same_time_are_two_calls() -> None:
+    """The second one once took the first one's place in the table of running calls, which then broke."""
+    source = CountingSource()
+    environment = metered(source)
+
+    async def both() -> list[str]:
+        return await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+
+    assert asyncio.run(both()) == ["reply 1", "reply 2"]
+
+
 def test_a_cancelled_payer_leaves_the_call_to_the_next(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path)

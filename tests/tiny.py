@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1 import attention
 from prompt_r1.policy import Policy
+from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import Completion, EnvError, Message
 
 # Like Qwen3's: the thinking of earlier turns is dropped when the dialogue is rendered again.
@@ -108,3 +109,27 @@ def think(content: str, *, prompt: str | None = None, answer: str | None = None)
     """A well-formed turn."""
     name, text = ("interaction_prompt", prompt) if prompt is not None else ("answer", answer)
     return f"<think>{content}</think>\n<{name}>{text}</{name}>"
+
+
+def save_asking_agent(folder: Path) -> Path:
+    """An agent that has learnt a few turns by heart: it asks one of two things, or answers."""
+    turns = [think("a", prompt="Who?"), think("b", prompt="When was it?"), think("c", answer="Anna")]
+    codec = Codec(tokenizer(), INSTRUCTIONS["short"])
+    network, rng = model(), random.Random(0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(150):
+        tokens = codec.opening("".join(rng.choices("abc def?", k=rng.randrange(4, 40))))
+        labels = [-100] * len(tokens)
+        for text in rng.choices(turns, k=3):
+            new = [*tokenizer()(text)["input_ids"], codec.turn_end]
+            reply = codec.reply("".join(rng.choices("abc def.", k=12)), after=codec.turn_end)
+            tokens += new + reply
+            labels += new + [-100] * len(reply)
+        loss = network(input_ids=torch.tensor([tokens]), labels=torch.tensor([labels])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+    network.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

@@ -65,7 +65,9 @@ class MeteredEnvironment:
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up."""
         key = key_of(self.name, messages, self._source.parameters, sample)
-        while self._journal.reuses and key in self._running:
+        if not self._journal.reuses:
+            return reply_of(await self._pay(key, messages, sample, session), self.name)
+        while key in self._running:
             await self._running[key].wait()  # the same call of another game: one payment is enough
         outcome = self._journal.find(key)
         if outcome is not None:

@@ -67,8 +67,12 @@ class Pool:
         raise lasting[0]
 
     async def check(self) -> None:
-        for member in self.members:
-            await member.check()
+        """Raise UsageError or FatalEnvError for an environment that plainly cannot reply."""
+        try:
+            for member in self.members:
+                await member.check()
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         for member in self.members:

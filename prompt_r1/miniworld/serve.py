@@ -45,18 +45,25 @@ class MiniServer:
         self.running = 0
         self.base_url = ""
         self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, port: int = 0) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def stop(self) -> None:
+        """Stop listening and end every connection."""
         assert self._server is not None
         self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        while self._open:
+            await asyncio.sleep(0.001)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request."""
+        self._open.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -70,17 +77,23 @@ class MiniServer:
                 self.running += 1
                 self.counts["peak"] = max(self.counts["peak"], self.running)
                 try:
-                    await self._handle(writer, f"{method} {path}", headers, body)
+                    await self._handle(reader, writer, f"{method} {path}", headers, body)
                 finally:
                     self.running -= 1
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, ValueError):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
             pass
         finally:
             writer.close()
+            self._open.discard(writer)
 
     async def _handle(
-        self, writer: asyncio.StreamWriter, request: str, headers: Mapping[str, str], body: bytes
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        request: str,
+        headers: Mapping[str, str],
+        body: bytes,
     ) -> None:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             # Careless on purpose: what the client sent is in the message.
@@ -90,11 +103,13 @@ class MiniServer:
         if request != "POST /v1/chat/completions":
             return respond(writer, 404, error(f"there is no {request}"))
         self.counts["requests"] += 1
+        status, reply = await self._complete(body)
         if self.latency:
             await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, HEAVY_TAIL)))
-        if self.rng.random() < self.fail:
-            return await self._fail(writer, self.rng.choice(FAULTS), headers)
-        respond(writer, *await self._complete(body))
+        if status == 200 and self.rng.random() < self.fail:
+            return await self._fail(reader, writer, self.rng.choice(FAULTS), headers)
+        self.counts["replies"] += status == 200
+        respond(writer, status, reply)
 
     async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
         try:
@@ -106,12 +121,17 @@ class MiniServer:
         if model not in self.models:
             return 404, error(f"The model `{model}` does not exist", code="model_not_found")
         text = await self.models[model].ask(messages)
-        self.counts["replies"] += 1
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": sent, "completion_tokens": len(text.split())}
         return 200, {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
 
-    async def _fail(self, writer: asyncio.StreamWriter, fault: str, headers: Mapping[str, str]) -> None:
+    async def _fail(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        fault: str,
+        headers: Mapping[str, str],
+    ) -> None:
         self.counts[fault] += 1
         echo = f"request failed: Authorization: {headers.get('authorization', 'none')}"
         match fault:
@@ -125,7 +145,9 @@ class MiniServer:
                 writer.transport.abort()
                 raise ConnectionResetError
             case "hang":
-                await asyncio.sleep(LONGEST_HANG)
+                async with asyncio.timeout(LONGEST_HANG):
+                    await reader.read(1)  # until the client gives up
+                raise ConnectionResetError
             case "garbage":
                 respond(writer, 200, f"<html>{echo}</html>")
 
