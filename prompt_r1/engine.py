@@ -117,6 +117,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop every cached sequence: call it when the weights have changed."""
+        self._drop_cancelled()
         assert not self._running and not self._waiting, "the weights changed under a running game"
         self._segments = []
         if self._arena is not None:

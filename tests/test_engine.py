@@ -332,6 +332,23 @@ def test_a_cancelled_game_gives_its_slot_back():
     assert len(asyncio.run(play()).tokens) == 3
 
 
+def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
+    engine = make_engine(tiny.policy(), max_games=1)
+
+    async def play() -> None:
+        calls = [engine.generate(tiny.random_tokens(8, seed=n), max_new=200, seed="0") for n in range(3)]
+        games = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0.01)
+        for game in games:
+            game.cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        engine.forget()
+
+    asyncio.run(play())
+    assert engine.sampled > 0
+    assert len(asyncio.run(engine.generate([1, 2], max_new=3, seed="0")).tokens) == 3
+
+
 def test_an_error_in_the_model_reaches_every_waiting_game():
     policy = tiny.policy()
 
