@@ -9,13 +9,13 @@ environment.
 import asyncio
 import json
 from dataclasses import asdict
-from functools import partial
 
 from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import InferConfig
+from prompt_r1.config import InferConfig, TrainConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments import make_environment, parse_fields
-from prompt_r1.players import check_fit, know_agent, load_player
+from prompt_r1.environments.pool import Pool
+from prompt_r1.players import Player, check_fit, know_agent, load_player
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Environment, Message, Question, Resumable, Trajectory, UsageError
@@ -34,9 +34,61 @@ def main(arguments: list[str]) -> None:
     agent = know_agent(config.agent, kv_tokens=0)
     game = agent.game
     seed = game.seed if config.seed < 0 else config.seed
+    environment = environment_of(config, game, seed)
+    asyncio.run(environment.check())  # before a large agent is loaded
     player = load_player(agent.path, game, pick_device(config.device))
     check_fit([question], player.codec, game.max_tokens)
-    environment = make_environment(
+
+    if not config.json:
+        print(f"question     {question.text}\n")
+    trajectory = asyncio.run(dialogue(question, player, environment, config, game, seed))
+    if config.json:
+        print(json.dumps(as_json(trajectory, str(agent.path), environment)))
+    if trajectory.stop == "env_error":
+        raise Resumable(f"the environment {environment.name} failed: {trajectory.error}; try again later")
+    if trajectory.stop != "answered" and not config.json:
+        print(f"no answer    the game ended: {trajectory.stop.replace('_', ' ')}")
+
+
+async def dialogue(
+    question: Question, player: Player, environment: Pool, config: InferConfig, game: TrainConfig, seed: int
+) -> Trajectory:
+    """One game, shown as it goes on unless it is wanted as JSON."""
+
+    async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        completion = await player.generate(
+            tokens, max_new=max_new, seed=seed, config=game, temperature=config.temperature
+        )
+        if not config.json:
+            show_turn(player.codec.decode(completion.tokens))
+        return completion
+
+    async def ask(messages: list[Message]) -> str:
+        reply = await environment.ask(messages, session=question.text)
+        if not config.json:
+            print(f"environment  {reply}\n")
+        return reply
+
+    try:
+        return await play(
+            question,
+            generate,
+            ask,
+            player.codec,
+            max_turns=game.max_turns,
+            max_tokens=game.max_tokens,
+            max_new=game.max_new,
+            max_reply=game.max_reply_tokens,
+            force_answer=game.force_answer,
+            seed=str(seed),
+        )
+    finally:
+        await environment.close()
+
+
+def environment_of(config: InferConfig, game: TrainConfig, seed: int) -> Pool:
+    """What is asked: by default what the agent was trained with."""
+    return make_environment(
         config.env or game.env,
         seed=seed,
         attempt_timeout=config.env_timeout,
@@ -44,47 +96,6 @@ def main(arguments: list[str]) -> None:
         route=config.route,
         device=config.device,
     )
-    asked = partial(environment.ask, session=question.text)
-
-    silent = partial(player.generate, config=game, temperature=config.temperature)
-
-    async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        completion = await silent(tokens, max_new=max_new, seed=seed)
-        show_turn(player.codec.decode(completion.tokens))
-        return completion
-
-    async def ask(messages: list[Message]) -> str:
-        reply = await asked(messages)
-        print(f"environment  {reply}\n")
-        return reply
-
-    async def dialogue() -> Trajectory:
-        try:
-            await environment.check()
-            return await play(
-                question,
-                silent if config.json else generate,
-                asked if config.json else ask,
-                player.codec,
-                max_turns=game.max_turns,
-                max_tokens=game.max_tokens,
-                max_new=game.max_new,
-                max_reply=game.max_reply_tokens,
-                force_answer=game.force_answer,
-                seed=str(seed),
-            )
-        finally:
-            await environment.close()
-
-    if not config.json:
-        print(f"question     {question.text}\n")
-    trajectory = asyncio.run(dialogue())
-    if config.json:
-        print(json.dumps(as_json(trajectory, str(agent.path), environment)))
-    if trajectory.stop == "env_error":
-        raise Resumable(f"the environment {environment.name} failed: {trajectory.error}; try again later")
-    if trajectory.stop != "answered" and not config.json:
-        print(f"no answer    the game ended: {trajectory.stop.replace('_', ' ')}")
 
 
 def show_turn(text: str) -> None:

@@ -211,11 +211,20 @@ def check(config: TrainConfig) -> None:
         "save_every",
         "tokens_per_batch",
         "env_concurrency",
+        "env_timeout",
         "temperature",
     )
     for name in positive:
         if not getattr(config, name) > 0:
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {getattr(config, name)}")
+    for name in ("max_reply_tokens", "env_rpm", "env_tpm", "max_env_calls", "max_env_tokens", "max_env_usd"):
+        if not getattr(config, name) >= 0:
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be 0 (none) or more, not {getattr(config, name)}"
+            )
+    if "," in config.env and config.route != "session":
+        raise UsageError("training compares the games of a question, which must meet the same environment: "
+                         "give one environment, or --route session")  # fmt: skip
     for f in fields(config):
         if f.metadata["choices"] and f.type is str and getattr(config, f.name) not in f.metadata["choices"]:
             raise UsageError(f"{f.name} must be one of {', '.join(f.metadata['choices'])}, "

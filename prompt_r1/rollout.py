@@ -27,30 +27,28 @@ async def play(
 ) -> Trajectory:
     """Play one game (paper, eqs 1-11): at most `max_turns` turns of `max_new` tokens, `max_tokens` in all.
 
-    The environment sees this game's prompts and replies, and of the question what the agent repeats. At the
-    last turn it is not asked: nobody would read the reply. The agent reads `max_reply` tokens of a reply (0:
-    all of it), the environment's history keeps the whole. `force_answer`: the agent is told its last turn.
+    The environment sees this game's prompts and replies, whole, and of the question what the agent repeats.
+    At the last turn it is not asked: nobody would read the reply. The agent reads `max_reply` tokens of a
+    reply (0: all). `force_answer`: it is told its last turn.
     """
-    trajectory = Trajectory(question)
-    notes = ["" for _ in range(1, max_turns)] + [LAST_TURN if force_answer else ""]  # one a turn
+    trajectory, history = Trajectory(question), list[Message]()
+    notes = [""] * (max_turns - 1) + [LAST_TURN if force_answer else ""]  # one a turn
     trajectory.add_context(codec.opening(question.text, note=notes[0]))
-    history: list[Message] = []
     for number in range(1, max_turns + 1):
         room = max_tokens - len(trajectory.tokens)
         if room < 1:
             trajectory.stop = "max_tokens"
-            return trajectory
+            break
         completion = await generate(trajectory.tokens, max_new=min(max_new, room), seed=f"{seed}/{number}")
         trajectory.add_sampled(completion)
-        text = codec.decode(completion.tokens)
-        action = parse(text)
+        action = parse(text := codec.decode(completion.tokens))
         if not action.prompt or number == max_turns:
             trajectory.turns.append(Turn(text, action, reply=None))
             if action.answer is not None:
                 trajectory.stop = "answered"
             elif not action.prompt:
                 trajectory.stop = "malformed" if completion.finished else "max_tokens"
-            return trajectory
+            break
         history.append({"role": "user", "content": action.prompt})
         asked = time.perf_counter()
         try:
@@ -58,11 +56,11 @@ async def play(
         except EnvError as error:
             trajectory.turns.append(Turn(text, action, reply=None, latency=time.perf_counter() - asked))
             trajectory.stop, trajectory.error = "env_error", str(error)
-            return trajectory
+            break
         trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - asked))
         history.append({"role": "assistant", "content": reply})
-        after = trajectory.tokens[-1]
-        trajectory.add_context(codec.reply(reply, after=after, max_tokens=max_reply, note=notes[number]))
+        after, note = trajectory.tokens[-1], notes[number]
+        trajectory.add_context(codec.reply(reply, after=after, max_tokens=max_reply, note=note))
     return trajectory
 
 

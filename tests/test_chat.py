@@ -268,3 +268,15 @@ def test_the_mini_worlds_are_environments() -> None:
         environment = make_environment(spec, seed=1)
         assert isinstance(asyncio.run(environment.ask(HELLO)), str)
         asyncio.run(environment.close())
+
+
+def test_our_own_limit_a_minute_spreads_the_calls() -> None:
+    naps = Naps()
+    environment = chat(Provider(OK), requests_per_minute=60, sleep=naps)
+
+    async def three_calls() -> None:
+        await asyncio.gather(*(environment.ask(HELLO) for _ in range(3)))
+        await environment.close()
+
+    asyncio.run(three_calls())
+    assert naps == [pytest.approx(1, abs=0.2), pytest.approx(2, abs=0.2)]
