@@ -312,7 +312,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--journal", "replay"], "there is no journal to replay"),
     (["infer.py"], "nothing to ask"),
     (["infer.py", "--question", "Who?"], "run `python train.py` first"),
-    (["infer.py", "--question", "Who?", "--agent", "no/such"], "no tokenizer at 'no/such'"),
+    (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
 ]

@@ -84,7 +84,7 @@ def test_a_dialogue_that_does_not_fit_is_an_outcome() -> None:
 
 def test_agent_and_environment_share_the_process(folder: Path) -> None:
     policy, codec = tiny.policy(seed=1), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    engine = Engine(policy, slots=4, capacity=2000, stop_ids=codec.stop_ids)
+    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=2000)
     environment = make_environment(f"hf:{folder}", fields={"max_tokens": 8, "temperature": 1.0}, device="cpu")
 
     async def games() -> list[str]:

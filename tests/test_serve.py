@@ -28,7 +28,7 @@ HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silv
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
 GAMES = [
     "--questions", "4", "--group-size", "4", "--mini-batch", "16", "--max-new", "64", "--max-tokens", "900",
-    "--max-turns", "3", "--val-limit", "2", "--val-every", "9", "--slots", "16", "--lr", "1e-4",
+    "--max-turns", "3", "--val-limit", "2", "--val-every", "9", "--lr", "1e-4",
 ]  # fmt: skip
 
 
