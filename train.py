@@ -28,7 +28,7 @@ from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
-from prompt_r1.log import Clock, Log, console_line, trajectory_row
+from prompt_r1.log import Clock, Log, console_line
 from prompt_r1.players import (
     Player,
     check_fit,
@@ -142,7 +142,7 @@ class Trainer:
             )
             metrics = self.updater.update(mini_batches)
         self.player.engine.forget()  # what is cached was computed with the old weights
-        self.write_trajectories(number, groups_PG, samples_PG)
+        self.log.trajectories(f"step-{number:06d}-rank{ranks.rank}", groups_PG, samples_PG)
         metrics |= step_metrics(
             groups_PG, samples_PG, RULES[config.rule], ranks, self.clock.seconds["rollout"]
         )
@@ -177,13 +177,6 @@ class Trainer:
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
         return rows
-
-    def write_trajectories(
-        self, number: int, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
-    ) -> None:
-        samples = {id(sample.trajectory): sample for group in samples_PG for sample in group}
-        rows = [trajectory_row(game, samples.get(id(game))) for group in groups_PG for game in group]
-        self.log.trajectories(f"step-{number:06d}-rank{self.ranks.rank}", rows)
 
     def begin(self, sampler: QuestionSampler) -> State:
         """The state to go on from: the newest checkpoint of the run folder, or one step before step 0."""
@@ -239,13 +232,11 @@ def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, 
     if config.checkpointing:
         policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()  # transformers recomputes only in training mode; the models have no dropout
-    betas = (config.beta1, config.beta2)
+    adam = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
     return Updater(
         policy=policy,
         reference=reference,
-        optimizer=torch.optim.AdamW(
-            policy.parameters(), lr=config.lr, betas=betas, weight_decay=config.weight_decay
-        ),
+        optimizer=torch.optim.AdamW(policy.parameters(), **adam),
         ranks=ranks,
         clip=config.clip,
         kl_coef=config.kl_coef,

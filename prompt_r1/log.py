@@ -59,15 +59,18 @@ class Log:
             }
             _append(self.folder / "metrics.jsonl", [rounded])
 
-    def trajectories(self, name: str, rows: Iterable[dict[str, object]]) -> None:
+    def trajectories(
+        self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
+    ) -> None:
         """Write trajectories/NAME.jsonl, one game a line. Every rank writes its own games."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        _append(path, rows)
+        samples = {id(sample.trajectory): sample for group in samples_PG for sample in group}
+        _append(path, (_row(game, samples.get(id(game))) for group in groups_PG for game in group))
 
 
-def trajectory_row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
+def _row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
     """A game for people and programs to read. `sample` is None for a game that was not trained on."""
     return {
         "question": asdict(trajectory.question),
