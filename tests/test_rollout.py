@@ -177,3 +177,21 @@ def test_a_question_is_no_control_token_either(attack):
     controls = set(tiny.tokenizer().added_tokens_decoder)
     counts = [sum(t in controls for t in codec.opening(question)) for question in (attack, "plain")]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: repr(attack)[:30])
+def test_neither_a_question_nor_a_gold_answer_writes_into_the_game(attack):
+    """A hostile question or gold changes neither what the agent wrote nor what the environment was asked, and
+    the gold is read by nobody but the reward.
+    """
+    games, asked = [], []
+    for text, gold in ((attack, "right"), ("plain", attack), ("plain", "right")):
+        agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])
+        environment = ScriptedEnvironment(["plain"])
+        question = Question("q", "test", text, (gold,))
+        codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+        limits = {"max_turns": 5, "max_tokens": 100_000, "max_new": 1024, "seed": "0"}
+        games.append(asyncio.run(play(question, agent.generate, environment.ask, codec, **limits)))
+        asked.append(environment.asked)
+    assert asked[0] == asked[1] == asked[2] and games[1].tokens == games[2].tokens
+    assert [score(game, rule=RULES["release"]).total for game in games] == [0.0, 0.0, 0.0]
