@@ -79,7 +79,8 @@ def _parser(
         argument_default=argparse.SUPPRESS,  # what is not given stays open for presets and files
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=120),
     )
-    for f in fields(kind):
+    # A config's own fields first, then those that it shares with others.
+    for f in sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__):
         defaults = [_shown(f.default)]
         if f.name in (preset or {}):
             defaults.append(f"mini: {_shown(preset[f.name])}")

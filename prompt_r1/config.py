@@ -19,7 +19,31 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class EnvironmentConfig:
+    """How an environment is called, limited, paid for and recorded, in training and in evaluation."""
+
+    env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
+    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
+    env_price: tuple[str, ...] = knob(
+        (), "IN,OUT in dollars per million tokens, for all environments or each"
+    )
+    max_env_calls: int = knob(0, "budget of the run; 0: none")
+    max_env_tokens: int = knob(0, "budget of the run; 0: none")
+    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
+    journal: str = knob(
+        "reuse",
+        "recorded calls: live: send again; reuse; replay: send nothing",
+        choices=("live", "reuse", "replay"),
+    )
+    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
+
+
+@dataclass(frozen=True)
+class TrainConfig(EnvironmentConfig):
     # Who plays, on what
     agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     env: str = knob(
@@ -67,24 +91,6 @@ class TrainConfig:
     tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
-    env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
-    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
-    env_price: tuple[str, ...] = knob(
-        (), "IN,OUT in dollars per million tokens, for all environments or each"
-    )
-    max_env_calls: int = knob(0, "budget of the run; 0: none")
-    max_env_tokens: int = knob(0, "budget of the run; 0: none")
-    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
-    journal: str = knob(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
     dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
 
 
@@ -118,7 +124,7 @@ METHODS = ("direct", "untrained", "prompt-r1")
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(EnvironmentConfig):
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
     method: tuple[str, ...] = knob(METHODS, "any of them", choices=METHODS)
     agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
@@ -129,24 +135,6 @@ class EvaluateConfig:
     temperature: float = knob(0.0, "0: greedy")
     device: str = knob("auto", "auto, cpu or cuda")
     kv_tokens: int = knob(0, "tokens of the KV cache; 0: what memory allows")
-    env_concurrency: int = knob(64, "calls of the environment at the same time")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
-    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
-    env_price: tuple[str, ...] = knob(
-        (), "IN,OUT in dollars per million tokens, for all environments or each"
-    )
-    max_env_calls: int = knob(0, "budget of the run; 0: none")
-    max_env_tokens: int = knob(0, "budget of the run; 0: none")
-    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
-    journal: str = knob(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
 
 
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:

@@ -120,6 +120,8 @@ def open_environment(
     config: TrainConfig | EvaluateConfig, spec: str, *, seed: int, folder: Path | None, ranks: Ranks
 ) -> Pool:
     """The environment of a run, with the run's journal and budget: what it spent before is in its journal."""
+    if config.max_env_usd and not config.env_price:
+        raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
     journal = Journal(
         folder / "journal" if folder else None,
         mode=config.journal,
