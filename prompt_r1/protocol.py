@@ -7,6 +7,7 @@ control token.
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
@@ -115,8 +116,7 @@ def _is_clean(text: str, think: str | None, name: str, content: str | None) -> b
 
 
 class UntrustedEncoder:
-    """Tokens of a text from outside, none of them an added token of the vocabulary (`<|im_end|>`, `<think>`,
-    …).
+    """Tokens of a text from outside, none of them an added token of the vocabulary (`<think>`, `<|im_end|>`).
 
     `split_special_tokens=True` is not enough: it leaves added tokens with special=False, as Qwen3's
     `<think>`, whole. So the text is cut inside each of their names and the pieces are encoded one by one.
@@ -156,11 +156,13 @@ class Codec:
         self._opening_head = self._encode(before_user + "Question:")
         self._reply_head = to_user + self._encode("<interaction_response>")
         self.encode_untrusted = UntrustedEncoder(tokenizer)
+        # By note; there are two of them, and the instruction is long.
+        self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
+        self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
 
     def opening(self, question: str, *, note: str = "") -> list[int]:
         """The first user message, question and instruction, up to where the agent begins to write."""
-        tail = self._encode("\n" + self.instruction + self._ending(note))
-        return self._opening_head + self.encode_untrusted(" " + question) + tail
+        return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail(note)
 
     def reply(self, text: str, *, after: int, max_tokens: int = 0, note: str = "") -> list[int]:
         """The environment's reply as the next user message. `after` is the last token of the dialogue so far:
@@ -174,8 +176,7 @@ class Codec:
         content = self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
             content = self._whole_characters(content[:max_tokens]) + self._encode(CUT)
-        tail = self._encode("</interaction_response>" + self._ending(note))
-        return close + self._reply_head + content + tail
+        return close + self._reply_head + content + self._reply_tail(note)
 
     def _ending(self, note: str) -> str:
         return ("\n" + note if note else "") + self._generation
