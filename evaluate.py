@@ -24,7 +24,7 @@ from prompt_r1.players import (
     find_questions,
     know_agent,
     load_player,
-    open_environment,
+    open_environments,
 )
 from prompt_r1.reward import RULES
 from prompt_r1.types import Environment, Question, UsageError
@@ -42,17 +42,18 @@ def main(arguments: list[str]) -> None:
     ]
     if not questions:
         raise UsageError("no questions: --data names nothing to evaluate on")
+    alone = Ranks(0, 1, pick_device(config.device))
+    specs = config.env or (game.env,)
+    folder = Path(config.out) if config.out else None
+    environments = open_environments(config, specs, seed=seed, folder=folder, ranks=alone)
+    for environment in environments:
+        asyncio.run(environment.check())  # before large agents are loaded
     players = load_players(config, agent)
     for player in players.values():
         check_fit(questions, player.codec, game.max_tokens)
 
-    alone = Ranks(0, 1, pick_device(config.device))
-    specs = config.env or (game.env,)
     rows: dict[str, list[Result]] = {}
-    for spec in specs:
-        folder = Path(config.out) if config.out else None
-        environment = open_environment(config, spec, seed=seed, folder=folder, ranks=alone)
-        asyncio.run(environment.check())
+    for spec, environment in zip(specs, environments, strict=True):
         for method in config.method:
             name = f"{method} ({spec})" if len(specs) > 1 else method
             rows[name] = asyncio.run(

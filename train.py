@@ -36,7 +36,7 @@ from prompt_r1.players import (
     find_questions,
     load_player,
     load_reference,
-    open_environment,
+    open_environments,
 )
 from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
 def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
     log = Log(folder, quiet=not ranks.first)
-    environment = open_environment(config, config.env, seed=config.seed, folder=folder, ranks=ranks)
+    [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)

@@ -116,10 +116,15 @@ def newest_mini_run() -> Path:
     return max(found, key=lambda path: path.stat().st_mtime).parent.parent
 
 
-def open_environment(
-    config: TrainConfig | EvaluateConfig, spec: str, *, seed: int, folder: Path | None, ranks: Ranks
-) -> Pool:
-    """The environment of a run, with the run's journal and budget: what it spent before is in its journal."""
+def open_environments(
+    config: TrainConfig | EvaluateConfig,
+    specs: Iterable[str],
+    *,
+    seed: int,
+    folder: Path | None,
+    ranks: Ranks,
+) -> list[Pool]:
+    """The environments of a run with its one journal and budget: what it spent before is in its journal."""
     if config.max_env_usd and not config.env_price:
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
     journal = Journal(
@@ -135,20 +140,23 @@ def open_environment(
         spent=journal.spent,
         ranks=ranks.count,
     )
-    return make_environment(
-        spec,
-        seed=seed,
-        concurrency=config.env_concurrency,
-        attempt_timeout=config.env_timeout,
-        requests_per_minute=config.env_rpm,
-        tokens_per_minute=config.env_tpm,
-        fields=parse_fields(config.env_args),
-        route=config.route,
-        prices=parse_prices(config.env_price),
-        journal=journal,
-        budget=budget,
-        device=config.device,
-    )
+    return [
+        make_environment(
+            spec,
+            seed=seed,
+            concurrency=config.env_concurrency,
+            attempt_timeout=config.env_timeout,
+            requests_per_minute=config.env_rpm,
+            tokens_per_minute=config.env_tpm,
+            fields=parse_fields(config.env_args),
+            route=config.route,
+            prices=parse_prices(config.env_price),
+            journal=journal,
+            budget=budget,
+            device=config.device,
+        )
+        for spec in specs
+    ]
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
