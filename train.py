@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
         print(estimate(config))
         return
     if config.threads:
-        torch.set_num_threads(config.threads)  # half a million parameters are slower on many threads
+        torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
     ranks = start_ranks(config.device)
     folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
     with asyncio.Runner() as runner:

@@ -148,7 +148,6 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, instruction: str) -> None:
         self.tokenizer = tokenizer
-        self.instruction = instruction
         before_user, between, self._generation = _frame_of(tokenizer)
         turn_end, *to_user = self._encode(between)
         self.turn_end: int = turn_end

@@ -38,6 +38,8 @@ SMALL = [
     "cpu",
 ]
 
+FOUR_STEPS = [*SMALL, "--out", "runs/small", "--steps", "4", "--val-every", "2", "--save-every", "2"]
+
 
 def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
     launcher = [sys.executable]
@@ -75,15 +77,7 @@ def trained(tmp_path_factory, agent) -> Path:
         "train.py",
         "--agent",
         agent,
-        "--out",
-        "runs/small",
-        "--steps",
-        "4",
-        "--val-every",
-        "2",
-        "--save-every",
-        "2",
-        *SMALL,
+        *FOUR_STEPS,
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -182,15 +176,7 @@ def test_two_ranks_train_as_one(trained, agent, tmp_path):
         "train.py",
         "--agent",
         agent,
-        "--out",
-        "runs/small",
-        "--steps",
-        "4",
-        "--val-every",
-        "2",
-        "--save-every",
-        "2",
-        *SMALL,
+        *FOUR_STEPS,
         ranks=2,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,6 @@ from prompt_r1.environments.budget import Spending
 from prompt_r1.environments.retry import Outcome
 from prompt_r1.types import Message, UsageError
 
-MODES = ("live", "reuse", "replay")
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
 assert set(STORED) <= {f.name for f in fields(Outcome)}
 
