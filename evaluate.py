@@ -31,6 +31,7 @@ from prompt_r1.types import Environment, Question, UsageError
 
 
 def main(arguments: list[str]) -> None:
+    """Evaluate from a command line."""
     config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
     agent = know_agent(config.agent, kv_tokens=config.kv_tokens)
     game = agent.game

@@ -22,6 +22,7 @@ from prompt_r1.types import Completion, Environment, Message, Question, Resumabl
 
 
 def main(arguments: list[str]) -> None:
+    """Ask one question from a command line."""
     config = parse_arguments(
         InferConfig,
         "infer.py",

@@ -37,6 +37,8 @@ class Segment:
 
 
 class Arena:
+    """Keys and values of all layers: `rows` tokens in the compute dtype, on the device of the policy."""
+
     def __init__(self, policy: Policy, rows: int) -> None:
         layers, *shape = kv_shape(policy)
         place = {"dtype": policy.compute, "device": policy.device}

@@ -44,6 +44,8 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(EnvironmentConfig):
+    """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
+
     # Who plays, on what
     agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     env: str = knob(
@@ -108,6 +110,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class InferConfig:
+    """Settings of infer.py."""
+
     question: str = knob("", "what to ask")
     agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
@@ -125,6 +129,8 @@ METHODS = ("direct", "untrained", "prompt-r1")
 
 @dataclass(frozen=True)
 class EvaluateConfig(EnvironmentConfig):
+    """Settings of evaluate.py."""
+
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
     method: tuple[str, ...] = knob(METHODS, "any of them", choices=METHODS)
     agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
+    """This process among its equals: number `rank` of `count`."""
+
     rank: int
     count: int
     device: torch.device

@@ -52,6 +52,8 @@ class Job:
 
 
 class Engine:
+    """Generates for many games at once; `forget` when the weights have changed."""
+
     def __init__(
         self,
         policy: Policy,

@@ -20,6 +20,8 @@ LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
 
 @dataclass(frozen=True)
 class Games:
+    """A part of a run: so many questions, played so many times in all."""
+
     label: str
     questions: int
     games: int
@@ -55,6 +57,7 @@ def spending_of_game(calls: int, prompt: int, reply: int, price: Price) -> Spend
 
 
 def table(parts: Sequence[Games], low: Spending, high: Spending, *, priced: bool) -> str:
+    """The lines of --dry-run: each part, and all together, between the low game and the high one."""
     lines = [f"{'':12}{'questions':>11}{'games':>11}{'calls':>24}{'tokens':>32}{'dollars':>26}"]
     games = sum(part.games for part in parts)
     for part in [*parts, Games("together", sum(part.questions for part in parts), games)]:

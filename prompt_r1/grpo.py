@@ -62,6 +62,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loss:
+    """The loss of a micro-batch, and what to watch beside it."""
+
     total: Tensor  # scalar
     metrics: dict[str, Tensor]  # scalars; weighted sums, to be added up over batches and ranks
     kl: Tensor  # (N,) k3 of each agent token

@@ -30,6 +30,7 @@ class Record:
 
 
 def record(trajectory: Trajectory, *, rule: Rule) -> Record:
+    """A game's record; broken games have no reward."""
     result = judge(trajectory, rule=rule)
     asked = [turn for turn in trajectory.turns if turn.reply is not None]
     return Record(

@@ -61,6 +61,7 @@ class Player:
 
 
 def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
+    """Give a policy an engine for games of `config`."""
     engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens,
                     kv_tokens=config.kv_tokens, decode=codec.decode)  # fmt: skip
     return Player(policy, engine, codec)

@@ -22,6 +22,8 @@ CHUNK = 1024  # scored tokens whose logits exist at the same time
 
 @dataclass(frozen=True)
 class Scores:
+    """What a policy says of tokens that are given."""
+
     logprobs: Tensor  # (B, T-1) float32 nats of token t+1 given all before; 0 where not scored
     entropy: Tensor  # (B, T-1) nats, no gradient; 0 where not scored
 

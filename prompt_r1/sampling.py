@@ -9,6 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
+    """How one sequence draws its next token."""
+
     temperature: float = 1.0  # 0: the likeliest token
     top_p: float = 1.0  # the likeliest tokens that together have this probability; 1: all
     top_k: int = 0  # so many of the likeliest tokens; 0: all. Applied before top_p
@@ -24,6 +26,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Drawn:
+    """One drawn token for each of R rows."""
+
     tokens: Tensor  # (R,)
     logprobs: Tensor  # (R,) nats under softmax(logits / temperature), over the whole vocabulary
 

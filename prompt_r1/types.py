@@ -21,6 +21,8 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Question:
+    """What is asked, and what would be right."""
+
     id: str
     dataset: str
     text: str
@@ -49,6 +51,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class Turn:
+    """One turn of the agent, and what came back."""
+
     text: str  # the agent's own text, without the stop token
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed

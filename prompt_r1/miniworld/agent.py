@@ -32,6 +32,8 @@ INSTRUCTION = INSTRUCTIONS["short"]
 
 @dataclass(frozen=True)
 class Agent:
+    """A model and its tokenizer."""
+
     model: Qwen3ForCausalLM
     tokenizer: PreTrainedTokenizerFast
 

@@ -18,6 +18,8 @@ from prompt_r1.types import Message
 
 @dataclass(frozen=True)
 class Reply:
+    """What the environment says, and what it thereby tells."""
+
     text: str
     value: str  # what the text tells; "" when it tells nothing
 

@@ -59,6 +59,8 @@ class Names:
 
 @dataclass(frozen=True)
 class World:
+    """Two sides of names, and the facts about them."""
+
     seed: int | str
     train: Names
     test: Names
