@@ -37,15 +37,18 @@ class Segment:
 
 
 class Arena:
-    """Keys and values of all layers: `rows` tokens in the compute dtype, on the device of the policy."""
+    """Keys and values of all layers: `rows` tokens in the compute dtype, on the device of the policy.
+
+    One more row, `spare`, belongs to no sequence: it takes what the idle rows of a batch write.
+    """
 
     def __init__(self, policy: Policy, rows: int) -> None:
         layers, *shape = kv_shape(policy)
         place = {"dtype": policy.compute, "device": policy.device}
         # Heads first: a head's rows of one sequence lie together, the fastest order for a CPU.
-        self.keys = [torch.empty(shape[0], rows, shape[1], **place) for _ in range(layers)]
-        self.values = [torch.empty(shape[0], rows, shape[1], **place) for _ in range(layers)]
-        self.rows = rows
+        self.keys = [torch.empty(shape[0], rows + 1, shape[1], **place) for _ in range(layers)]
+        self.values = [torch.empty(shape[0], rows + 1, shape[1], **place) for _ in range(layers)]
+        self.rows = self.spare = rows
 
     def gap(self, size: int, segments: Iterable[Segment]) -> int | None:
         """The first row of the first gap between the segments that has `size` rows."""

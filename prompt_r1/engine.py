@@ -25,11 +25,14 @@ from torch import Tensor
 
 from prompt_r1.arena import Arena, Segment, affordable_rows, common_prefix, kv_shape
 from prompt_r1.attention import Chunk, Ragged, choose_kernel
+from prompt_r1.graphs import DecodeGraphs, Decoding, Record, recorder
 from prompt_r1.policy import Policy
 from prompt_r1.sampling import Sampling, draw
 from prompt_r1.types import Completion, UsageError
 
 IN_PLACE = 16  # tokens: to continue a sequence, rather than to copy a longer prefix, is worth so many
+PREFILL = {"cpu": 512, "cuda": 8192}  # prompt tokens of a forward: they fill the device, others wait little
+PATIENCE = 16  # steps that prompts wait for one another where decoding alone is much faster
 
 
 @dataclass(eq=False)
@@ -62,12 +65,14 @@ class Engine:
         max_tokens: int,
         kv_tokens: int = 0,
         max_games: int = 256,
-        prefill_tokens: int = 512,
+        prefill_tokens: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
+        record: Record | None = None,
     ) -> None:
         """A cache of `kv_tokens` tokens, allocated at the first request (0: what memory allows then), for
         games of at most `max_tokens`. At most `max_games` decode at the same time, and `prefill_tokens`
-        prompt tokens are computed beside them. `decode` gives the text of tokens, for stop strings.
+        prompt tokens (0: as suits the device) are computed beside them. `decode` gives the text of tokens,
+        for stop strings. `record` is how a decode step is recorded (None: as CUDA graphs, on GPUs).
         """
         if 0 < kv_tokens < max_tokens:
             raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
@@ -76,12 +81,15 @@ class Engine:
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
         self.max_games = max_games
-        self.prefill_tokens = prefill_tokens
+        self.prefill_tokens = prefill_tokens or PREFILL[policy.device.type]
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._decode = decode
         self._text = cache(lambda token: decode([token])) if decode else None
+        self._record = record
         self._arena: Arena | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._held = 0  # steps that prompts have waited
         self._segments: list[Segment] = []  # idle ones keep their tokens for whoever continues them
         self._running: dict[Job, Segment] = {}
         self._waiting: list[Job] = []
@@ -153,6 +161,11 @@ class Engine:
         heads = policy.model.config.num_attention_heads
         self._kernel = choose_kernel(policy.device, policy.compute, heads, kv_heads, dim)
         self._arena = Arena(policy, rows)
+        record = self._record or recorder(self._kernel)
+        if record is not None:
+            self._graphs = DecodeGraphs(
+                self._hidden, self._arena, self._kernel, longest=self.max_tokens, record=record
+            )
 
     def _drop_cancelled(self) -> None:
         self._waiting = [job for job in self._waiting if not job.done.done()]
@@ -242,7 +255,7 @@ class Engine:
         complete: list[Job] = []
         last: list[int] = []  # the columns of their newest tokens
         known: list[Tensor] = []  # hidden states that need no forward
-        budget = self.prefill_tokens
+        budget = self._prompt_budget()
         # The shortest prompts first: a reply does not wait behind a long question.
         for job, segment in sorted(
             self._running.items(), key=lambda pair: len(pair[0].tokens) - len(pair[1].tokens)
@@ -272,12 +285,28 @@ class Engine:
         if complete:
             self._sample(torch.cat(hidden), complete)
 
+    def _prompt_budget(self) -> int:
+        """Prompt tokens of this step. A step that only decodes is far cheaper as a graph, so there prompts
+        wait for one another: until they fill a forward, have waited long, or nothing decodes.
+        """
+        missing = [job.prompt_length - len(segment.tokens) for job, segment in self._running.items()]
+        prompts = [count for count in missing if count > 0]
+        full = len(prompts) == len(missing) or sum(prompts) >= self.prefill_tokens
+        waits = self._graphs is not None and bool(prompts) and not full and self._held < PATIENCE
+        self._held = self._held + 1 if waits else 0
+        return 0 if waits else self.prefill_tokens
+
     def _forward(self, ids: list[int], chunks: list[Chunk]) -> Tensor:
         """Last hidden states (T, hidden) of a packed row; its keys and values are then in the arena."""
+        if self._graphs is not None and self._graphs.takes(chunks):
+            return self._graphs(ids, chunks)
         device = self._sampler.device
         ragged = Ragged(self._arena.keys, self._arena.values, chunks, device, self._kernel)
-        tokens = torch.tensor(ids, device=device)[None]
-        return self._sampler.hidden_states(tokens, position_ids=ragged.positions[None], ragged=ragged)[0]
+        return self._hidden(torch.tensor(ids, device=device), ragged)
+
+    def _hidden(self, tokens: Tensor, ragged: Ragged | Decoding) -> Tensor:
+        positions = ragged.positions[None]
+        return self._sampler.hidden_states(tokens[None], position_ids=positions, ragged=ragged)[0]
 
     def _sample(self, hidden: Tensor, jobs: list[Job]) -> None:
         """Draw one token a job with its own next random number, and tell those that are finished."""

@@ -1,0 +1,201 @@
+"""How sure is a difference: intervals and paired tests for a few hundred questions.
+
+Questions are the sample: a score is a mean over questions that could have been others. Rates get Wilson's
+interval, other means a bootstrap over questions; two methods are compared on the same questions. Random
+numbers come from the seed alone.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+CHUNK = 2_000_000  # random numbers at a time: bounds the memory, not the result
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a - b over the questions, and its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a rate: sound for small n and for rates near 0 and 1 (Wilson 1927)."""
+    assert n > 0 and 0 <= successes <= n, f"{successes} successes among {n}"
+    z, rate = _normal_quantile(level), successes / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # At 0 and n the algebra gives exactly 0 and 1; floats do not.
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+
+
+def cluster_means(values: ArrayLike, clusters: Sequence[Hashable]) -> Floats:
+    """The mean of each cluster, in the order in which clusters first appear.
+
+    The repeats of one question are not independent: average them first, and every question weighs the same.
+    """
+    numbers = _floats(values)
+    assert len(clusters) == len(numbers), f"{len(clusters)} clusters for {len(numbers)} values"
+    place = {cluster: index for index, cluster in enumerate(dict.fromkeys(clusters))}
+    index = np.array([place[cluster] for cluster in clusters], dtype=np.int64)
+    means: Floats = np.bincount(index, weights=numbers) / np.bincount(index)
+    return means
+
+
+def mean_interval(
+    values: ArrayLike,
+    clusters: Sequence[Hashable] | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The interval of the mean of `values`, one a question; with `clusters`, of the mean of cluster means.
+
+    Percentile bootstrap; Wilson where all values are 0 or 1, because resampled zeros are always zeros.
+    """
+    numbers = _floats(values) if clusters is None else cluster_means(values, clusters)
+    if np.isin(numbers, (0.0, 1.0)).all():
+        return wilson(float(numbers.sum()), len(numbers), level)
+    means = _resampled_means(numbers, resamples, np.random.default_rng(seed))
+    return _percentiles(means, len(numbers), level)
+
+
+def macro_interval(
+    groups: Mapping[str, ArrayLike], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """The interval of the mean over datasets of their means: a bootstrap within each dataset.
+
+    `groups`: dataset → one value a question (scores, or paired differences). The datasets are not resampled:
+    the interval is about other questions of these datasets.
+    """
+    assert groups, "no datasets"
+    rng = np.random.default_rng(seed)
+    numbers = [_floats(values) for values in groups.values()]
+    means = np.mean([_resampled_means(values, resamples, rng) for values in numbers], axis=0)
+    return _percentiles(means, min(map(len, numbers)), level)
+
+
+def paired_bootstrap(
+    a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0, *, level: float = 0.95
+) -> Difference:
+    """mean(a) - mean(b) with its percentile interval; a[i] and b[i] are scores of the same question."""
+    differences = _differences(a, b)
+    means = _resampled_means(differences, resamples, np.random.default_rng(seed))
+    low, high = _percentiles(means, len(differences), level)
+    return Difference(float(differences.mean()), low, high)
+
+
+def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
+    """Exact two-sided p of McNemar's test: do a and b (0 or 1 a question) beat each other equally often?
+
+    Only questions that just one of them answers count. Repeats of a question are not independent: `sign_flip`
+    on `cluster_means` is the test for them.
+    """
+    differences = _differences(a, b)
+    assert np.isin(_floats(a), (0, 1)).all() and np.isin(_floats(b), (0, 1)).all(), "scores are not 0 or 1"
+    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def sign_flip(a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p of the paired permutation test: would random signs of a - b give as large a mean?
+
+    The observed signs count as one of the permutations: p is never 0, and few resamples make no false alarms.
+    """
+    differences = _differences(a, b)
+    differences = differences[differences != 0]
+    # Differences of decimal scores: sums that are equal on paper may differ in the last bits.
+    observed = abs(differences.sum()) - 1e-9
+    rng = np.random.default_rng(seed)
+
+    def flipped_sums(rows: int) -> Floats:
+        signs = 2.0 * rng.integers(0, 2, size=(rows, len(differences)), dtype=np.int8) - 1.0
+        sums: Floats = signs @ differences
+        return sums
+
+    sums = _in_chunks(flipped_sums, resamples, len(differences))
+    return float((1 + (np.abs(sums) >= observed).sum()) / (1 + resamples))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values adjusted for having looked at all of them: below alpha, one is significant (Holm 1979)."""
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def smallest_detectable(n: int, discordance: float, power: float = 0.8, alpha: float = 0.05) -> float:
+    """The smallest true difference that a paired two-sided test on n questions finds with this power.
+
+    `discordance` is the mean of (a - b)²; for scores of 0 and 1, the share of questions where they differ.
+    A normal approximation: (z of 1 - alpha/2 + z of power) * sqrt(discordance / n).
+    """
+    assert n > 0 and discordance >= 0, f"discordance {discordance} of {n} questions"
+    return (_normal_quantile(1 - alpha) + NormalDist().inv_cdf(power)) * math.sqrt(discordance / n)
+
+
+def _floats(values: ArrayLike) -> Floats:
+    numbers = np.asarray(values, dtype=np.float64)
+    assert numbers.ndim == 1 and len(numbers), f"one value a question is wanted, not shape {numbers.shape}"
+    assert np.isfinite(numbers).all(), "a value is not finite"
+    return numbers
+
+
+def _differences(a: ArrayLike, b: ArrayLike) -> Floats:
+    first, second = _floats(a), _floats(b)
+    assert len(first) == len(second), f"{len(first)} scores against {len(second)}: not the same questions"
+    return first - second
+
+
+def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
+    """(resamples,) means of as many values, drawn with replacement."""
+    n = len(values)
+    index_type = np.uint16 if n <= 2**16 else np.uint32  # short indices are drawn several times faster
+
+    def means(rows: int) -> Floats:
+        drawn: Floats = values[rng.integers(0, n, size=(rows, n), dtype=index_type)]
+        return drawn.mean(axis=1)
+
+    return _in_chunks(means, resamples, n)
+
+
+def _in_chunks(draw: Callable[[int], Floats], rows: int, columns: int) -> Floats:
+    step = max(1, CHUNK // max(1, columns))
+    return np.concatenate([draw(min(step, rows - start)) for start in range(0, rows, step)])
+
+
+def _percentiles(means: Floats, n: int, level: float) -> tuple[float, float]:
+    """The percentile interval, widened for n as Student's t is (Hesterberg 2015, "expanded percentile")."""
+    if n == 1:
+        return -math.inf, math.inf
+    wide = math.sqrt(n / (n - 1)) * _student_quantile(level, n - 1)
+    tail = NormalDist().cdf(-wide)
+    low, high = np.quantile(means, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def _normal_quantile(level: float) -> float:
+    """z such that a standard normal lies in ±z with probability `level`."""
+    return NormalDist().inv_cdf(0.5 + level / 2)
+
+
+def _student_quantile(level: float, freedom: int) -> float:
+    """The same for Student's t, by Fisher and Cornish's expansion (Abramowitz and Stegun 26.7.5)."""
+    z, v = _normal_quantile(level), freedom
+    first = (z**3 + z) / (4 * v)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    return z + first + second + third
