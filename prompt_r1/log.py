@@ -62,7 +62,7 @@ class Log:
     def trajectories(
         self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
     ) -> None:
-        """Write trajectories/NAME.jsonl, a game a line, group after group. Every rank writes its own games."""
+        """Write trajectories/NAME.jsonl, a game a line, by group. Every rank writes its own games."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
