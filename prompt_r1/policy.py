@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from prompt_r1 import attention
+from prompt_r1.hub import loading_options
 from prompt_r1.types import UsageError
 
 CHUNK = 1024  # scored tokens whose logits exist at the same time
@@ -148,9 +149,10 @@ def load_policy(
     """
     attention.register()
     try:
-        config = AutoConfig.from_pretrained(path)
+        options = loading_options(path)
+        config = AutoConfig.from_pretrained(path, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=weights, attn_implementation=attention.NAME
+            path, config=config, dtype=weights, attn_implementation=attention.NAME, **options
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no causal language model at {str(path)!r}: {_first_line(error)}") from None
@@ -180,7 +182,7 @@ def _has_windows(config: object) -> bool:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder (or of a hub id). Raises UsageError where there is none."""
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, **loading_options(path))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no tokenizer at {str(path)!r}: {_first_line(error)}") from None
 
