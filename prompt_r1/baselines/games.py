@@ -10,22 +10,11 @@ from collections.abc import Callable, Sequence
 
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
 from prompt_r1.config import TrainConfig
+from prompt_r1.environments.nobody import Nobody
 from prompt_r1.environments.pool import Pool
 from prompt_r1.players import Player
 from prompt_r1.reward import well_formed
-from prompt_r1.types import Environment, Message, Question, Trajectory
-
-
-class Nobody:
-    """Tells nothing, costs nothing."""
-
-    name = "nobody"
-
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        return "I have nothing to say about this."
-
-    async def close(self) -> None:
-        pass
+from prompt_r1.types import Environment, Question, Trajectory
 
 
 class Game:
