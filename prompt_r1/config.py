@@ -13,6 +13,8 @@ import yaml
 from prompt_r1.knobs import METHODS, MethodConfig, knob
 from prompt_r1.types import UsageError
 
+INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
@@ -55,7 +57,7 @@ class TrainConfig(EnvironmentConfig):
     seed: int = knob(0, "world, order of the questions and sampling")
     # The game
     instruction: str = knob(
-        "paper", "paper, paper-50, short or alone", choices=("paper", "paper-50", "short", "alone")
+        "paper", "paper, paper-50 or short; alone or answer: without environment", choices=INSTRUCTION_NAMES
     )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")

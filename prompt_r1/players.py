@@ -23,12 +23,14 @@ from prompt_r1.types import Completion, Environment, Question, Trajectory, Usage
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
-# For an agent without environment: the form of the paper's last step.
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+# For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
 ALONE = {
     "alone": """\
 Think about the question, then answer it. Write:
    <think>(your reasoning)</think>
-   <answer>(final answer for the question)</answer>"""
+   <answer>(final answer for the question)</answer>""",
+    "answer": ANSWER_IN_TAGS,  # what environments that are asked once are told, too
 }
 
 
