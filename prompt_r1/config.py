@@ -4,18 +4,14 @@ The defaults of `TrainConfig` are the paper's (Table 6 and the released run scri
 """
 
 import dataclasses
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
 
+from prompt_r1.knobs import METHODS, MethodConfig, knob
 from prompt_r1.types import UsageError
-
-
-def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a config: its default, its line in --help, and its values where they are few."""
-    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -132,15 +128,12 @@ class InferConfig:
     device: str = knob("auto", "auto, cpu or cuda")
 
 
-METHODS = ("direct", "untrained", "prompt-r1")
-
-
 @dataclass(frozen=True)
-class EvaluateConfig(EnvironmentConfig):
+class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
-    method: tuple[str, ...] = knob(METHODS, "any of them", choices=METHODS)
+    method: tuple[str, ...] = knob(("direct", "untrained", "prompt-r1"), "any of them", choices=METHODS)
     agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
     env: tuple[str, ...] = knob((), "environments (default: the one the agent was trained with)")
     limit: int = knob(0, "questions of each file at most; 0: all")

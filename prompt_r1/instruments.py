@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import mean, median
 from typing import get_args
 
@@ -10,6 +11,7 @@ from prompt_r1.environments.pool import Pool
 from prompt_r1.evaluation import judge
 from prompt_r1.grpo import Sample
 from prompt_r1.reward import Rule, score
+from prompt_r1.statistics import mean_interval
 from prompt_r1.types import Reward, Stop, Trajectory
 
 
@@ -17,6 +19,7 @@ from prompt_r1.types import Reward, Stop, Trajectory
 class Record:
     """A finished game in numbers. `reward` is None for a game that the environment broke."""
 
+    question: str  # id
     stop: Stop
     reward: Reward | None
     em: float
@@ -34,6 +37,7 @@ def record(trajectory: Trajectory, *, rule: Rule) -> Record:
     result = judge(trajectory, rule=rule)
     asked = [turn for turn in trajectory.turns if turn.reply is not None]
     return Record(
+        question=trajectory.question.id,
         stop=trajectory.stop,
         reward=None if trajectory.stop == "env_error" else score(trajectory, rule=rule),
         em=result.em,
@@ -66,7 +70,27 @@ def game_metrics(records: Sequence[Record]) -> dict[str, float]:
         "env/latency": median(latencies) if latencies else 0.0,
     }
     ends = {f"stop/{stop}": _mean([float(game.stop == stop) for game in records]) for stop in get_args(Stop)}
-    return metrics | ends
+    return metrics | ends | _intervals(records)
+
+
+def _intervals(records: Sequence[Record]) -> dict[str, float]:
+    """NAME_low and NAME_high: 95 % over other questions. The games of one question are not independent."""
+    scored = [(game, game.reward) for game in records if game.reward is not None]
+    if not scored:
+        return {}
+    questions = [game.question for game, _ in scored]
+    columns = {
+        "reward/mean": [reward.total for _, reward in scored],
+        "em": [game.em for game, _ in scored],
+        "format": [game.well_formed for game, _ in scored],
+    }
+    intervals = {name: mean_interval(values, questions) for name, values in columns.items()}
+    return {
+        f"{name}_{end}": value
+        for name, interval in intervals.items()
+        for end, value in zip(("low", "high"), interval, strict=True)
+        if isfinite(value)  # nothing is known from a single question
+    }
 
 
 def _mean(values: list[float]) -> float:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -62,26 +62,37 @@ class Log:
     def trajectories(
         self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
     ) -> None:
-        """Write trajectories/NAME.jsonl, one game a line. Every rank writes its own games."""
+        """Write trajectories/NAME.jsonl, a game a line, by group. Every rank writes its own games."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         samples = {id(sample.trajectory): sample for group in samples_PG for sample in group}
-        _append(path, (_row(game, samples.get(id(game))) for group in groups_PG for game in group))
+        rows = (
+            {"group": number, "sample": sample} | _row(game, samples.get(id(game)))
+            for number, group in enumerate(groups_PG)
+            for sample, game in enumerate(group)
+        )
+        _append(path, rows)
 
 
 def _row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
-    """A game for people and programs to read. `sample` is None for a game that was not trained on."""
+    """A game for people and programs to read. `sample` is None for a game that was not trained on.
+
+    `sampled` has a digit a token, 1 where it is the agent's; `logprobs` are those of the agent's tokens.
+    """
+    turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
+    logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
     return {
         "question": asdict(trajectory.question),
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": turns,
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
         "reward": asdict(sample.reward) if sample else None,
         "advantage": sample.advantage if sample else None,
         "tokens": trajectory.tokens,
-        "sampled": [int(flag) for flag in trajectory.sampled],
+        "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
+        "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],
     }
 
 
@@ -116,4 +127,4 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 def _append(path: Path, rows: Iterable[dict]) -> None:
     with path.open("a", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -46,9 +46,9 @@ def choose_attention(
 def _with_gradients(
     attention: Attention, groups: Groups, query: Tensor, key: Tensor, value: Tensor, grad: Tensor
 ) -> list[Tensor]:
-    leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-    out = attention(groups, *leaves, 0.1)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    query, key, value = (rows.clone().requires_grad_() for rows in (query, key, value))
+    out = attention(groups, query, key, value, 0.1)
+    return [out.detach(), *torch.autograd.grad(out, (query, key, value), grad)]
 
 
 def game_by_game(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -58,8 +58,8 @@ def game_by_game(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scal
         opening = slice(group.start, group.start + group.opening)
         out.append(_causal(query[:, opening], key[:, opening], value[:, opening], scale))
         for own in _games(group):
-            whole = [torch.cat([rows[:, opening], rows[:, own]], 1) for rows in (query, key, value)]
-            out.append(_causal(*whole, scale)[:, group.opening :])
+            q, k, v = (torch.cat([rows[:, opening], rows[:, own]], 1) for rows in (query, key, value))
+            out.append(_causal(q, k, v, scale)[:, group.opening :])
     return torch.cat(out, 1)
 
 

@@ -1,6 +1,6 @@
 """Who plays and on what, from the names that a user writes: agents, question sets, the newest run."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -117,15 +117,12 @@ def newest_mini_run() -> Path:
     return max(found, key=lambda path: path.stat().st_mtime).parent.parent
 
 
-def open_environments(
-    config: TrainConfig | EvaluateConfig,
-    specs: Iterable[str],
-    *,
-    seed: int,
-    folder: Path | None,
-    ranks: Ranks,
-) -> list[Pool]:
-    """The environments of a run with its one journal and budget: what it spent before is in its journal."""
+def environment_opener(
+    config: TrainConfig | EvaluateConfig, *, seed: int, folder: Path | None, ranks: Ranks
+) -> Callable[..., Pool]:
+    """Opens environments by SPEC, all with the run's one journal and budget: what the run spent before is in
+    its journal. `fields` of each request, if given, stand in place of --env-args.
+    """
     if config.max_env_usd and not config.env_price:
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
     journal = Journal(
@@ -141,23 +138,37 @@ def open_environments(
         spent=journal.spent,
         ranks=ranks.count,
     )
-    return [
-        make_environment(
+
+    def open_environment(spec: str, *, fields: Mapping[str, object] | None = None) -> Pool:
+        return make_environment(
             spec,
             seed=seed,
             concurrency=config.env_concurrency,
             attempt_timeout=config.env_timeout,
             requests_per_minute=config.env_rpm,
             tokens_per_minute=config.env_tpm,
-            fields=parse_fields(config.env_args),
+            fields=parse_fields(config.env_args) if fields is None else fields,
             route=config.route,
             prices=parse_prices(config.env_price),
             journal=journal,
             budget=budget,
             device=config.device,
         )
-        for spec in specs
-    ]
+
+    return open_environment
+
+
+def open_environments(
+    config: TrainConfig | EvaluateConfig,
+    specs: Iterable[str],
+    *,
+    seed: int,
+    folder: Path | None,
+    ranks: Ranks,
+) -> list[Pool]:
+    """The environments of a run, with its one journal and budget."""
+    open_environment = environment_opener(config, seed=seed, folder=folder, ranks=ranks)
+    return [open_environment(spec) for spec in specs]
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from prompt_r1 import attention
+from prompt_r1.hub import loading_options
 from prompt_r1.packed_attention import choose_attention
 from prompt_r1.packing import Packed
 from prompt_r1.types import UsageError
@@ -163,9 +164,10 @@ def load_policy(
     """
     attention.register()
     try:
-        config = AutoConfig.from_pretrained(path)
+        options = loading_options(path)
+        config = AutoConfig.from_pretrained(path, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=weights, attn_implementation=attention.NAME
+            path, config=config, dtype=weights, attn_implementation=attention.NAME, **options
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no causal language model at {str(path)!r}: {_first_line(error)}") from None
@@ -195,7 +197,7 @@ def _has_windows(config: object) -> bool:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder (or of a hub id). Raises UsageError where there is none."""
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, **loading_options(path))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no tokenizer at {str(path)!r}: {_first_line(error)}") from None
 

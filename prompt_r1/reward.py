@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prompt_r1.metrics import f1
-from prompt_r1.types import Reward, Trajectory
+from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,18 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     R is in [-epsilon, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
-    actions = [turn.action for turn in trajectory.turns]
-    good_turns = sum(bool(action.think) and bool(action.prompt) for action in actions)
-    answer = trajectory.answer
-    if answer is None:
-        format_reward = min(rule.unanswered_cap, rule.alpha * good_turns)
-        return Reward(format=format_reward, answer=0.0, total=-rule.epsilon + format_reward)
-    format_reward = min(
-        rule.epsilon,
-        rule.alpha * good_turns
-        + rule.beta
-        + rule.gamma * bool(answer)
-        + rule.delta * (actions[-1].clean and bool(actions[-1].think)),
+    actions, answer = [turn.action for turn in trajectory.turns], trajectory.answer
+    terms = FormatTerms(
+        interactions=rule.alpha * sum(bool(action.think) and bool(action.prompt) for action in actions),
+        parsed=rule.beta * (answer is not None),
+        filled=rule.gamma * bool(answer),
+        complete=rule.delta * (answer is not None and actions[-1].clean and bool(actions[-1].think)),
     )
-    answer_reward = f1(answer, trajectory.question.answers)
+    format_reward = min(rule.unanswered_cap if answer is None else rule.epsilon, terms.sum)
+    answer_reward = f1(answer, trajectory.question.answers) if answer is not None else 0.0
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
-    return Reward(format=format_reward, answer=answer_reward, total=total)
+    return Reward(format_reward, answer_reward, total, terms, gate_is_open)
 
 
 def well_formed(trajectory: Trajectory) -> bool:

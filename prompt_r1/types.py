@@ -96,12 +96,28 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class FormatTerms:
+    """The four terms of eq. 12, before the cap."""
+
+    interactions: float = 0.0  # α Σ M_t
+    parsed: float = 0.0  # β A_p
+    filled: float = 0.0  # γ A_n
+    complete: float = 0.0  # δ C_f
+
+    @property
+    def sum(self) -> float:
+        return self.interactions + self.parsed + self.filled + self.complete
+
+
+@dataclass(frozen=True)
 class Reward:
-    """R_fmt, R_ans and R of eqs 12-15."""
+    """R_fmt, R_ans and R of eqs 12-15, and for people to read: the terms of R_fmt, and the gate."""
 
     format: float
     answer: float
     total: float
+    terms: FormatTerms = FormatTerms()
+    gate_is_open: bool = False  # R_fmt = ε: the answer counts
 
 
 class Generate(Protocol):

@@ -135,6 +135,10 @@ def test_the_trajectories_say_what_was_trained_on(trained):
     assert len(rows) == 8
     game = json.loads(rows[0])
     assert len(game["tokens"]) == len(game["sampled"]) and game["reward"]["total"] < 0
+    assert len(game["logprobs"]) == game["sampled"].count("1") and max(game["logprobs"]) <= 0
+    assert [(row["group"], row["sample"]) for row in map(json.loads, rows)] == [
+        (group, sample) for group in range(4) for sample in range(2)
+    ]
     assert game["stop"] in ("malformed", "max_tokens")
 
 

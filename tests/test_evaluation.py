@@ -1,12 +1,14 @@
 """Means and tables against numbers worked out by hand; the records that the curves are made of."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from prompt_r1.evaluation import Result, ask_directly, judge, means, table
 from prompt_r1.instruments import game_metrics, record
 from prompt_r1.reward import RULES
+from prompt_r1.statistics import wilson
 from prompt_r1.types import EnvError, Question
 from tests.test_reward import GOOD, RIGHT, WRONG, game
 from tests.tiny import ScriptedEnvironment
@@ -54,3 +56,20 @@ def test_the_curves_leave_out_broken_games_but_count_them():
     assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
     assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
     assert game_metrics(records[2:])["reward/mean"] == 0.0
+
+
+def test_the_intervals_of_a_step_count_questions_not_games():
+    """Five equal games of a question are no five observations: repeating each game moves no bound."""
+    questions = [Question(str(number), "test", "?", ("Anna Keller",)) for number in range(8)]
+    endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
+    games = [
+        replace(game(GOOD, ending), question=question)
+        for question, ending in zip(questions, endings, strict=True)
+    ]
+    once = game_metrics([record(game, rule=RULE) for game in games])
+    five_times = game_metrics([record(game, rule=RULE) for game in games for _ in range(5)])
+    assert (once["em_low"], once["em_high"]) == pytest.approx(wilson(5, 8))
+    assert all(
+        five_times[name] == pytest.approx(once[name]) for name in once if name.endswith(("low", "high"))
+    )
+    assert "em_low" in once and "reward/mean_high" in once and "format_low" in once

@@ -4,7 +4,7 @@ import pytest
 
 from prompt_r1.protocol import parse
 from prompt_r1.reward import RULES, score, well_formed
-from prompt_r1.types import Question, Trajectory, Turn
+from prompt_r1.types import FormatTerms, Question, Trajectory, Turn
 from tests.tiny import think
 
 QUESTION = Question("q", "test", "?", ("Anna Keller",))
@@ -81,3 +81,14 @@ def test_well_formed_wants_every_turn_clean_and_an_answer():
     assert not well_formed(game(GOOD + "!", RIGHT))
     assert not well_formed(game(GOOD))
     assert not well_formed(game(GOOD, think("so", answer="")))
+
+
+def test_the_terms_of_the_format_reward_add_up_to_it_below_the_cap():
+    """Release: α 0.4 a good turn, β 0.25, γ 0.25, δ 0.1, cap 1."""
+    half = score(game(GOOD, GOOD, "<answer></answer>"), rule=RULES["release"])
+    assert half.terms == FormatTerms(interactions=0.8, parsed=0.25) and half.format == 1.0
+    assert half.gate_is_open
+    shut = score(game(GOOD, think("so", answer="")), rule=RULES["release"])
+    assert shut.terms == FormatTerms(interactions=0.4, parsed=0.25, complete=0.1) and not shut.gate_is_open
+    silent = score(game(*[GOOD] * 3), rule=RULES["release"])
+    assert silent.terms.sum == pytest.approx(1.2) and silent.format == 0.4 and not silent.gate_is_open

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
@@ -14,6 +15,16 @@ from prompt_r1.types import Environment, Message, UsageError
 
 LONG_REPLY = 1024  # tokens reserved for a reply while none has been seen and no limit was set
 CHARACTERS_PER_TOKEN = 3  # of a prompt: reserving too much is safe
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an environment said and what saying it costs, whether it was paid now or the journal had it."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+    usd: float
 
 
 class Source(Protocol):
@@ -63,26 +74,34 @@ class MeteredEnvironment:
         self._longest_reply = 0
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+        """The text of `call`."""
+        return (await self.call(messages, sample=sample, session=session)).text
+
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
         """The reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up."""
+        outcome = await self._outcome(messages, sample, session)
+        cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
+        return Reply(reply_of(outcome, self.name), outcome.tokens_in, outcome.tokens_out, cost.usd)
+
+    async def _outcome(self, messages: list[Message], sample: int, session: str) -> Outcome:
         key = key_of(self.name, messages, self._source.parameters, sample)
         if not self._journal.reuses:
-            return reply_of(await self._pay(key, messages, sample, session), self.name)
+            return await self._pay(key, messages, sample, session)
         while key in self._running:
             await self._running[key].wait()  # the same call of another game: one payment is enough
         outcome = self._journal.find(key)
         if outcome is not None:
             self.counts["reused"] += 1
-            return reply_of(outcome, self.name)
+            return outcome
         if self._journal.mode == "replay":
             call = f"call {len(messages) // 2 + 1} of game {sample} about question {session!r}"
             raise UsageError(f"--journal replay: {self.name} has no recorded reply to {call}; "
                              "record it with --journal reuse")  # fmt: skip
         self._running[key] = asyncio.Event()
         try:
-            outcome = await self._pay(key, messages, sample, session)
+            return await self._pay(key, messages, sample, session)
         finally:
             self._running.pop(key).set()
-        return reply_of(outcome, self.name)
 
     async def check(self) -> None:
         if self._journal.mode != "replay":

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from prompt_r1.environments.budget import Budget
-from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.metered import MeteredEnvironment, Reply
 from prompt_r1.types import EnvError, FatalEnvError, Message, Resumable, UsageError
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,17 @@ class Pool:
         self._warned = False
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+        """The text of `call`."""
+        return (await self.call(messages, sample=sample, session=session)).text
+
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
         """The reply of the routed environment, or of the next that is not down. Raises EnvError;
         FatalEnvError when none can ever reply; Resumable when the budget is used up or too many calls fail.
         """
         failures: list[EnvError | FatalEnvError] = []
         for index in self._order(session, sample):
             try:
-                reply = await self.members[index].ask(messages, sample=sample, session=session)
+                reply = await self.members[index].call(messages, sample=sample, session=session)
             except (EnvError, FatalEnvError) as error:
                 failures.append(error)
                 self._take_down(index, error)
