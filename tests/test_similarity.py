@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from prompt_r1.similarity import REPOSITORY, SHA256, SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.types import UsageError
 
-WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it", "aloud",
-         "to", "nobody", "at", "all", "."]  # fmt: skip
+WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it",
+         "aloud", "to", "nobody", "at", "all", "."]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
