@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -23,8 +24,8 @@ FILE_BYTES = 2 * 2**30  # a file is put together in memory before it is written
 def write(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
     """Write this rank's share. Called by all ranks; raises dcp.CheckpointException on all if one fails."""
     tensors = _tensors(policy, optimizer)
-    with _quiet():
-        dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
+    _hush()
+    dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
 
 
 def write_later(
@@ -34,15 +35,18 @@ def write_later(
     ranks, on the CPU; None for one rank.
     """
     tensors = _tensors(policy, optimizer)
-    with _quiet():
-        return dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
+    _hush()
+    return dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
 
 
 def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
     """Load what `write` wrote, by any number of ranks. Raises UsageError when the weights are others."""
     weights = {name: weight.detach() for name, weight in policy.named_parameters()}
     reader = HuggingFaceStorageReader(str(folder))
-    saved = reader.read_metadata().state_dict_metadata
+    try:
+        saved = reader.read_metadata().state_dict_metadata
+    except SafetensorError as error:
+        raise UsageError(f"{folder} holds no tensors: {error}") from None
     _check(folder, weights, {key: list(entry.size) for key, entry in saved.items()})
     tensors = {f"weights/{name}": weight for name, weight in weights.items()}
     states: dict[str, dict[str, Tensor]] = {}
@@ -51,8 +55,8 @@ def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> N
         like_weight = saved[key].size == weights[name].shape
         tensors[key] = torch.zeros_like(weights[name]) if like_weight else torch.zeros(saved[key].size)
         states.setdefault(name, {})[entry] = tensors[key]
-    with _quiet():
-        dcp.load(tensors, storage_reader=reader, no_dist=ranks == 1)
+    _hush()
+    dcp.load(tensors, storage_reader=reader, no_dist=ranks == 1)
     names = {weight: name for name, weight in policy.named_parameters()}
     ordered = [names[weight] for group in optimizer.param_groups for weight in group["params"]]
     numbered = {number: states[name] for number, name in enumerate(ordered) if name in states}
@@ -86,6 +90,6 @@ def _check(folder: Path, weights: dict[str, Tensor], saved: dict[str, list[int]]
                          "give the agent that the run began with")  # fmt: skip
 
 
-def _quiet() -> warnings.catch_warnings:
-    """DCP warns that a single process is a single process."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+def _hush() -> None:
+    """DCP warns that a single process is a single process, also from its thread: no context manager helps."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
