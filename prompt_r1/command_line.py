@@ -1,6 +1,7 @@
 """The command line of the entry points: flags from the fields of a config, kind errors, exit codes."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -27,6 +28,10 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         _leave(2, error)
     except Resumable as error:
         _leave(75, error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _leave(75, f"{error}: make room; the same command goes on from the last checkpoint")
     except KeyboardInterrupt:
         _leave(130, "interrupted; the same command goes on from the last checkpoint")
     sys.exit(0)

@@ -91,6 +91,10 @@ class TrainConfig(EnvironmentConfig):
     val_every: int = knob(20, "steps between validations")
     val_limit: int = knob(256, "validation questions at most")
     save_every: int = knob(20, "steps between checkpoints")
+    keep: int = knob(2, "newest checkpoints that stay, beside the best by validation; at least 2")
+    on_collapse: str = knob(
+        "warn", "when a curve collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
+    )
     # The machine
     device: str = knob("auto", "auto, cpu or cuda")
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
@@ -237,6 +241,10 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
         )
+    if config.keep < 2:
+        raise UsageError(f"--keep must be at least 2, not {config.keep}: the newest checkpoint may be broken")
+    if config.on_collapse == "rollback" and not config.val_data:
+        raise UsageError("--on-collapse rollback goes back to the agent that validated best: give --val-data")
     if config.group_size < 2:
         raise UsageError(
             f"--group-size must be at least 2, not {config.group_size}: GRPO compares games of a question"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.checkpoint import GAME_FILE
 from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig, read_yaml
 from prompt_r1.data import load_questions
 from prompt_r1.distributed import Ranks
@@ -16,6 +15,7 @@ from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.pool import Pool
+from prompt_r1.export import GAME_FILE
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play

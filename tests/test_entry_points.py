@@ -84,7 +84,9 @@ def trained(tmp_path_factory, agent) -> Path:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((run / "checkpoints").iterdir())[-1] / "agent" / "model.safetensors")
+    """Weights and Adam's states of the newest checkpoint."""
+    folder = sorted((run / "checkpoints").iterdir())[-1]
+    return {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
 
 
 def test_a_run_folder_holds_all_that_the_run_was(trained):
@@ -96,6 +98,7 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
         "journal",
         "checkpoints",
         "agent",
+        ".lock",
     }
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
