@@ -1,14 +1,21 @@
-"""How good is a predicted answer: exact match, substring match, F1; each the best over the gold answers.
+"""How good is a predicted answer: EM, SM, F1 and math; each the best over the gold answers.
 
-All compare texts after SQuAD normalisation. The default is strict: numbers keep what makes them numbers, and
+Texts are compared after SQuAD normalisation. The default is strict: numbers keep what makes them numbers, and
 an empty prediction is worth nothing. `official=True` repeats the release's rules with their leaks, to compare
-with its tables: "-5" = "5", "1/2" = "12", an empty prediction has SM = 1, "a" matches any text.
+with its tables: "-5" = "5", "1/2" = "12", an empty prediction has SM = 1, "a" matches any text. The release
+has no `math`: that one is the same under both. SSim, which needs a model, is in `similarity.py`.
 """
 
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prompt_r1.math_answers import plain, same_number
+
+Rules = Literal["strict", "official"]
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -16,13 +23,34 @@ UNICODE_MINUS = "\N{MINUS SIGN}"
 
 FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-# "18-20", "3:2", "(1,2)" are two numbers: without a blank they would become another one.
-BETWEEN_NUMBERS = re.compile(r"(?<=\d)[,:\N{EN DASH}-](?=\d)")
+# "18-20", "3:2", "(1,2)", "10^5" are two numbers: without a blank they would become another one.
+BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:\N{EN DASH}-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
 NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
 NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
 # Group 1 holds what is kept of the punctuation.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The four metrics of one prediction, each from 0 to 1."""
+
+    em: float
+    sm: float
+    f1: float
+    math: float
+
+
+def judge_text(prediction: str, answers: Sequence[str], *, rules: Rules = "strict") -> Scores:
+    """EM, SM, F1 and math of a prediction: the one door to the metrics for evaluations."""
+    official = rules == "official"
+    return Scores(
+        em=exact_match(prediction, answers, official=official),
+        sm=substring_match(prediction, answers, official=official),
+        f1=f1(prediction, answers, official=official),
+        math=math_match(prediction, answers),
+    )
 
 
 def normalise(text: str, *, official: bool = False) -> str:
@@ -50,6 +78,16 @@ def substring_match(prediction: str, answers: Sequence[str], *, official: bool =
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
     """Harmonic mean of precision and recall over the multisets of words (eq. 14); 0 for two empty texts."""
     return _best(_f1, prediction, answers, official)
+
+
+def math_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction equals a gold answer, as a text, as LaTeX without its layout, or as a number."""
+    if exact_match(prediction, answers):
+        return 1.0
+    bare = plain(prediction).replace(" ", "")
+    return float(any(
+        (bare and bare == plain(gold).replace(" ", "")) or same_number(prediction, gold) for gold in answers
+    ))  # fmt: skip
 
 
 def _best(
