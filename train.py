@@ -39,6 +39,7 @@ from prompt_r1.players import (
     open_environments,
 )
 from prompt_r1.policy import Policy
+from prompt_r1.report import write_report
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
 from prompt_r1.types import FatalEnvError, Question, Resumable, Trajectory
@@ -216,12 +217,13 @@ class Trainer:
         self.ranks.barrier()
 
     def save(self, state: State) -> None:
-        """Write a checkpoint. Called by every rank; the first one writes."""
+        """Write a checkpoint and the report. Called by every rank; the first one writes."""
         if self.ranks.first:
             with self.clock.phase("save"):
                 optimizer, tokenizer = self.updater.optimizer, self.player.codec.tokenizer
                 folder, policy = self.log.folder, self.updater.policy
                 checkpoint.save_checkpoint(folder, state, policy, optimizer, tokenizer, self.config)
+                write_report(folder)
         self.ranks.barrier()
 
 

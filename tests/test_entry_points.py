@@ -96,6 +96,7 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
         "journal",
         "checkpoints",
         "agent",
+        "report.html",
     }
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
