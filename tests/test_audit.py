@@ -32,7 +32,8 @@ def made(count: int, dataset: str = "HotpotQA") -> list[Question]:
 
 def test_all_bad_rows_are_named_and_the_exit_code_says_so(tmp_path: Path, capsys) -> None:
     path = jsonl(tmp_path / "train.jsonl", {"question": "Where?", "answer": "Paris"}, "", {"question": " "},
-                 "{oops", {"question": "Why?", "answers": []}, {"question": "Where?", "answer": "Rome"})  # fmt: skip
+                 "{oops", {"question": "Why?", "answers": []},
+                 {"question": "Where?", "answer": "Rome"})  # fmt: skip
     audit = audit_file(path)
     assert [finding.rows for finding in audit.bad] == [(3,), (4,), (5,), (6,)]
     assert "empty text" in audit.bad[0].what and "row 1 already" in audit.bad[3].what
