@@ -28,7 +28,9 @@ def read_run(folder: Path, *, games: int) -> Row:
     config = folder / "config.yaml"
     settings = yaml.safe_load(config.read_text("utf-8")) if config.exists() else {}
     metrics = columns(list(_lines(folder / "metrics.jsonl")))
+    last = max((step for step in metrics.get("step", ()) if step is not None), default=0)
     files = _files_by_step(folder / "trajectories")
+    files = {step: paths for step, paths in files.items() if step <= last}  # others were undone
     shown = choose_steps(files, games=games)
     pieces, costs = Pieces.of_run(folder), CallCosts(folder / "journal")
     rule = RULES.get(str(settings.get("rule")))

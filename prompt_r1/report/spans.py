@@ -26,10 +26,9 @@ class Pieces:
 
     @classmethod
     def of_run(cls, folder: Path) -> "Pieces":
-        """With the tokenizer of the run's agent, the best one or that of a checkpoint."""
-        agents = [folder / "agent", *sorted(folder.glob("checkpoints/step-*/agent"))]
-        saved = next((agent for agent in agents if (agent / "config.json").exists()), None)
-        return cls(load_tokenizer(saved) if saved else None)
+        """With the tokenizer of the run's agent."""
+        agent = folder / "agent"
+        return cls(load_tokenizer(agent) if (agent / "config.json").exists() else None)
 
     def lengths(self, tokens: tuple[int, ...]) -> str:
         """A digit (base 36) a token: its characters. "" where the texts of single tokens do not add up."""
