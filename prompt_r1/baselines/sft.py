@@ -23,10 +23,10 @@ from tqdm import tqdm
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
-from prompt_r1.checkpoint import export_agent
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import PRESETS, TrainConfig
 from prompt_r1.distributed import pick_device
+from prompt_r1.export import export_agent
 from prompt_r1.knobs import SftConfig
 from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, load_player, trained_config
 from prompt_r1.types import Question, UsageError
