@@ -22,7 +22,7 @@ from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig, write_yaml
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
+from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
@@ -34,6 +34,7 @@ from prompt_r1.players import (
     check_fit,
     find_agent,
     find_questions,
+    load_learner,
     load_player,
     load_reference,
     open_environments,
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> None:
         return
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
-    ranks = start_ranks(config.device)
+    ranks = start_ranks(config.device, config.parallel)
     folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
     with asyncio.Runner() as runner:
         train(config, folder, ranks, runner)
@@ -68,8 +69,9 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
-    reference = load_reference(start, config, player) if config.kl_coef else None
-    updater = make_updater(config, player.policy, reference, ranks)
+    learner = load_learner(start, config, player, ranks)
+    reference = load_reference(start, config, player, ranks) if config.kl_coef else None
+    updater = make_updater(config, learner, reference, ranks)
     trainer = Trainer(config, ranks, runner, log, player, updater, environment)
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
@@ -123,24 +125,23 @@ class Trainer:
     def step(self, number: int, questions: list[Question]) -> dict[str, float]:
         """Play, score, compare, update. Each rank plays its share; groups never cross ranks."""
         config, ranks = self.config, self.ranks
-        mine = questions[ranks.rank :: ranks.count]
+        mine = deal([len(question.text) for question in questions], ranks.count)[ranks.rank]
         # A game's seed does not depend on the rank that plays it: any number of ranks plays the same games.
-        seeds = [f"{config.seed}/{number}/{index}" for index in range(len(questions))][
-            ranks.rank :: ranks.count
-        ]
+        seeds = [f"{config.seed}/{number}/{index}" for index in mine]
         play = partial(
             self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            rollout = play_groups(mine, config.group_size, play, seeds=seeds)
+            rollout = play_groups([questions[index] for index in mine], config.group_size, play, seeds=seeds)
             groups_PG = together(rollout, self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
             games, group_size = config.questions * config.group_size, config.group_size
             mini_batches = split(
-                samples_PG, games=games, group_size=group_size, mini_batch=config.mini_batch, ranks=ranks
+                samples_PG, games=games, group_size=group_size, mini_batch=config.mini_batch, numbers=mine
             )
             metrics = self.updater.update(mini_batches)
+            self.player.policy.follow(self.updater.policy)
         self.player.engine.forget()  # what is cached was computed with the old weights
         self.log.trajectories(f"step-{number:06d}-rank{ranks.rank}", groups_PG, samples_PG)
         metrics |= step_metrics(
@@ -190,6 +191,7 @@ class Trainer:
         state = State(step=-1)
         if found is not None:
             state = checkpoint.resume(found, policy, self.updater.optimizer, config)
+            self.player.policy.follow(policy)
             sampler.restore(state.sampler)
             self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
         if self.ranks.first:

@@ -122,6 +122,12 @@ def _pad(
     )  # fmt: skip
 
 
+def nothing(device: torch.device) -> Batch:
+    """A batch in which nothing is scored: its loss is 0, and so are its gradients."""
+    zeros, tokens = torch.zeros(1, 1, device=device), torch.zeros(1, 2, dtype=torch.long, device=device)
+    return Batch(tokens, zeros, zeros[0], engine_logprobs=zeros, old_logprobs=zeros, ref_logprobs=zeros)
+
+
 def with_logprobs(batch: Batch, *, old: Tensor | None = None, reference: Tensor | None = None) -> Batch:
     """The same batch with log-probabilities (B, T-1) that a model recomputed."""
     changes = {"old_logprobs": old, "ref_logprobs": reference}

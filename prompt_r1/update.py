@@ -15,6 +15,7 @@ from prompt_r1.grpo import (
     Sample,
     collate,
     grpo_loss,
+    nothing,
     sequence_mean_weight,
     token_mean_weight,
     with_logprobs,
@@ -55,7 +56,7 @@ class Updater:
                 scores = self.policy(batch.tokens, batch.scored)
                 loss = grpo_loss(scores.logprobs, batch, clip=self.clip, kl_coef=self.kl_coef)
                 loss.total.backward()
-                kl_tokens.append(loss.kl)
+                kl_tokens += [loss.kl] * (len(loss.kl) > 0)
                 entropy = (batch.weights * scores.entropy).sum()
                 for name, value in {**loss.metrics, "entropy": entropy}.items():
                     totals[name] += value.item() / len(prepared)
@@ -82,7 +83,14 @@ class Updater:
             else partial(sequence_mean_weight, games=int(all_games))
         )  # fmt: skip
         batches = collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
-        return [self._with_logprobs(batch) for batch in batches]
+        return [self._with_logprobs(batch) for batch in self._as_many(batches)]
+
+    def _as_many(self, batches: list[Batch]) -> list[Batch]:
+        """Sharded weights are gathered by all ranks for each batch: who has fewer fills up with nothing."""
+        if self.ranks.mesh is None:
+            return batches
+        most = int(self.ranks.max([len(batches)])[0])
+        return batches + [nothing(self.policy.device)] * (most - len(batches))
 
     @torch.no_grad()
     def _with_logprobs(self, batch: Batch) -> Batch:
@@ -95,7 +103,7 @@ class Updater:
     def _step(self) -> float:
         """Sum the gradients over ranks, clip, step. One that is not finite is dropped, on every rank."""
         self.ranks.sum_gradients(self.policy)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip).item()
+        norm = self.ranks.clip_gradients(self.policy, self.grad_clip)
         if norm < float("inf"):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -104,18 +112,18 @@ class Updater:
 
 def _gap(logprobs: Tensor, batch: Batch) -> float:
     """Largest difference between what the engine recorded and what the policy computes, in nats."""
-    return (logprobs - batch.engine_logprobs)[batch.scored].abs().max().item()
+    gaps = (logprobs - batch.engine_logprobs)[batch.scored].abs()
+    return gaps.max().item() if len(gaps) else 0.0
 
 
 def split(
-    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, ranks: Ranks
+    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, numbers: Sequence[int]
 ) -> list[list[Sample]]:
-    """This rank's games by optimiser step, of a step of `games` games. A game's place follows from its number
-    in the whole step, so it does not depend on how many ranks there are.
+    """This rank's games by optimiser step, of a step of `games` games. A game's place follows from the number
+    of its question in the whole step, so it does not depend on how many ranks there are.
     """
     mini_batches: list[list[Sample]] = [[] for _ in range(math.ceil(games / mini_batch))]
-    for number, group in enumerate(samples_PG):
-        first = (number * ranks.count + ranks.rank) * group_size
+    for number, group in zip(numbers, samples_PG, strict=True):
         for position, sample in enumerate(group):
-            mini_batches[(first + position) // mini_batch].append(sample)
+            mini_batches[(number * group_size + position) // mini_batch].append(sample)
     return mini_batches
