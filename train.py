@@ -91,6 +91,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
             metrics |= trainer.clock.take() | spending(environment, ranks)
             log.metrics(metrics)
             log.say(console_line(metrics))
+            updater.stop_if_broken()
             if step > 0 and (step % config.save_every == 0 or step == config.steps):
                 trainer.save(state)
         if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
@@ -138,7 +139,11 @@ class Trainer:
         with self.clock.phase("update"):
             games, group_size = config.questions * config.group_size, config.group_size
             mini_batches = split(
-                samples_PG, games=games, group_size=group_size, mini_batch=config.mini_batch, numbers=mine
+                samples_PG,
+                games=games,
+                group_size=group_size,
+                mini_batch=config.games_per_update,
+                numbers=mine,
             )
             metrics = self.updater.update(mini_batches)
             self.player.policy.follow(self.updater.policy)
@@ -232,8 +237,7 @@ def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list
 
 def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> Updater:
     if config.checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.train()  # transformers recomputes only in training mode; the models have no dropout
+        policy.checkpoint_activations()
     adam = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
     return Updater(
         policy=policy,

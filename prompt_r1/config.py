@@ -69,6 +69,9 @@ class TrainConfig(EnvironmentConfig):
     questions: int = knob(128, "questions of a step, over all ranks")
     group_size: int = knob(5, "games of a question")
     mini_batch: int = knob(64, "games of an optimiser step, over all ranks")
+    mini_batch_of: str = knob(
+        "games", "what --mini-batch counts; questions keep groups whole", choices=("games", "questions")
+    )
     lr: float = knob(1e-6, "learning rate of AdamW, constant")
     beta1: float = knob(0.9, "AdamW")
     beta2: float = knob(0.999, "AdamW")
@@ -96,10 +99,15 @@ class TrainConfig(EnvironmentConfig):
     )
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
-    tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
+    tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
     dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+
+    @property
+    def games_per_update(self) -> int:
+        """Games of an optimiser step."""
+        return self.mini_batch * (self.group_size if self.mini_batch_of == "questions" else 1)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

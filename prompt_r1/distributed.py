@@ -150,9 +150,7 @@ def make_mesh(way: str, count: int, device: torch.device) -> DeviceMesh | None:
         return init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     if count % on_node:
-        raise UsageError(
-            f"--parallel hsdp needs equal nodes: {count} processes, {on_node} of them here"
-        )
+        raise UsageError(f"--parallel hsdp needs equal nodes: {count} processes, {on_node} of them here")
     return init_device_mesh(device.type, (count // on_node, on_node), mesh_dim_names=("replicate", "shard"))
 
 

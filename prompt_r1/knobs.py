@@ -9,7 +9,10 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
-METHODS = ("direct", "untrained", "agent-only", "prompt-r1")
+METHODS = (
+    "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa",
+    "untrained", "agent-only", "prompt-r1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,3 +25,21 @@ class MethodConfig:
         "tags, but not in the mini world",
         choices=("auto", "tags", "only"),
     )
+    train_data: tuple[str, ...] = knob((), "questions to learn from (mini, when --data is the mini world)")
+    val_data: tuple[str, ...] = knob((), "questions to choose by (mini, when --data is the mini world)")
+    shots: int = knob(4, "examples of cot-few-shot")
+    samples: int = knob(0, "calls of self-consistency; 0: as many as the agent makes, on average")
+    optimizer_env: str = knob(
+        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
+    )
+    optimizer_args: str = knob("", "fields of its requests, as JSON (the authors' temperature, max_tokens)")
+    optimizer_price: tuple[str, ...] = knob((), "IN,OUT in dollars per million tokens (--env-price)")
+    optimize_calls: int = knob(0, "budget of a search, in calls of both models; 0: the authors'")
+    optimize_val: int = knob(50, "validation questions of textgrad and gepa; 0: textgrad without validation")
+    seed_prompt: str = knob(
+        "Answer the question as well as you can.", "system message that the searches begin with"
+    )
+    opro_steps: int = knob(200, "steps of 8 new instructions")
+    opro_train: int = knob(261, "training questions that score an instruction")
+    textgrad_epochs: int = knob(3, "epochs of 4 updates")
+    gepa_calls: int = knob(150, "calls of the environment before the last iteration")

@@ -148,7 +148,7 @@ def environment_opener(
     config: TrainConfig | EvaluateConfig, *, seed: int, folder: Path | None, ranks: Ranks
 ) -> Callable[..., Pool]:
     """Opens environments by SPEC, all with the run's one journal and budget: what the run spent before is in
-    its journal. `fields` of each request, if given, stand in place of --env-args.
+    its journal. `fields` of each request and `prices`, if given, stand in place of the run's.
     """
     if config.max_env_usd and not config.env_price:
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
@@ -166,7 +166,9 @@ def environment_opener(
         ranks=ranks.count,
     )
 
-    def open_environment(spec: str, *, fields: Mapping[str, object] | None = None) -> Pool:
+    def open_environment(
+        spec: str, *, fields: Mapping[str, object] | None = None, prices: tuple[str, ...] = ()
+    ) -> Pool:
         return make_environment(
             spec,
             seed=seed,
@@ -176,7 +178,7 @@ def environment_opener(
             tokens_per_minute=config.env_tpm,
             fields=parse_fields(config.env_args) if fields is None else fields,
             route=config.route,
-            prices=parse_prices(config.env_price),
+            prices=parse_prices(prices or config.env_price),
             journal=journal,
             budget=budget,
             device=config.device,
