@@ -38,7 +38,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 
 def _leave(code: int, reason: object) -> NoReturn:
-    print(f"{Path(sys.argv[0]).name}: {reason}", file=sys.stderr)
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    print(f"{name}: {reason}", file=sys.stderr)
     sys.exit(code)
 
 

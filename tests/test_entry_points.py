@@ -98,6 +98,7 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
         "journal",
         "checkpoints",
         "agent",
+        "report.html",
         ".lock",
     }
     lines = read_metrics(run)
