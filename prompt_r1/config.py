@@ -97,6 +97,16 @@ class TrainConfig(EnvironmentConfig):
     )
     # The machine
     device: str = knob("auto", "auto, cpu or cuda")
+    parallel: str = knob(
+        "auto",
+        "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
+        choices=("auto", "none", "ddp", "fsdp", "hsdp"),
+    )
+    offload: str = knob(
+        "none",
+        "sharded weights that wait in CPU memory; all: AdamW too",
+        choices=("none", "reference", "all"),
+    )
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
