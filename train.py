@@ -181,8 +181,10 @@ class Trainer:
 
     def compare_on(self, test: list[Question], start: Path | str) -> dict[str, list[Result]]:
         """Questions that nothing was chosen by: the environment alone, the agent before and after."""
-        alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
-        rows = {"environment alone": self.gather(alone)}
+        rows: dict[str, list[Result]] = {}
+        if self.config.env != "none":
+            alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
+            rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
         return rows

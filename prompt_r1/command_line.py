@@ -38,7 +38,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 
 def _leave(code: int, reason: object) -> NoReturn:
-    print(f"{Path(sys.argv[0]).name}: {reason}", file=sys.stderr)
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    print(f"{name}: {reason}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -58,8 +60,19 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         config.env in ("mini", "mini-b", "mini-mute") and not config.data
     ):  # its world brings its own questions
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
+    name = Path(source).stem
+    if config.env == "none":
+        config, name = _alone(config, given), f"{name}-alone"
     check(config)
-    return config, Path(source).stem
+    return config, name
+
+
+def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """The game without an environment: one turn, with an own rule, and not told to ask unless it must be."""
+    game = {"max_turns": 1, "rule": "alone"}
+    if config.instruction.startswith("paper"):
+        game["instruction"] = "alone"
+    return replace(config, **{name: value for name, value in game.items() if name not in given})
 
 
 def parse_arguments(kind: type[Config], program: str, description: str, arguments: list[str]) -> Config:

@@ -13,6 +13,8 @@ import yaml
 from prompt_r1.knobs import METHODS, MethodConfig, knob
 from prompt_r1.types import UsageError
 
+INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
@@ -45,7 +47,7 @@ class TrainConfig(EnvironmentConfig):
     # Who plays, on what
     agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     env: str = knob(
-        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several"
+        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several; none"
     )
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
@@ -54,7 +56,9 @@ class TrainConfig(EnvironmentConfig):
     resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
     # The game
-    instruction: str = knob("paper", "paper, paper-50 or short", choices=("paper", "paper-50", "short"))
+    instruction: str = knob(
+        "paper", "paper, paper-50 or short; alone or answer: without environment", choices=INSTRUCTION_NAMES
+    )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
     max_tokens: int = knob(8192, "tokens of a game")
@@ -63,7 +67,9 @@ class TrainConfig(EnvironmentConfig):
     stop_tags: bool = knob(
         False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false")
     )
-    rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
+    rule: str = knob(
+        "paper", "reward rule (eqs 12-15); alone: for --env none", choices=("paper", "release", "alone")
+    )
     # The algorithm
     steps: int = knob(320, "rollout batches")
     questions: int = knob(128, "questions of a step, over all ranks")
@@ -221,6 +227,9 @@ def check(config: TrainConfig) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} must be 0 (none) or more, not {getattr(config, name)}"
             )
+    if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
+        raise UsageError("--env none and --rule alone go together, with --max-turns 1: without an "
+                         "environment the agent answers at once")  # fmt: skip
     if "," in config.env and config.route != "session":
         raise UsageError("training compares the games of a question, which must meet the same environment: "
                          "give one environment, or --route session")  # fmt: skip

@@ -15,6 +15,7 @@ from prompt_r1.export import export_agent, exported_step
 from prompt_r1.interrupt import Interrupt
 from prompt_r1.log import Clock, Log, console_line, read_metrics
 from prompt_r1.policy import Policy
+from prompt_r1.report import write_report
 from prompt_r1.run_folder import trim_metrics
 from prompt_r1.types import Resumable
 from prompt_r1.watchdog import Watchdog
@@ -80,6 +81,7 @@ class Keeper:
                 state.best_step, state.best_em, state.best_reward = step, *score
         if due or better:
             self.save(state)
+            self._report()
         return self._heed(state, line)
 
     def save(self, state: State, *, wait: bool = False) -> None:
@@ -91,6 +93,14 @@ class Keeper:
         if wait and self.checkpoints.failures:
             raise Resumable(f"step {state.step} is not saved: make room, and the same command goes on from "
                             "the checkpoint before it")  # fmt: skip
+
+    def _report(self) -> None:
+        """Show the run so far in one file. It can be made again from the others: no reason to stop."""
+        if self.ranks.first:
+            try:
+                write_report(self.log.folder)
+            except OSError as error:
+                self.log.say(f"report.html could not be written: {error.strerror}")
 
     def _heed(self, state: State, line: dict[str, float]) -> State:
         """Signals, an environment that is down, curves that collapse. The ranks agree on each."""

@@ -23,6 +23,15 @@ from prompt_r1.types import Completion, Environment, Question, Trajectory, Usage
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+# For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
+ALONE = {
+    "alone": """\
+Think about the question, then answer it. Write:
+   <think>(your reasoning)</think>
+   <answer>(final answer for the question)</answer>""",
+    "answer": ANSWER_IN_TAGS,  # what environments that are asked once are told, too
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
 
 def load_player(path: str | Path, config: TrainConfig, device: torch.device) -> Player:
     """An agent from its folder or hub id, to play the game of `config`. Raises UsageError where it cannot."""
-    codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    codec = Codec(load_tokenizer(path), (INSTRUCTIONS | ALONE)[config.instruction])
     policy = load_policy(
         path, device=device, compute=compute_dtype(config, device), temperature=config.temperature
     )
@@ -106,10 +115,12 @@ def trained_config(path: str | Path) -> TrainConfig | None:
 
 
 def newest_mini_run() -> Path:
-    """The run folder under runs/ whose mini agent was saved last."""
-    found = [
-        path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if trained_config(path.parent).agent == "mini"
-    ]
+    """The run folder under runs/ whose mini agent was saved last, of those that have learnt to ask."""
+
+    def asks(game: TrainConfig) -> bool:
+        return game.agent == "mini" and game.env != "none"
+
+    found = [path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if asks(trained_config(path.parent))]
     if not found:
         raise UsageError(
             f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
