@@ -107,7 +107,8 @@ def _parser(
         if f.type is bool:
             options["type"] = _boolean
         elif get_origin(f.type) is tuple:
-            options |= {"nargs": "+", "type": get_args(f.type)[0]}
+            # Given several times it goes on: --agent A --agent B.
+            options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
         if f.metadata["choices"] and f.type is not bool:
             options["choices"] = f.metadata["choices"]
         if f.type is bool and not f.default:

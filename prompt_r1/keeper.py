@@ -37,7 +37,7 @@ class Keeper:
     optimizer: Optimizer
     sampler: QuestionSampler
     base: Path | str  # the untrained agent
-    forget: Callable[[], None]  # of the engine: called when the weights have changed
+    refresh: Callable[[], None]  # the copy that plays: called when the weights have changed
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
 
@@ -53,6 +53,7 @@ class Keeper:
         if found is not None:
             state = self.checkpoints.load(found)
             self._mend_export(state)
+            self.refresh()
             self.log.say(f"Going on after step {state.step} of {self.config.steps}, from {found}")
             self.sampler.restore(state.sampler)
         if self.ranks.first:
@@ -128,7 +129,7 @@ class Keeper:
         state = self.checkpoints.load(self.checkpoints.newest(), rollbacks=number)
         self.log.say(f"Back to step {state.step}; the learning rate is halved, for the {number}. time")
         self.sampler.restore(state.sampler)
-        self.forget()
+        self.refresh()
         if self.ranks.first:
             trim_metrics(self.log.folder, state.step + 1, aside=f"metrics-before-rollback-{number}.jsonl")
         self._remember()

@@ -51,7 +51,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
     game = game_of(config)
     start = find_agent(config.agent, config.seed)
-    player = load_player(start, game, pick_device(config.device))
+    player = load_player(start, game, pick_device(config.device), weights=torch.float32)
     model = player.policy.model
     if config.checkpointing:
         player.policy.checkpoint_activations()
@@ -61,7 +61,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     examples = [example_of(question, player, config.cutoff) for question in questions]
     out.mkdir(parents=True, exist_ok=True)
     lines = []
-    with (out / "metrics.jsonl").open("w") as file:
+    with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in learn(player, trainable, examples, config, quiet=quiet):
             file.write(json.dumps(line) + "\n")
             lines.append(line)
