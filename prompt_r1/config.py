@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 import yaml
 
-from prompt_r1.knobs import METHODS, MethodConfig, knob
+from prompt_r1.knobs import METHODS, MethodConfig, ServedConfig, knob
 from prompt_r1.types import UsageError
 
 INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
@@ -133,11 +133,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class InferConfig:
+class InferConfig(ServedConfig):
     """Settings of infer.py."""
 
     question: str = knob("", "what to ask")
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    agent: str = knob("", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
     json: bool = knob(False, "print one JSON object instead of the dialogue")
     seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
@@ -149,7 +149,7 @@ class InferConfig:
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(MethodConfig, EnvironmentConfig):
+class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
@@ -157,7 +157,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
         (), "any of them (direct untrained prompt-r1; with --tables all)", choices=METHODS
     )
     agent: tuple[str, ...] = knob(
-        (), "run folders, model folders, hub ids, or mini (default: the newest mini run)"
+        (), "run folders, model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)"
     )
     env: tuple[str, ...] = knob((), "environments (default: those that the agents were trained with)")
     tables: bool = knob(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
@@ -255,6 +255,9 @@ def check(config: TrainConfig) -> None:
     if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
         raise UsageError("--env none and --rule alone go together, with --max-turns 1: without an "
                          "environment the agent answers at once")  # fmt: skip
+    if "@http" in config.agent:
+        raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained; "
+                         "give the folder or hub id of its weights")  # fmt: skip
     if "," in config.env and config.route != "session":
         raise UsageError("training compares the games of a question, which must meet the same environment: "
                          "give one environment, or --route session")  # fmt: skip

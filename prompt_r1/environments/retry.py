@@ -28,7 +28,7 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0
 # Newer models refuse these with a 400; the client then goes on without them.
 ADAPTABLE_FIELDS = (
     "max_tokens", "temperature", "top_p", "stop",
-    "return_token_ids", "stop_token_ids", "skip_special_tokens", "include_stop_str_in_output",  # vLLM's own
+    "return_token_ids", "stop_token_ids", "skip_special_tokens",  # vLLM's own
 )  # fmt: skip
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)
