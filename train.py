@@ -10,17 +10,17 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from prompt_r1 import checkpoint
 from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig, write_yaml
+from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
@@ -28,7 +28,7 @@ from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
-from prompt_r1.log import Clock, Log, console_line
+from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
     check_fit,
@@ -63,14 +63,15 @@ def main(arguments: list[str]) -> None:
 
 def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
-    log = Log(folder, quiet=not ranks.first)
+    log = Log(folder, quiet=not ranks.first, track=config.track)
+    console = Console(log, steps=config.steps, priced=bool(config.env_price))
     [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
     reference = load_reference(start, config, player) if config.kl_coef else None
     updater = make_updater(config, player.policy, reference, ranks)
-    trainer = Trainer(config, ranks, runner, log, player, updater, environment)
+    trainer = Trainer(config, ranks, runner, log, player, updater, environment, console, Clock(console.phase))
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
@@ -78,7 +79,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
     state = trainer.begin(sampler)
 
     try:
-        for step in tqdm(range(state.step + 1, config.steps + 1), disable=log.bar_is_off, leave=False):
+        for step in console.steps(after=state.step):
             metrics: dict[str, float] = {"step": step}
             if step > 0:  # step 0 only measures the start
                 metrics |= trainer.step(step, sampler.take(config.questions))
@@ -88,7 +89,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
             state.step, state.sampler = step, sampler.state()
             metrics |= trainer.clock.take() | spending(environment, ranks)
             log.metrics(metrics)
-            log.say(console_line(metrics))
+            console.row(metrics)
             if step > 0 and (step % config.save_every == 0 or step == config.steps):
                 trainer.save(state)
         if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
@@ -96,8 +97,7 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
             trainer.export()
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
-        log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
-        log.say(f'python infer.py --agent {folder} --question "…"')
+        log.say("\n" + summary(folder, state.best_step, config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
         if state.step < (1 if isinstance(error, FatalEnvError) else 0):
@@ -105,6 +105,8 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
         trainer.save(state)
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
     finally:
+        console.close()
+        log.close()
         runner.run(environment.close())
 
 
@@ -117,7 +119,8 @@ class Trainer:
     player: Player
     updater: Updater
     environment: Pool
-    clock: Clock = field(default_factory=Clock)
+    console: Console
+    clock: Clock
     idle_steps: int = 0
 
     def step(self, number: int, questions: list[Question]) -> dict[str, float]:
@@ -132,7 +135,8 @@ class Trainer:
             self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            rollout = play_groups(mine, config.group_size, play, seeds=seeds)
+            counted = self.console.counted(play, len(mine) * config.group_size)
+            rollout = play_groups(mine, config.group_size, counted, seeds=seeds)
             groups_PG = together(rollout, self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
@@ -161,7 +165,8 @@ class Trainer:
         """Greedy games of an agent, each rank its share; the results are on every rank."""
         play = partial(player.play, environment=self.environment, config=self.config, temperature=0.0)
         mine = questions[self.ranks.rank :: self.ranks.count]
-        results = self.gather(play_all(mine, play, rule=RULES[self.config.rule]))
+        counted = self.console.counted(play, len(mine))
+        results = self.gather(play_all(mine, counted, rule=RULES[self.config.rule]))
         player.engine.forget()
         return results
 

@@ -6,7 +6,7 @@ The defaults of `TrainConfig` are the paper's (Table 6 and the released run scri
 import dataclasses
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, ClassVar, get_origin
 
 import yaml
 
@@ -18,7 +18,9 @@ from prompt_r1.types import UsageError
 class EnvironmentConfig:
     """How an environment is called, limited, paid for and recorded, in training and in evaluation."""
 
-    env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
+    env_concurrency: int = knob(
+        64, "calls of the environment at the same time, on each rank", group="calls of the environment"
+    )
     env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
     env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
@@ -42,19 +44,22 @@ class EnvironmentConfig:
 class TrainConfig(EnvironmentConfig):
     """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
 
-    # Who plays, on what
-    agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
-    env: str = knob(
-        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several"
-    )
+    EVERYDAY: ClassVar = (
+        "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
+        "max_turns", "env_price", "max_env_usd", "dry_run",
+    )  # fmt: skip
+
+    agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
+    env: str = knob("gpt-4o-mini", "environment: mini, MODEL, MODEL@URL, hf:DIR; several: A,B")
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
     test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
     out: str = knob("", "run folder (runs/CONFIG-seedN)")
     resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
-    # The game
-    instruction: str = knob("paper", "paper, paper-50 or short", choices=("paper", "paper-50", "short"))
+    instruction: str = knob(
+        "paper", "what the agent is told", choices=("paper", "paper-50", "short"), group="the game"
+    )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
     max_tokens: int = knob(8192, "tokens of a game")
@@ -64,8 +69,7 @@ class TrainConfig(EnvironmentConfig):
         False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false")
     )
     rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
-    # The algorithm
-    steps: int = knob(320, "rollout batches")
+    steps: int = knob(320, "rollout batches", group="the algorithm")
     questions: int = knob(128, "questions of a step, over all ranks")
     group_size: int = knob(5, "games of a question")
     mini_batch: int = knob(64, "games of an optimiser step, over all ranks")
@@ -78,12 +82,11 @@ class TrainConfig(EnvironmentConfig):
     kl_coef: float = knob(0.001, "weight of the KL to the frozen start (eq. 17); 0: none")
     loss: str = knob("sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"))
     temperature: float = knob(1.0, "sampling in training; validation is greedy")
-    # Instruments
-    val_every: int = knob(20, "steps between validations")
+    val_every: int = knob(20, "steps between validations", group="instruments")
     val_limit: int = knob(256, "validation questions at most")
     save_every: int = knob(20, "steps between checkpoints")
-    # The machine
-    device: str = knob("auto", "auto, cpu or cuda")
+    track: str = knob("none", "metrics also to", choices=("none", "tensorboard", "wandb"))
+    device: str = knob("auto", "auto, cpu or cuda", group="the machine")
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
@@ -108,6 +111,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 class InferConfig:
     """Settings of infer.py."""
 
+    EVERYDAY: ClassVar = ("question", "agent", "env", "json", "seed", "temperature")
+
     question: str = knob("", "what to ask")
     agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
@@ -123,6 +128,8 @@ class InferConfig:
 @dataclass(frozen=True)
 class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
+
+    EVERYDAY: ClassVar = ("data", "method", "agent", "env", "limit", "out", "seed", "env_price")
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
     method: tuple[str, ...] = knob(("direct", "untrained", "prompt-r1"), "any of them", choices=METHODS)

@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a config: its default, its line in --help, and its values where they are few."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), group: str = "") -> Any:
+    """A field of a config: its default, its line in the help, and its values where they are few.
+
+    `group` is the heading, in --help-all, of this field and those that follow it.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "group": group})
 
 
 METHODS = ("direct", "untrained", "agent-only", "prompt-r1")
