@@ -16,10 +16,8 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1 import checkpoint
-from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
-from prompt_r1.config import TrainConfig, write_yaml
+from prompt_r1.config import TrainConfig
 from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
@@ -28,6 +26,8 @@ from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
+from prompt_r1.interrupt import Interrupt
+from prompt_r1.keeper import Keeper
 from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
@@ -41,10 +41,9 @@ from prompt_r1.players import (
 from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
+from prompt_r1.run_folder import lock_run, open_run
 from prompt_r1.types import FatalEnvError, Question, Resumable, Trajectory
 from prompt_r1.update import Updater, split
-
-IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
 
 
 def main(arguments: list[str]) -> None:
@@ -54,14 +53,17 @@ def main(arguments: list[str]) -> None:
         return
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
-    ranks = start_ranks(config.device)
-    folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
-    with asyncio.Runner() as runner:
-        train(config, folder, ranks, runner)
-    stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
+    with Interrupt() as interrupt:
+        ranks = start_ranks(config.device)
+        folder = ranks.from_first(lambda: open_run(config, name))
+        with lock_run(folder, ranks), asyncio.Runner() as runner:
+            train(config, folder, ranks, runner, interrupt)
+        stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
-def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
+def train(
+    config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
     log = Log(folder, quiet=not ranks.first, track=config.track)
     console = Console(log, steps=config.steps, priced=bool(config.env_price))
@@ -71,30 +73,35 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
     player = load_player(start, config, ranks.device)
     reference = load_reference(start, config, player) if config.kl_coef else None
     updater = make_updater(config, player.policy, reference, ranks)
-    trainer = Trainer(config, ranks, runner, log, player, updater, environment, console, Clock(console.phase))
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
     check_fit([*sampler.questions, *validation, *test], player.codec, config.max_tokens)
-    state = trainer.begin(sampler)
+    clock = Clock(console.phase)
+    trainer = Trainer(config, ranks, runner, interrupt, log, console, clock, player, updater, environment)
+    keeper = Keeper(config, ranks, log, console, clock, interrupt, player.policy, updater.optimizer, sampler,
+                    start, forget=player.engine.forget)  # fmt: skip
+    size = sum(parameter.numel() for parameter in player.policy.parameters())
+    where = f"{ranks.count} × {ranks.device.type}"
+    log.say(f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}")
+    state = keeper.begin()
 
     try:
-        for step in console.steps(after=state.step):
-            metrics: dict[str, float] = {"step": step}
-            if step > 0:  # step 0 only measures the start
-                metrics |= trainer.step(step, sampler.take(config.questions))
-            if validation and (step % config.val_every == 0 or step == config.steps):
-                metrics |= trainer.validate(validation)
-                trainer.keep_best(state, step, metrics)
-            state.step, state.sampler = step, sampler.state()
-            metrics |= trainer.clock.take() | spending(environment, ranks)
-            log.metrics(metrics)
-            console.row(metrics)
-            if step > 0 and (step % config.save_every == 0 or step == config.steps):
-                trainer.save(state)
-        if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
-            state.best_step = state.step
-            trainer.export()
+        with console.bar(state.step):
+            while state.line or state.step < config.steps:
+                if not state.line:  # else the run had stopped after the update, before the line was written
+                    step, line = state.step + 1, {"step": state.step + 1}
+                    if step > 0:  # step 0 only measures the start
+                        line |= trainer.step(step, sampler.take(config.questions))
+                    state.step, state.sampler, state.line = step, sampler.state(), line
+                line = dict(state.line)
+                if validation and (state.step % config.val_every == 0 or state.step == config.steps):
+                    line |= trainer.validate(validation)
+                line |= clock.take() | spending(environment, ranks)
+                state = keeper.complete(state, line)
+                updater.stop_if_broken()
+                console.at(state.step)
+        keeper.save(state, wait=True)
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
         log.say("\n" + summary(folder, state.best_step, config))
@@ -102,10 +109,10 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
         if state.step < (1 if isinstance(error, FatalEnvError) else 0):
             raise
-        trainer.save(state)
+        keeper.save(state, wait=True)
+        stop_ranks(ranks)  # they have agreed on this stop
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
     finally:
-        console.close()
         log.close()
         runner.run(environment.close())
 
@@ -115,13 +122,13 @@ class Trainer:
     config: TrainConfig
     ranks: Ranks
     runner: asyncio.Runner
+    interrupt: Interrupt
     log: Log
+    console: Console
+    clock: Clock
     player: Player
     updater: Updater
     environment: Pool
-    console: Console
-    clock: Clock
-    idle_steps: int = 0
 
     def step(self, number: int, questions: list[Question]) -> dict[str, float]:
         """Play, score, compare, update. Each rank plays its share; groups never cross ranks."""
@@ -137,12 +144,16 @@ class Trainer:
         with self.clock.phase("rollout"):
             counted = self.console.counted(play, len(mine) * config.group_size)
             rollout = play_groups(mine, config.group_size, counted, seeds=seeds)
-            groups_PG = together(rollout, self.runner, ranks)
+            groups_PG = together(self.interrupt.guard(rollout), self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
             games, group_size = config.questions * config.group_size, config.group_size
             mini_batches = split(
-                samples_PG, games=games, group_size=group_size, mini_batch=config.mini_batch, ranks=ranks
+                samples_PG,
+                games=games,
+                group_size=group_size,
+                mini_batch=config.games_per_update,
+                ranks=ranks,
             )
             metrics = self.updater.update(mini_batches)
         self.player.engine.forget()  # what is cached was computed with the old weights
@@ -150,9 +161,6 @@ class Trainer:
         metrics |= step_metrics(
             groups_PG, samples_PG, RULES[config.rule], ranks, self.clock.seconds["rollout"]
         )
-        self.idle_steps = self.idle_steps + 1 if metrics["groups/dropped"] == 1 else 0
-        if self.idle_steps == IDLE_STEPS:
-            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         return metrics
 
     def validate(self, questions: list[Question]) -> dict[str, float]:
@@ -172,57 +180,18 @@ class Trainer:
 
     def gather(self, share: Coroutine[None, None, list[Result]]) -> list[Result]:
         """Run this rank's share; the results of all ranks."""
-        shares = self.ranks.gather(together(share, self.runner, self.ranks))
+        shares = self.ranks.gather(together(self.interrupt.guard(share), self.runner, self.ranks))
         return [result for results in shares for result in results]
 
     def compare_on(self, test: list[Question], start: Path | str) -> dict[str, list[Result]]:
         """Questions that nothing was chosen by: the environment alone, the agent before and after."""
-        alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
-        rows = {"environment alone": self.gather(alone)}
+        rows: dict[str, list[Result]] = {}
+        if self.config.env != "none":
+            alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
+            rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
         return rows
-
-    def begin(self, sampler: QuestionSampler) -> State:
-        """The state to go on from: the newest checkpoint of the run folder, or one step before step 0."""
-        folder, config, policy = self.log.folder, self.config, self.updater.policy
-        size = sum(parameter.numel() for parameter in policy.parameters())
-        where = f"{self.ranks.count} × {self.ranks.device.type}"
-        self.log.say(
-            f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}"
-        )
-        found = checkpoint.newest_checkpoint(folder)
-        state = State(step=-1)
-        if found is not None:
-            state = checkpoint.resume(found, policy, self.updater.optimizer, config)
-            sampler.restore(state.sampler)
-            self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
-        if self.ranks.first:
-            checkpoint.trim_metrics(folder, state.step)
-            write_yaml(config, folder / "config.yaml")
-        return state
-
-    def keep_best(self, state: State, step: int, metrics: dict[str, float]) -> None:
-        """Export the agent unless it validated better before: by EM, then by reward (free text has no EM)."""
-        score_now = (metrics["val/em"], metrics["val/reward"])
-        if score_now >= (state.best_em, state.best_reward):
-            state.best_em, state.best_reward, state.best_step = *score_now, step
-            self.export()
-
-    def export(self) -> None:
-        if self.ranks.first:
-            folder = self.log.folder / "agent"
-            checkpoint.export_agent(self.player.policy, self.player.codec.tokenizer, self.config, folder)
-        self.ranks.barrier()
-
-    def save(self, state: State) -> None:
-        """Write a checkpoint. Called by every rank; the first one writes."""
-        if self.ranks.first:
-            with self.clock.phase("save"):
-                optimizer, tokenizer = self.updater.optimizer, self.player.codec.tokenizer
-                folder, policy = self.log.folder, self.updater.policy
-                checkpoint.save_checkpoint(folder, state, policy, optimizer, tokenizer, self.config)
-        self.ranks.barrier()
 
 
 def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list[Sample]]:
@@ -235,8 +204,7 @@ def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list
 
 def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> Updater:
     if config.checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.train()  # transformers recomputes only in training mode; the models have no dropout
+        policy.checkpoint_activations()
     adam = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
     return Updater(
         policy=policy,

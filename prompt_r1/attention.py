@@ -1,8 +1,8 @@
-"""The one attention function: training on whole rows, and cached decoding of ragged sequences.
+"""The one attention function: training on packed rows, and cached decoding of ragged sequences.
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Which of the
-two jobs it does is told by a keyword of the model's forward (`ragged=`), which transformers passes on to
-every layer.
+two jobs it does is told by a keyword of the model's forward (`packed=` or `ragged=`), which transformers
+passes on to every layer.
 """
 
 from collections.abc import Callable
@@ -84,6 +84,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Ragged, float | None], Tensor]
 """(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale → (T, H, D)."""
 
 
+Packed = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""(H, T, D) queries, (Hkv, T, D) keys and values of a packed row, the scale → (H, T, D)."""
+
+
 def attend(
     module: nn.Module,
     query: Tensor,  # (B, H, T, D)
@@ -94,10 +98,11 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     ragged: Ragged | None = None,
+    packed: Packed | None = None,
     sliding_window: int | None = None,
     **_: object,  # transformers hands every layer more keywords than any one function needs
 ) -> tuple[Tensor, None]:
-    """Causal attention, (B, T, H, D). Without `ragged` rows are right-padded: no token sees padding."""
+    """Causal attention, (B, T, H, D). Without a keyword rows are right-padded: no token sees padding."""
     assert attention_mask is None, "rows are causal and right-padded: there is no mask"
     assert not dropout, "dropout would make the trained policy another one than the sampled"
     assert sliding_window is None, f"sliding-window attention ({sliding_window}) is not supported"
@@ -105,8 +110,13 @@ def attend(
         keys, values = ragged.keys[module.layer_idx], ragged.values[module.layer_idx]
         keys.index_copy_(1, ragged.rows, key[0].to(keys.dtype))
         values.index_copy_(1, ragged.rows, value[0].to(values.dtype))
-        packed = query[0].transpose(0, 1).to(keys.dtype)  # (T, H, D)
-        return ragged.kernel(packed, keys, values, ragged, scaling)[None], None
+        rows = query[0].transpose(0, 1).to(keys.dtype)  # (T, H, D)
+        return ragged.kernel(rows, keys, values, ragged, scaling)[None], None
+    if packed is not None:
+        # Norms in float32 have widened queries and keys beyond the dtype of the products.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return packed(query[0], key[0], value[0], scale).transpose(0, 1)[None], None
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2), None

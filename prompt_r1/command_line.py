@@ -1,6 +1,7 @@
 """The command line of the entry points: flags from the fields of a config, kind errors, exit codes."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields, replace
@@ -29,6 +30,10 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         _leave(2, error)
     except Resumable as error:
         _leave(75, error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _leave(75, f"{error}: make room; the same command goes on from the last checkpoint")
     except KeyboardInterrupt:
         _leave(130, "interrupted; the same command goes on from the last checkpoint")
     sys.exit(0)
@@ -55,8 +60,19 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     # The mini world brings its own questions.
     if config.env in ("mini", "mini-b", "mini-mute") and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
+    name = Path(source).stem
+    if config.env == "none":
+        config, name = _alone(config, given), f"{name}-alone"
     check(config)
-    return config, Path(source).stem
+    return config, name
+
+
+def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """The game without an environment: one turn, with an own rule, and not told to ask unless it must be."""
+    game = {"max_turns": 1, "rule": "alone"}
+    if config.instruction.startswith("paper"):
+        game["instruction"] = "alone"
+    return replace(config, **{name: value for name, value in game.items() if name not in given})
 
 
 def parse_arguments(kind: type[Config], program: str, description: str, arguments: list[str]) -> Config:

@@ -10,34 +10,10 @@ from typing import Any, ClassVar, get_origin
 
 import yaml
 
-from prompt_r1.knobs import METHODS, MethodConfig, knob
+from prompt_r1.knobs import METHODS, EnvironmentConfig, MethodConfig, knob
 from prompt_r1.types import UsageError
 
-
-@dataclass(frozen=True)
-class EnvironmentConfig:
-    """How an environment is called, limited, paid for and recorded, in training and in evaluation."""
-
-    env_concurrency: int = knob(
-        64, "calls of the environment at the same time, on each rank", group="calls of the environment"
-    )
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
-    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
-    env_price: tuple[str, ...] = knob(
-        (), "IN,OUT in dollars per million tokens, for all environments or each"
-    )
-    max_env_calls: int = knob(0, "budget of the run; 0: none")
-    max_env_tokens: int = knob(0, "budget of the run; 0: none")
-    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
-    journal: str = knob(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
+INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
 
 
 @dataclass(frozen=True)
@@ -50,7 +26,7 @@ class TrainConfig(EnvironmentConfig):
     )  # fmt: skip
 
     agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
-    env: str = knob("gpt-4o-mini", "environment: mini, MODEL, MODEL@URL, hf:DIR; several: A,B")
+    env: str = knob("gpt-4o-mini", "environment: mini, MODEL, MODEL@URL, hf:DIR; several: A,B; or none")
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
     test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
@@ -58,7 +34,10 @@ class TrainConfig(EnvironmentConfig):
     resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
     instruction: str = knob(
-        "paper", "what the agent is told", choices=("paper", "paper-50", "short"), group="the game"
+        "paper",
+        "paper, paper-50 or short; alone or answer: without environment",
+        choices=INSTRUCTION_NAMES,
+        group="the game",
     )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
@@ -68,11 +47,16 @@ class TrainConfig(EnvironmentConfig):
     stop_tags: bool = knob(
         False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false")
     )
-    rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
+    rule: str = knob(
+        "paper", "reward rule (eqs 12-15); alone: for --env none", choices=("paper", "release", "alone")
+    )
     steps: int = knob(320, "rollout batches", group="the algorithm")
     questions: int = knob(128, "questions of a step, over all ranks")
     group_size: int = knob(5, "games of a question")
     mini_batch: int = knob(64, "games of an optimiser step, over all ranks")
+    mini_batch_of: str = knob(
+        "games", "what --mini-batch counts; questions keep groups whole", choices=("games", "questions")
+    )
     lr: float = knob(1e-6, "learning rate of AdamW, constant")
     beta1: float = knob(0.9, "AdamW")
     beta2: float = knob(0.999, "AdamW")
@@ -85,14 +69,23 @@ class TrainConfig(EnvironmentConfig):
     val_every: int = knob(20, "steps between validations", group="instruments")
     val_limit: int = knob(256, "validation questions at most")
     save_every: int = knob(20, "steps between checkpoints")
+    keep: int = knob(2, "newest checkpoints that stay, beside the best by validation; at least 2")
+    on_collapse: str = knob(
+        "warn", "when a curve collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
+    )
     track: str = knob("none", "metrics also to", choices=("none", "tensorboard", "wandb"))
     device: str = knob("auto", "auto, cpu or cuda", group="the machine")
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
-    tokens_per_batch: int = knob(16384, "padded tokens of a micro-batch")
+    tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
     dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+
+    @property
+    def games_per_update(self) -> int:
+        """Games of an optimiser step."""
+        return self.mini_batch * (self.group_size if self.mini_batch_of == "questions" else 1)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -216,6 +209,9 @@ def check(config: TrainConfig) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} must be 0 (none) or more, not {getattr(config, name)}"
             )
+    if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
+        raise UsageError("--env none and --rule alone go together, with --max-turns 1: without an "
+                         "environment the agent answers at once")  # fmt: skip
     if "," in config.env and config.route != "session":
         raise UsageError("training compares the games of a question, which must meet the same environment: "
                          "give one environment, or --route session")  # fmt: skip
@@ -227,6 +223,10 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
         )
+    if config.keep < 2:
+        raise UsageError(f"--keep must be at least 2, not {config.keep}: the newest checkpoint may be broken")
+    if config.on_collapse == "rollback" and not config.val_data:
+        raise UsageError("--on-collapse rollback goes back to the agent that validated best: give --val-data")
     if config.group_size < 2:
         raise UsageError(
             f"--group-size must be at least 2, not {config.group_size}: GRPO compares games of a question"

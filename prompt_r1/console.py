@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import ParamSpec, TypeVar
@@ -65,25 +66,27 @@ class Console:
         self._drawn = 0.0  # monotonic seconds
         self._bar: tqdm | None = None
 
-    def steps(self, *, after: int) -> Iterator[int]:
-        """The numbers of the steps to do; the progress line is there while they are done."""
+    @contextmanager
+    def bar(self, step: int) -> Iterator[None]:
+        """Show the progress line, on a terminal, from `step` on."""
         self._bar = tqdm(
             total=self._steps,
-            initial=max(after, 0),
+            initial=max(step, 0),
             disable=True if self._log.quiet else None,  # None: only on a terminal
             leave=False,
             dynamic_ncols=True,
             bar_format="{desc} step {n_fmt}/{total_fmt} |{bar:6}| {remaining} left{postfix}",
         )
-        for step in range(after + 1, self._steps + 1):
-            yield step
-            self._bar.update(step > 0)
-        self.close()
-
-    def close(self) -> None:
-        """Take the progress line away."""
-        if self._bar is not None:
+        try:
+            yield
+        finally:
             self._bar.close()
+            self._bar = None
+
+    def at(self, step: int) -> None:
+        """The training has done `step`: the next one, or an earlier one after a rollback."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
 
     def phase(self, name: str) -> None:
         """Begin a phase of the step."""

@@ -134,3 +134,21 @@ def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Rank
     if failures:
         raise failures[0]
     return results[0]
+
+
+def try_first(ranks: Ranks, work: Callable[[], object]) -> str:
+    """Do something with files on the first rank; on every rank "", or in a few words why it failed."""
+
+    def attempt() -> str:
+        try:
+            work()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    return ranks.from_first(attempt)
+
+
+def cpu_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """A group of all ranks for work on the CPU beside training; None for one rank."""
+    return dist.new_group(backend="gloo") if ranks.count > 1 else None

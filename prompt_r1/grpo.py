@@ -1,12 +1,13 @@
 """GRPO (paper, eqs 16-17): advantages within a group; clipped surrogate and KL to the frozen reference."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 
 import torch
 from torch import Tensor
 
+from prompt_r1.packing import Packed, fill, pack
 from prompt_r1.types import Reward, Trajectory
 
 
@@ -45,19 +46,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of B games, right-padded to T tokens. Entry t of (B, T-1) is about token t+1."""
+    """A micro-batch: games in one row, and what the loss needs of each of their N agent tokens."""
 
-    tokens: Tensor  # (B, T) int64
-    weights: Tensor  # (B, T-1) mask and normalisation in one: sums to 1 over a step's batches and ranks
-    advantages: Tensor  # (B,)
-    engine_logprobs: Tensor  # (B, T-1) recorded while sampling
-    old_logprobs: Tensor  # (B, T-1) of the policy that sampled
-    ref_logprobs: Tensor  # (B, T-1) of the frozen reference; equal to old_logprobs where there is none
-
-    @property
-    def scored(self) -> Tensor:
-        """(B, T-1) bool: the agent's own tokens."""
-        return self.weights > 0
+    packed: Packed
+    weights: Tensor  # (N,) they sum to 1 over the batches and ranks of a step
+    advantages: Tensor  # (N,) of each token's game
+    engine_logprobs: Tensor  # (N,) recorded while sampling
+    old_logprobs: Tensor  # (N,) of the policy that sampled
+    ref_logprobs: Tensor  # (N,) of the frozen reference; of the policy that sampled where there is none
 
 
 @dataclass(frozen=True)
@@ -80,69 +76,53 @@ def token_mean_weight(_: Trajectory, *, tokens: int) -> float:
 
 
 def collate(
-    samples: Iterable[Sample],
+    samples: Sequence[Sample],
     token_weight: Callable[[Trajectory], float],
     *,
     tokens_per_batch: int,
     device: torch.device,
 ) -> list[Batch]:
-    """Micro-batches of games of similar length, each of at most `tokens_per_batch` padded tokens (or one
-    game).
+    """Micro-batches of at most `tokens_per_batch` tokens (or one game), without padding.
 
     Since the weights are fixed for the whole step, no split into batches can change the sum of the gradients.
     """
-    batches: list[list[Sample]] = []
-    longest = 0
-    for sample in sorted(samples, key=lambda sample: len(sample.trajectory.tokens), reverse=True):
-        if not batches or (len(batches[-1]) + 1) * longest > tokens_per_batch:
-            batches.append([])
-            longest = len(sample.trajectory.tokens)
-        batches[-1].append(sample)
-    return [_pad(batch, token_weight, device) for batch in batches]
+    batches = []
+    for numbers_GN in fill([sample.trajectory for sample in samples], tokens_per_batch):
+        groups = [[samples[number] for number in numbers] for numbers in numbers_GN]
+        batches.append(_batch(groups, token_weight, device))
+    return batches
 
 
-def _pad(
-    samples: Sequence[Sample], token_weight: Callable[[Trajectory], float], device: torch.device
+def _batch(
+    groups: list[list[Sample]], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
-    longest = max(len(sample.trajectory.tokens) for sample in samples)
-    tokens = torch.zeros(len(samples), longest, dtype=torch.long)
-    weights = torch.zeros(len(samples), longest)
-    logprobs = torch.zeros(len(samples), longest)
-    for row, sample in enumerate(samples):
-        trajectory = sample.trajectory
-        length = len(trajectory.tokens)
-        tokens[row, :length] = torch.tensor(trajectory.tokens)
-        weights[row, :length] = torch.tensor(trajectory.sampled) * token_weight(trajectory)
-        logprobs[row, :length] = torch.tensor(trajectory.logprobs)
-    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
-    recorded = logprobs[:, 1:].to(device)
+    packed = pack([[sample.trajectory for sample in group] for group in groups], device)
+    samples = [sample for group in groups for sample in group]
+    rows = [
+        (token_weight(sample.trajectory), sample.advantage, logprob)
+        for sample in samples
+        for sampled, logprob in zip(sample.trajectory.sampled, sample.trajectory.logprobs, strict=True)
+        if sampled
+    ]
+    weights, advantages, recorded = torch.tensor(rows, dtype=torch.float32, device=device).unbind(1)
     return Batch(
-        tokens.to(device), weights[:, 1:].to(device), advantages.to(device),
+        packed, weights, advantages,
         engine_logprobs=recorded, old_logprobs=recorded, ref_logprobs=recorded,
     )  # fmt: skip
-
-
-def with_logprobs(batch: Batch, *, old: Tensor | None = None, reference: Tensor | None = None) -> Batch:
-    """The same batch with log-probabilities (B, T-1) that a model recomputed."""
-    changes = {"old_logprobs": old, "ref_logprobs": reference}
-    return replace(batch, **{name: value for name, value in changes.items() if value is not None})
 
 
 def grpo_loss(logprobs: Tensor, batch: Batch, *, clip: float, kl_coef: float) -> Loss:
     """Eq. 17: clipped surrogate plus k3 KL to the frozen reference; a weighted sum over the agent's tokens.
 
-    logprobs (B, T-1) are the policy's, the only ones with a gradient.
+    logprobs (N,) are the policy's, the only ones with a gradient.
     """
-    mask = batch.scored
-    advantage = batch.advantages[:, None]
-    # Where nothing is scored both sides are 0: the ratio is 1 and the weight 0.
-    ratio = (logprobs - batch.old_logprobs.where(mask, logprobs.detach())).exp()  # (B, T-1)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    ratio = (logprobs - batch.old_logprobs).exp()  # (N,)
+    surrogate = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - clip, 1 + clip) * batch.advantages)
 
-    to_reference = batch.ref_logprobs.where(mask, logprobs.detach()) - logprobs
+    to_reference = batch.ref_logprobs - logprobs
     kl = to_reference.exp() - to_reference - 1  # k3, never negative
 
     total = (batch.weights * (-surrogate + kl_coef * kl)).sum()
-    clipped = (ratio * advantage > surrogate).float()
+    clipped = (ratio * batch.advantages > surrogate).float()
     metrics = {"loss": total, "kl": (batch.weights * kl).sum(), "clip_frac": (batch.weights * clipped).sum()}
-    return Loss(total, {name: value.detach() for name, value in metrics.items()}, kl.detach()[mask])
+    return Loss(total, {name: value.detach() for name, value in metrics.items()}, kl.detach())

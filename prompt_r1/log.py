@@ -54,16 +54,16 @@ class Log:
         if not self.quiet:
             tqdm.write(printable(text), file=sys.stdout)
 
-    def metrics(self, values: dict[str, float]) -> None:
-        """Append one line to metrics.jsonl: one object a step."""
+    def metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """Append one line to metrics.jsonl: one object a step. Returns it, with its digits."""
+        rounded = {
+            key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in values.items()
+        }
         if not self.quiet:
-            rounded = {
-                key: float(f"{value:.6g}") if isinstance(value, float) else value
-                for key, value in values.items()
-            }
             _append(self.folder / "metrics.jsonl", [rounded])
         if self._tracker is not None:
-            self._tracker.add(values)
+            self._tracker.add(rounded)
+        return rounded
 
     def close(self) -> None:
         """Hand over what the tracker still holds."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.checkpoint import GAME_FILE
 from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig, read_yaml
 from prompt_r1.data import load_questions
 from prompt_r1.distributed import Ranks
@@ -16,6 +15,7 @@ from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.pool import Pool
+from prompt_r1.export import GAME_FILE
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
@@ -23,6 +23,15 @@ from prompt_r1.types import Completion, Environment, Question, Trajectory, Usage
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+# For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
+ALONE = {
+    "alone": """\
+Think about the question, then answer it. Write:
+   <think>(your reasoning)</think>
+   <answer>(final answer for the question)</answer>""",
+    "answer": ANSWER_IN_TAGS,  # what environments that are asked once are told, too
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
 
 def load_player(path: str | Path, config: TrainConfig, device: torch.device) -> Player:
     """An agent from its folder or hub id, to play the game of `config`. Raises UsageError where it cannot."""
-    codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    codec = Codec(load_tokenizer(path), (INSTRUCTIONS | ALONE)[config.instruction])
     policy = load_policy(
         path, device=device, compute=compute_dtype(config, device), temperature=config.temperature
     )
@@ -106,10 +115,12 @@ def trained_config(path: str | Path) -> TrainConfig | None:
 
 
 def newest_mini_run() -> Path:
-    """The run folder under runs/ whose mini agent was saved last."""
-    found = [
-        path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if trained_config(path.parent).agent == "mini"
-    ]
+    """The run folder under runs/ whose mini agent was saved last, of those that have learnt to ask."""
+
+    def asks(game: TrainConfig) -> bool:
+        return game.agent == "mini" and game.env != "none"
+
+    found = [path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if asks(trained_config(path.parent))]
     if not found:
         raise UsageError(
             f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
@@ -121,7 +132,7 @@ def environment_opener(
     config: TrainConfig | EvaluateConfig, *, seed: int, folder: Path | None, ranks: Ranks
 ) -> Callable[..., Pool]:
     """Opens environments by SPEC, all with the run's one journal and budget: what the run spent before is in
-    its journal. `fields` of each request, if given, stand in place of --env-args.
+    its journal. `fields` of each request and `prices`, if given, stand in place of the run's.
     """
     if config.max_env_usd and not config.env_price:
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
@@ -139,7 +150,9 @@ def environment_opener(
         ranks=ranks.count,
     )
 
-    def open_environment(spec: str, *, fields: Mapping[str, object] | None = None) -> Pool:
+    def open_environment(
+        spec: str, *, fields: Mapping[str, object] | None = None, prices: tuple[str, ...] = ()
+    ) -> Pool:
         return make_environment(
             spec,
             seed=seed,
@@ -149,7 +162,7 @@ def environment_opener(
             tokens_per_minute=config.env_tpm,
             fields=parse_fields(config.env_args) if fields is None else fields,
             route=config.route,
-            prices=parse_prices(config.env_price),
+            prices=parse_prices(prices or config.env_price),
             journal=journal,
             budget=budget,
             device=config.device,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,17 +17,20 @@ from transformers import (
 
 from prompt_r1 import attention
 from prompt_r1.hub import loading_options
+from prompt_r1.packed_attention import choose_attention
+from prompt_r1.packing import Packed
 from prompt_r1.types import UsageError
 
-CHUNK = 1024  # scored tokens whose logits exist at the same time
+# Logits that exist at the same time, as powers of two: large products keep a GPU busy, a CPU wants its cache.
+CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a policy says of tokens that are given."""
+    """What a policy says of the N scored tokens of a packed row."""
 
-    logprobs: Tensor  # (B, T-1) float32 nats of token t+1 given all before; 0 where not scored
-    entropy: Tensor  # (B, T-1) nats, no gradient; 0 where not scored
+    logprobs: Tensor  # (N,) float32 nats of each token given all before
+    entropy: Tensor  # (N,) nats of the distributions that it was drawn from, no gradient
 
 
 class Policy(nn.Module):
@@ -41,20 +45,18 @@ class Policy(nn.Module):
         self.compute = compute
         self.temperature = temperature  # logits are divided by it: what is trained is what is sampled
 
-    def forward(self, tokens: Tensor, scored: Tensor) -> Scores:
-        """Score tokens (B, T), right-padded, at the positions scored (B, T-1) bool: entry t is about token
-        t+1.
-
-        Right padding and a causal model: real tokens cannot see the padding, so no mask is needed.
-        """
-        hidden = self.hidden_states(tokens[:, :-1])  # (B, T-1, hidden)
-        weight = self.model.get_output_embeddings().weight  # (V, hidden)
-        picked = _ChunkedLogprobs.apply(
-            hidden[scored].to(self.compute), weight, tokens[:, 1:][scored], self.temperature
+    def forward(self, packed: Packed) -> Scores:
+        """Score the agent's tokens in a packed row."""
+        config = self.model.config
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        way = choose_attention(self.device, self.compute, heads, kv_heads, dim)
+        hidden = self.hidden_states(
+            packed.tokens[None], position_ids=packed.positions[None], packed=partial(way, packed.groups)
         )
-        logprobs = torch.zeros(scored.shape, dtype=torch.float32, device=tokens.device)
-        entropy = torch.zeros_like(logprobs)
-        return Scores(logprobs.masked_scatter(scored, picked[0]), entropy.masked_scatter(scored, picked[1]))
+        weight = self.model.get_output_embeddings().weight  # (V, hidden)
+        rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
+        return Scores(*_ChunkedLogprobs.apply(rows, weight, packed.targets, self.temperature))
 
     def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
         """Last hidden states (B, T, hidden); keywords of the forward reach the attention function."""
@@ -63,7 +65,14 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (R, V), float32, of hidden states (R, hidden)."""
-        return _logits(hidden.to(self.compute), self.model.get_output_embeddings().weight)
+        return _logits(hidden.to(self.compute), self.model.get_output_embeddings().weight.to(self.compute))
+
+    def checkpoint_activations(self) -> None:
+        """Keep only each layer's input, and compute the rest again in backward."""
+        # transformers renamed it in 5.2x, and recomputes only in training mode; the models have no dropout.
+        old = self.model.gradient_checkpointing_enable
+        getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+        self.train()
 
     @property
     def device(self) -> torch.device:
@@ -103,10 +112,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
-        for rows in _chunks(len(targets)):
-            log_p = torch.log_softmax(_logits(hidden[rows], weight) / temperature, dim=-1)  # (chunk, V)
+        head = weight.to(hidden.dtype)
+        for rows in _chunks(len(targets), head):
+            logits = _logits(hidden[rows], head).div_(temperature)  # (chunk, V)
+            log_p = torch.log_softmax(logits, dim=-1)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
-            entropy[rows] = -(log_p.exp() * log_p).sum(1)
+            entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -114,25 +125,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
         hidden, weight, targets = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(
-            weight, dtype=torch.float32
-        )  # bf16 sums over many chunks would lose bits
-        for rows in _chunks(len(targets)):
+        # Sums over many chunks would lose bits in bfloat16.
+        grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        head = weight.to(hidden.dtype)
+        for rows in _chunks(len(targets), head):
             # d log p[target] / d logits = (one-hot - p) / temperature
-            grad_logits = torch.softmax(_logits(hidden[rows], weight) / ctx.temperature, dim=-1)
-            grad_logits.mul_(-grad[rows, None]).scatter_add_(1, targets[rows, None], grad[rows, None])
-            grad_logits = (grad_logits / ctx.temperature).to(hidden.dtype)
-            grad_hidden[rows] = grad_logits @ weight.to(hidden.dtype)
-            grad_weight += grad_logits.T @ hidden[rows]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+            p = torch.softmax(_logits(hidden[rows], head).div_(ctx.temperature), dim=-1)
+            p.mul_(-grad[rows, None]).scatter_add_(1, targets[rows, None], grad[rows, None])
+            grad_logits = p.div_(ctx.temperature).to(hidden.dtype)
+            grad_hidden[rows] = grad_logits @ head
+            if grad_head.dtype == hidden.dtype:
+                grad_head.addmm_(grad_logits.T, hidden[rows])  # no second matrix of the head's size
+            else:
+                grad_head += grad_logits.T @ hidden[rows]
+        return grad_hidden, grad_head.to(weight.dtype), None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    return (hidden @ weight.to(hidden.dtype).T).float()
+def _logits(hidden: Tensor, head: Tensor) -> Tensor:
+    return (hidden @ head.T).float()
 
 
-def _chunks(count: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+def _chunks(count: int, head: Tensor) -> list[slice]:
+    size = max(1, CHUNK.get(head.device.type, CHUNK["cpu"]) // len(head))
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def load_policy(

@@ -86,6 +86,11 @@ class Trajectory:
         self.logprobs += completion.logprobs
 
     @property
+    def opening(self) -> int:
+        """Tokens before the agent's first: the question, the same for all its games."""
+        return self.sampled.index(True)
+
+    @property
     def answer(self) -> str | None:
         return self.turns[-1].action.answer if self.turns else None
 

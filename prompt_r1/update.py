@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -12,26 +12,28 @@ from torch.optim import Optimizer
 from prompt_r1.distributed import Ranks
 from prompt_r1.grpo import (
     Batch,
+    Loss,
     Sample,
     collate,
     grpo_loss,
     sequence_mean_weight,
     token_mean_weight,
-    with_logprobs,
 )
 from prompt_r1.policy import Policy
-from prompt_r1.types import Trajectory
+from prompt_r1.types import Resumable, Trajectory
 
 # Weighted sums: added up over batches and ranks they are means over the agent's tokens.
 SUMMED = ("loss", "kl", "clip_frac", "entropy")
+# One poisoned game can spoil an optimiser step; five in a row say that weights or settings are broken.
+MAX_SKIPPED = 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Updater:
     """What an update needs; its fields are the knobs of eq. 17."""
 
     policy: Policy
-    reference: Policy | None  # the frozen start; None: no KL
+    reference: Policy | None  # the frozen start; None: the KL is to the policy that sampled
     optimizer: Optimizer
     ranks: Ranks
     clip: float
@@ -39,39 +41,36 @@ class Updater:
     grad_clip: float
     token_mean: bool
     tokens_per_batch: int
+    skipped: int = 0  # optimiser steps in a row that were not taken
 
     def update(self, mini_batches: Sequence[Sequence[Sample]]) -> dict[str, float]:
         """One optimiser step for each mini-batch (this rank's share of it). Called by every rank or by none.
 
-        Old and reference log-probabilities are fixed before the first step. Returns the means over the steps.
+        Old and reference log-probabilities are fixed before the first step. Returns the means over the steps
+        that were taken; one whose loss or gradient is not finite on any rank is taken by none.
         """
-        prepared = [self._prepare(samples) for samples in mini_batches]
-        prepared = [batches for batches in prepared if batches is not None]
-        totals = dict.fromkeys(SUMMED, 0.0)
-        metrics = {"grad_norm": 0.0, "update/skipped": 0.0, "engine/logprob_gap": 0.0}
-        kl_tokens: list[Tensor] = []
-        for number, batches in enumerate(prepared):
+        weighted = [self._micro_batches(samples) for samples in mini_batches]
+        steps = [
+            [self._with_logprobs(batch, on_policy=number == 0) for batch in batches]
+            for number, batches in enumerate(batches for batches in weighted if batches is not None)
+        ]
+        watched: list[_Watched] = []
+        gap = 0.0
+        for number, batches in enumerate(steps):
+            watch = _Watched()
             for batch in batches:
-                scores = self.policy(batch.tokens, batch.scored)
+                scores = self.policy(batch.packed)
+                if number == 0:  # the weights are still those that sampled
+                    gap = max(gap, _gap(scores.logprobs.detach(), batch))
+                    batch = self._on_policy(batch, scores.logprobs.detach())
                 loss = grpo_loss(scores.logprobs, batch, clip=self.clip, kl_coef=self.kl_coef)
                 loss.total.backward()
-                kl_tokens.append(loss.kl)
-                entropy = (batch.weights * scores.entropy).sum()
-                for name, value in {**loss.metrics, "entropy": entropy}.items():
-                    totals[name] += value.item() / len(prepared)
-                if number == 0:  # the weights are still those that sampled
-                    gap = max(metrics["engine/logprob_gap"], _gap(scores.logprobs.detach(), batch))
-                    metrics["engine/logprob_gap"] = gap
-            norm = self._step()
-            metrics["grad_norm"] += norm / len(prepared)
-            metrics["update/skipped"] += not norm < float("inf")
-        summed = self.ranks.sum(list(totals.values()))
-        metrics |= dict(zip(totals, summed, strict=True))
-        metrics["engine/logprob_gap"] = self.ranks.max([metrics["engine/logprob_gap"]])[0]
-        metrics["kl_median"] = torch.cat(kl_tokens).median().item() if kl_tokens else 0.0
-        return metrics
+                watch.add(loss, entropy=(batch.weights * scores.entropy).sum())
+            if self._take_step(watch):
+                watched.append(watch)
+        return self._metrics(watched, gap=gap, skipped=len(steps) - len(watched))
 
-    def _prepare(self, samples: Sequence[Sample]) -> list[Batch] | None:
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[Batch] | None:
         """This rank's micro-batches of a step, weighted over all ranks; None when no rank has a game."""
         tokens = sum(sum(sample.trajectory.sampled) for sample in samples)
         all_games, all_tokens = self.ranks.sum([len(samples), tokens])
@@ -81,37 +80,87 @@ class Updater:
             partial(token_mean_weight, tokens=int(all_tokens)) if self.token_mean
             else partial(sequence_mean_weight, games=int(all_games))
         )  # fmt: skip
-        batches = collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
-        return [self._with_logprobs(batch) for batch in batches]
+        return collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
 
     @torch.no_grad()
-    def _with_logprobs(self, batch: Batch) -> Batch:
-        """Only in float32 are the engine's log-probabilities the old ones: bfloat16's stray too far."""
-        recompute = self.policy.compute != torch.float32
-        old = self.policy(batch.tokens, batch.scored).logprobs if recompute else None
-        reference = self.reference(batch.tokens, batch.scored).logprobs if self.reference else None
-        return with_logprobs(batch, old=old, reference=reference)
+    def _with_logprobs(self, batch: Batch, *, on_policy: bool) -> Batch:
+        """Old and reference log-probabilities of the weights before the first step.
 
-    def _step(self) -> float:
-        """Sum the gradients over ranks, clip, step. One that is not finite is dropped, on every rank."""
+        Only in float32 are the engine's log-probabilities the old ones: bfloat16's stray too far. The first
+        mini-batch needs neither: its old log-probabilities are those of its own forward (`_on_policy`).
+        """
+        if not on_policy and self.policy.compute != torch.float32:
+            batch = self._on_policy(batch, self.policy(batch.packed).logprobs)
+        return (
+            batch
+            if self.reference is None
+            else replace(batch, ref_logprobs=self.reference(batch.packed).logprobs)
+        )
+
+    def _on_policy(self, batch: Batch, logprobs: Tensor) -> Batch:
+        """The batch with the log-probabilities of the weights that sampled it."""
+        batch = replace(batch, old_logprobs=logprobs)
+        return batch if self.reference else replace(batch, ref_logprobs=logprobs)
+
+    def _take_step(self, watch: "_Watched") -> bool:
+        """Sum the gradients over ranks, clip, step; all ranks or none. False: not finite, dropped."""
         self.ranks.sum_gradients(self.policy)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip).item()
-        if norm < float("inf"):
+        broken = self.ranks.max([not (math.isfinite(norm) and math.isfinite(watch.sums["loss"]))])[0]
+        if not broken:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        watch.grad_norm = norm
+        self.skipped = self.skipped + 1 if broken else 0
+        return not broken
+
+    def stop_if_broken(self) -> None:
+        """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
+        if self.skipped >= MAX_SKIPPED:
+            raise Resumable(
+                f"the loss or its gradient was not finite in {self.skipped} optimiser steps in a row: try a "
+                "smaller --lr, or go back to an earlier checkpoint"
+            )
+
+    def _metrics(self, watched: "list[_Watched]", *, gap: float, skipped: int) -> dict[str, float]:
+        """Means over the steps that were taken and over all ranks."""
+        steps = max(1, len(watched))
+        sums = [sum(float(watch.sums[name]) for watch in watched) / steps for name in SUMMED]
+        metrics = dict(zip(SUMMED, self.ranks.sum(sums), strict=True))
+        metrics["grad_norm"] = sum(watch.grad_norm for watch in watched) / steps
+        metrics["update/skipped"] = float(skipped)
+        metrics["engine/logprob_gap"] = self.ranks.max([gap])[0]
+        kl = [tokens for watch in watched for tokens in watch.kl]
+        metrics["kl_median"] = torch.cat(kl).median().item() if kl else 0.0
+        return metrics
+
+
+@dataclass
+class _Watched:
+    """What to tell of an optimiser step, added up over its micro-batches."""
+
+    sums: dict[str, Tensor] = field(default_factory=lambda: dict.fromkeys(SUMMED, torch.zeros(())))
+    kl: list[Tensor] = field(default_factory=list)  # k3 of each agent token
+    grad_norm: float = 0.0
+
+    def add(self, loss: Loss, *, entropy: Tensor) -> None:
+        for name, value in {**loss.metrics, "entropy": entropy}.items():
+            self.sums[name] = self.sums[name] + value.double().cpu()
+        self.kl.append(loss.kl)
 
 
 def _gap(logprobs: Tensor, batch: Batch) -> float:
     """Largest difference between what the engine recorded and what the policy computes, in nats."""
-    return (logprobs - batch.engine_logprobs)[batch.scored].abs().max().item()
+    return (logprobs - batch.engine_logprobs).abs().max().item() if len(logprobs) else 0.0
 
 
 def split(
     samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, ranks: Ranks
 ) -> list[list[Sample]]:
-    """This rank's games by optimiser step, of a step of `games` games. A game's place follows from its number
-    in the whole step, so it does not depend on how many ranks there are.
+    """This rank's games by optimiser step of `mini_batch` games, of a training step of `games` games.
+
+    A game's place follows from its number in the whole step, so it does not depend on how many ranks there
+    are. Groups stay whole where `mini_batch` is a multiple of `group_size`.
     """
     mini_batches: list[list[Sample]] = [[] for _ in range(math.ceil(games / mini_batch))]
     for number, group in enumerate(samples_PG):

@@ -8,6 +8,7 @@ import torch
 
 from prompt_r1.baselines import Agents, Attempt, Method, make_method
 from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.self_consistency import vote
 from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
@@ -50,17 +51,20 @@ def pool(source) -> Pool:
     return Pool([member], budget=budget)
 
 
-def method(name: str, environment: Pool, *, agent: Path | str = "", **knobs: object) -> Method:
+def method(
+    name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **knobs: object
+) -> Method:
     known = KnownAgent(agent, GAME, start=str(agent))
     return make_method(
         name,
         environment=environment,
         spec="large",
-        open_environment=lambda spec, fields=None: environment,
+        open_environment=lambda spec, **_: environment,
         agents=Agents(known, torch.device("cpu")),
+        seed=0,
         temperature=1.0,  # seed 0 asks; greedy, the tiny agent never does
         config=EvaluateConfig(**knobs),
-        folder=None,
+        folder=folder,
     )
 
 
@@ -123,3 +127,65 @@ def test_the_agent_without_environment_plays_the_same_game_and_asks_nobody(askin
 def test_a_method_that_is_none_is_named():
     with pytest.raises(UsageError, match="no method 'magic'"):
         method("magic", pool(PricedSource(str)))
+
+
+def test_the_chain_of_thought_is_asked_for_on_a_line_of_its_own():
+    source = PricedSource(lambda _: "First a, then b: <answer>Anna</answer>")
+    attempt = answer("cot", pool(source))
+    assert source.asked[0][0]["content"].splitlines()[:2] == ["abc def?", "Let's think step by step."]
+    assert attempt.answer == "Anna" and attempt.calls == 1
+
+
+def test_few_shots_are_training_questions_that_the_environment_itself_got_right():
+    train = [Question(str(n), "a", f"Number {n}?", (str(n),)) for n in range(10)]
+
+    def reply(messages: list[Message]) -> str:
+        number = messages[-1]["content"].split("?")[0].split()[-1]
+        return f"Because. <answer>{number if number in '02468' else 'no idea'}</answer>"
+
+    source = PricedSource(reply)
+    few = method("cot-few-shot", pool(source), shots=3)
+    asyncio.run(few.prepare(train, []))
+    prepared = len(source.asked)
+    assert 3 <= few.ledger.task_calls == prepared <= 10
+    asyncio.run(few.answer(ANNA, sample=0, seed="s"))
+    *examples, last = source.asked[-1]
+    assert [message["role"] for message in examples] == ["user", "assistant"] * 3
+    assert {message["content"][:8] for message in examples[::2]} <= {f"Number {n}" for n in "02468"}
+    assert all(message["content"].startswith("Because.") for message in examples[1::2])
+    assert last["content"].startswith("abc def?")
+
+
+def test_self_consistency_takes_the_most_frequent_answer_and_counts_every_call():
+    replies = iter(["Bob", "the Anna", "anna."])
+    source = PricedSource(lambda _: f"<answer>{next(replies)}</answer>")
+    attempt = answer("self-consistency", pool(source), samples=3)
+    assert (attempt.answer, attempt.calls, attempt.tokens_in) == ("the Anna", 3, 30)
+
+
+def test_self_consistency_goes_on_without_the_calls_that_failed():
+    down = EnvError("down")
+    environment = pool(FreeSource(ScriptedEnvironment(["Anna", down, down]), seed=0))
+    attempt = answer("self-consistency", environment, samples=3)
+    assert (attempt.answer, attempt.calls, attempt.error) == ("Anna", 3, None)
+    broken = pool(FreeSource(ScriptedEnvironment([down, down, down]), seed=0))
+    assert answer("self-consistency", broken, samples=3).error == "down"
+
+
+def test_free_texts_vote_for_the_one_most_like_the_others():
+    assert vote(["a red house", "a green tree", "the red house there"], free_text=True) == 0
+    assert vote(["x", "y", "Y"], free_text=False) == 1
+
+
+def test_self_consistency_samples_as_often_as_the_agent_asks(asking_agent):
+    questions = [Question(str(n), "a", "abc def?", ("x",)) for n in range(12)]
+    source = PricedSource(lambda _: "abc")
+    consistent = method("self-consistency", pool(source), agent=asking_agent)
+    asyncio.run(consistent.prepare([], questions))
+    assert consistent.ledger.task_calls == len(source.asked) > 0
+    assert consistent.samples == max(1, round(len(source.asked) / 12))
+
+
+def test_without_validation_questions_the_number_of_samples_must_be_given():
+    with pytest.raises(UsageError, match="--samples K"):
+        asyncio.run(method("self-consistency", pool(PricedSource(str))).prepare([], []))

@@ -56,13 +56,14 @@ def test_the_progress_line_tells_phase_games_and_the_newest_numbers(tmp_path):
     async def play(question: str) -> str:
         return question
 
-    with terminal() as shown_by:
-        for step in console.steps(after=18):
+    with terminal() as shown_by, console.bar(18):
+        for step in (19, 20):
             with clock.phase("rollout"):
                 assert asyncio.run(console.counted(play, 5)("Who?")) == "Who?"
                 time.sleep(0.11)  # it is drawn ten times a second
                 asyncio.run(console.counted(play, 5)("Why?"))
             console.row({**STEP, "step": step})
+            console.at(step)
         shown = shown_by()
     assert "rollout 1/5" in shown and "step 19/20" in shown and "left" in shown
     assert beside_bar(STEP, priced=True) in shown and "\n" not in shown

@@ -88,7 +88,7 @@ SCHEDULES = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SCHEDULES)
 def test_no_schedule_changes_a_token_or_stands_still(schedule):
     """Whatever is reused, moved, copied or dropped: each token and its log-probability are those of one

@@ -2,10 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prompt_r1.grpo import (
     Sample,
@@ -15,8 +18,8 @@ from prompt_r1.grpo import (
     sequence_mean_weight,
     survivors,
     token_mean_weight,
-    with_logprobs,
 )
+from prompt_r1.packing import fill
 from prompt_r1.types import Completion, Question, Reward, Trajectory
 from tests import tiny
 
@@ -24,11 +27,13 @@ CPU = torch.device("cpu")
 
 
 def game(seed: int, *, stop="answered") -> Trajectory:
-    """A game of random tokens: context, agent, context, agent."""
+    """A game of random tokens: context, agent, context, agent; three games each have the same opening."""
     rng = random.Random(seed)
     trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop=stop)
+    trajectory.add_context(tiny.random_tokens(7, seed=seed // 3))
     for turn in range(2):
-        trajectory.add_context(tiny.random_tokens(rng.randint(3, 12), seed=seed + turn))
+        if turn:
+            trajectory.add_context(tiny.random_tokens(rng.randint(3, 12), seed=seed + turn))
         sampled = tiny.random_tokens(rng.randint(1, 9), seed=100 + seed + turn)
         trajectory.add_sampled(Completion(sampled, [rng.uniform(-3, -0.1) for _ in sampled], True))
     return trajectory
@@ -74,36 +79,35 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, tokens_per_ba
         for t in range(len(s.trajectory.tokens))
     }
     ref = {key: value + rng.uniform(-0.5, 0.5) for key, value in now.items()}
-    number_of = {tuple(s.trajectory.tokens): n for n, s in enumerate(samples)}
+    games = [sample.trajectory for sample in samples]
 
     total = 0.0
-    for batch in batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-        logprobs, references = torch.zeros(batch.weights.shape), torch.zeros(batch.weights.shape)
-        for row, mask in enumerate(batch.scored):
-            number = next(
-                n for tokens, n in number_of.items() if batch.tokens[row, : len(tokens)].tolist() == [*tokens]
-            )
-            for t in mask.nonzero()[:, 0].tolist():
-                logprobs[row, t], references[row, t] = now[number, t + 1], ref[number, t + 1]
-        batch = with_logprobs(batch, reference=references)
+    batches = batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch)
+    for groups, batch in zip(fill(games, tokens_per_batch), batches, strict=True):
+        scored = [(n, t) for group in groups for n in group for t, own in enumerate(games[n].sampled) if own]
+        batch = replace(batch, ref_logprobs=torch.tensor([ref[key] for key in scored]))
+        logprobs = torch.tensor([now[key] for key in scored])
         total += grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.1).total.item()
     expected = loss_by_loop(samples, now, ref, clip=0.2, kl_coef=0.1, token_mean=token_mean)
     assert total == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("token_mean", [False, True])
-def test_splitting_into_micro_batches_does_not_change_the_gradient(token_mean):
-    samples = some_samples(7)
-    gradients = []
-    for tokens_per_batch in (1, 50, 10_000):
-        policy = tiny.policy()
-        for batch in batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-            grpo_loss(
-                policy(batch.tokens, batch.scored).logprobs, batch, clip=0.2, kl_coef=0.01
-            ).total.backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
-    for other in gradients[1:]:
-        assert (other - gradients[0]).norm() / gradients[0].norm() < 1e-5
+def gradient_of(batches, *, kl_coef=0.01) -> torch.Tensor:
+    policy = tiny.policy()
+    for batch in batches:
+        grpo_loss(policy(batch.packed).logprobs, batch, clip=0.2, kl_coef=kl_coef).total.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+@settings(max_examples=10)
+@given(st.booleans(), st.integers(1, 12), st.integers(1, 300), st.randoms(use_true_random=False))
+def test_no_split_into_micro_batches_changes_the_gradient(token_mean, count, tokens_per_batch, rng):
+    """Whatever the token budget, the order of the games and how often an opening is computed."""
+    samples = some_samples(count)
+    alone = gradient_of(batches_of(samples, token_mean=token_mean, tokens_per_batch=1))
+    rng.shuffle(samples)
+    packed = gradient_of(batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch))
+    assert (packed - alone).norm() < 1e-5 * alone.norm()
 
 
 def test_weights_sum_to_one_over_a_step():
@@ -116,22 +120,18 @@ def test_weights_sum_to_one_over_a_step():
 
 
 def test_environment_text_gets_no_gradient():
-    """Only the agent's tokens are scored: another reply to the same tokens of the agent is another condition,
-    but the log-probabilities of the reply itself are in no loss.
+    """Only the agent's tokens are targets: a reply is a condition of what follows, but its own
+    log-probabilities are in no loss.
     """
-    (batch,) = batches_of(some_samples(3))
-    logprobs = torch.zeros(batch.weights.shape, requires_grad=True)
-    grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.5).total.backward()
-    sampled = torch.zeros_like(batch.scored)
-    for sample in some_samples(3):
-        row = next(
-            r
-            for r in range(3)
-            if batch.tokens[r, : len(sample.trajectory.tokens)].tolist() == sample.trajectory.tokens
-        )
-        sampled[row, : len(sample.trajectory.sampled) - 1] = torch.tensor(sample.trajectory.sampled[1:])
-    assert torch.equal(batch.scored, sampled)
-    assert not logprobs.grad[~sampled].any()
+    samples = some_samples(3)
+    (batch,) = batches_of(samples)
+    own = [
+        token
+        for sample in sorted(samples, key=lambda sample: len(sample.trajectory.tokens), reverse=True)
+        for token, sampled in zip(sample.trajectory.tokens, sample.trajectory.sampled, strict=True)
+        if sampled
+    ]
+    assert batch.packed.targets.tolist() == own and len(batch.weights) == len(own)
 
 
 def test_kl_is_never_negative_and_zero_at_the_reference():
@@ -140,15 +140,6 @@ def test_kl_is_never_negative_and_zero_at_the_reference():
     assert at_reference.metrics["kl"] == 0 and at_reference.metrics["clip_frac"] == 0
     away = grpo_loss(batch.ref_logprobs + torch.randn(batch.weights.shape), batch, clip=0.2, kl_coef=1.0)
     assert (away.kl >= 0).all() and away.metrics["kl"] > 0
-
-
-def test_padding_with_zero_weight_gives_no_nan_whatever_the_old_log_probs():
-    (batch,) = batches_of(some_samples(2))
-    batch = with_logprobs(
-        batch, old=torch.full(batch.weights.shape, -500.0).where(~batch.scored, batch.old_logprobs)
-    )
-    loss = grpo_loss(torch.zeros(batch.weights.shape), batch, clip=0.2, kl_coef=0.1)
-    assert torch.isfinite(loss.total)
 
 
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():

@@ -1,4 +1,4 @@
-"""Log-probabilities in chunks against log_softmax over everything."""
+"""Log-probabilities of packed games in chunks against log_softmax over everything, game by game."""
 
 import json
 
@@ -6,62 +6,61 @@ import pytest
 import torch
 
 from prompt_r1 import policy as policy_module
+from prompt_r1.packing import Packed, pack
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
-from prompt_r1.types import UsageError
+from prompt_r1.types import Trajectory, UsageError
 from tests import tiny
+from tests.test_packing import CPU, siblings
 
 
-def naive(model, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = model(tokens).logits[:, :-1].float() / temperature
-    return torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0]
+def naive(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
+    """(N,) log-probabilities of the agent's tokens of one game on its own, from all logits."""
+    tokens = torch.tensor(trajectory.tokens)
+    log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
+    return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
 
 
-def some_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.tensor([tiny.random_tokens(23, seed=row) for row in range(4)])
-    scored = torch.rand(4, 22, generator=torch.Generator().manual_seed(0)) < 0.6
-    return tokens, scored
+def some_groups() -> list[list[Trajectory]]:
+    """Five games of one question, one of another on its own, two of a third."""
+    return [siblings(0, 5), siblings(1, 1), siblings(2, 2)]
+
+
+def some_batch() -> Packed:
+    return pack(some_groups(), CPU)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("chunk", [1, 7, 1024])
-def test_chunked_log_probs_and_gradients_equal_log_softmax(monkeypatch, tied, chunk):
-    monkeypatch.setattr(policy_module, "CHUNK", chunk)
-    tokens, scored = some_batch()
-    weights = torch.rand(4, 22, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("rows", [1, 7, 1024])
+def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tied, rows):
+    """Packed, its opening computed once and its logits in chunks: the same numbers as log_softmax over all
+    logits of each game on its own, in float64.
+    """
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", rows * len(tiny.tokenizer()))
+    packed = some_batch()
+    weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
     model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
-    policy = Policy(model, compute=torch.float64, temperature=0.8)
 
-    scores = policy(tokens, scored)
+    scores = Policy(model, compute=torch.float64, temperature=0.8)(packed)
     (scores.logprobs * weights).sum().backward()
-    expected = naive(twin, tokens, 0.8)
-    (expected * weights * scored).sum().backward()
+    expected = torch.cat([naive(twin, game, 0.8) for group in some_groups() for game in group])
+    (expected * weights).sum().backward()
 
-    assert torch.allclose(scores.logprobs, (expected * scored).float(), atol=1e-5)
+    assert torch.allclose(scores.logprobs, expected.float(), atol=1e-5)
     for (name, got), (_, want) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
-        assert torch.allclose(got.grad, want.grad, rtol=1e-4, atol=1e-6), name
+        assert (got.grad - want.grad).norm() <= 1e-6 * want.grad.norm(), name
 
 
 def test_entropy_is_that_of_the_next_token_distribution():
-    tokens, scored = some_batch()
-    policy = tiny.policy()
+    policy, (game,) = tiny.policy(), siblings(3, 1)
     with torch.no_grad():
-        logits = policy.model(tokens).logits[:, :-1].float()
-    expected = torch.distributions.Categorical(logits=logits).entropy() * scored
-    assert torch.allclose(policy(tokens, scored).entropy, expected, atol=1e-4)
-
-
-def test_right_padding_changes_no_log_prob():
-    tokens, scored = some_batch()
-    policy = tiny.policy()
-    padded = torch.cat([tokens, torch.zeros(4, 9, dtype=torch.long)], 1)
-    more = torch.cat([scored, torch.zeros(4, 9, dtype=torch.bool)], 1)
-    assert torch.allclose(policy(padded, more).logprobs[:, :22], policy(tokens, scored).logprobs, atol=1e-5)
+        logits = policy.model(torch.tensor([game.tokens])).logits[0, :-1]
+    expected = torch.distributions.Categorical(logits=logits[torch.tensor(game.sampled[1:])]).entropy()
+    assert torch.allclose(policy(pack([[game]], CPU)).entropy, expected, atol=1e-4)
 
 
 def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
     """The widest tensor that autograd keeps has the model's width, not the vocabulary's."""
-    monkeypatch.setattr(policy_module, "CHUNK", 4)
-    tokens, scored = some_batch()
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", 4 * len(tiny.tokenizer()))
     policy = tiny.policy()
     shapes: list[torch.Size] = []
 
@@ -70,18 +69,28 @@ def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        policy(tokens, scored).logprobs.sum().backward()
+        policy(some_batch()).logprobs.sum().backward()
     vocabulary = policy.model.config.vocab_size
-    assert not [shape for shape in shapes if shape[-1] == vocabulary and shape[0] != vocabulary]
+    assert not [shape for shape in shapes if shape[-1:] == (vocabulary,) and shape[0] != vocabulary]
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    gradients = []
+    for checkpointing in (False, True):
+        policy = tiny.policy()
+        if checkpointing:
+            policy.checkpoint_activations()
+        policy(some_batch()).logprobs.sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    assert torch.equal(*gradients)
 
 
 def test_bfloat16_products_keep_float32_weights_and_gradients():
-    tokens, scored = some_batch()
     policy = Policy(tiny.model(), compute=torch.bfloat16)
-    scores = policy(tokens, scored)
+    scores = policy(some_batch())
     scores.logprobs.sum().backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
-    exact = tiny.policy()(tokens, scored).logprobs
+    exact = tiny.policy()(some_batch()).logprobs
     assert (scores.logprobs - exact).abs().mean() < 0.1
 
 
@@ -108,5 +117,4 @@ def test_a_model_with_other_attention_or_logits_is_refused(tmp_path):
 def test_a_saved_model_loads_with_the_same_weights(tmp_path):
     tiny.save_agent(tmp_path, seed=3)
     loaded = load_policy(tmp_path, device=torch.device("cpu"))
-    tokens, scored = some_batch()
-    assert torch.equal(loaded(tokens, scored).logprobs, tiny.policy(seed=3)(tokens, scored).logprobs)
+    assert torch.equal(loaded(some_batch()).logprobs, tiny.policy(seed=3)(some_batch()).logprobs)

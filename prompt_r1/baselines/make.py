@@ -1,19 +1,34 @@
 """Methods and agents by name."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
 from prompt_r1.baselines.games import Game
+from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.method import Method
+from prompt_r1.baselines.opro import opro
+from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
+from prompt_r1.baselines.self_consistency import SelfConsistency
+from prompt_r1.baselines.sft import FineTuned
+from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config import TrainConfig
-from prompt_r1.environments import MINI_SPECS
+from prompt_r1.environments import MINI_SPECS, parse_fields
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import METHODS, MethodConfig
-from prompt_r1.players import KnownAgent, Player, find_agent, load_player
-from prompt_r1.types import UsageError
+from prompt_r1.knobs import METHODS, MethodConfig, SftConfig
+from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, know_agent, load_player
+from prompt_r1.types import Question, UsageError
+
+OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
+    "opro": {"temperature": 1.0, "max_tokens": 512},
+    "textgrad": {"temperature": 0.0, "max_tokens": 2000},
+    "gepa": {},
+}
 
 
 class Agents:
@@ -31,6 +46,9 @@ class Agents:
         """What the agent was before training; the agent itself when it was not trained here."""
         return self._load(find_agent(self.known.start, self.known.game.seed), self.known.game)
 
+    def other(self, known: KnownAgent) -> Player:
+        return self._load(known.path, known.game)
+
     def _load(self, path: str | Path, game: TrainConfig) -> Player:
         if str(path) not in self._loaded:
             self._loaded[str(path)] = load_player(path, game, self.device)
@@ -45,25 +63,105 @@ def make_method(
     open_environment: Callable[..., Pool],
     agents: Agents,
     temperature: float,
+    seed: int,
     config: MethodConfig,
     folder: Path | None,
 ) -> Method:
     """The method called `name` on `environment`, whose name for users is `spec`.
 
     `open_environment` (players.environment_opener) opens another one, that of an optimiser, say.
-    `temperature` is that of an agent. What a method prepares lies in `folder`/NAME (None: nothing is kept).
+    `temperature` is that of an agent, `seed` that of what a method draws while it prepares. What it prepares
+    lies in `folder`/SPEC/NAME (None: nothing is kept).
     Raises UsageError for a name that is none.
     """
+    asks = answer_format(config, spec)
+    play = partial(Game, game=agents.known.game, temperature=temperature)
+    thought = partial(ChainOfThought, environment=environment, answer_format=asks, seed=seed)
+    place = folder / re.sub(r"[^\w.-]+", "-", spec) / name if folder else None
     match name:
         case "direct":
-            return Direct(environment, answer_format(config, spec))
-        case "prompt-r1":
-            return Game(name, agents.trained, environment, game=agents.known.game, temperature=temperature)
+            return Direct(environment, asks)
+        case "cot":
+            return thought(name)
+        case "cot-few-shot":
+            return thought(name, shots=config.shots)
+        case "self-consistency":
+            agent = play("prompt-r1", agents.trained, environment)
+            return SelfConsistency(thought("cot"), agent, samples=config.samples)
+        case "opro" | "textgrad" | "gepa":
+            optimizer = open_optimizer(name, config, spec, open_environment)
+            bench = Bench(name, environment, optimizer, asks, max_calls=config.optimize_calls, folder=place)
+            return OptimisedPrompt(name, search(name, config, seed), bench)
+        case "sft":
+            return fine_tuned(config, agents, seed, temperature, place)
+        case "grpo-only":
+            known = trained_alone(config.grpo_agent)
+            return Game(name, partial(agents.other, known), None, game=known.game, temperature=temperature)
         case "untrained":
-            return Game(name, agents.untrained, environment, game=agents.known.game, temperature=temperature)
+            return play(name, agents.untrained, environment)
         case "agent-only":
-            return Game(name, agents.trained, None, game=agents.known.game, temperature=temperature)
+            return play(name, agents.trained, None)
+        case "prompt-r1":
+            return play(name, agents.trained, environment)
     raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
+
+
+def trained_alone(name: str) -> KnownAgent:
+    """The agent of grpo-only."""
+    known = know_agent(name, kv_tokens=0) if name else None
+    if known is None or known.game.env != "none":
+        raise UsageError("grpo-only needs an agent that was trained without environment: "
+                         "run `python train.py --env none` and give --grpo-agent RUN")  # fmt: skip
+    return known
+
+
+def fine_tuned(
+    config: MethodConfig, agents: Agents, seed: int, temperature: float, place: Path | None
+) -> Method:
+    """sft: of an agent that is there, or of one that it will make in `place` from the agent's start."""
+    if config.sft_agent:
+        known = know_agent(config.sft_agent, kv_tokens=0)
+        load = partial(agents.other, known)
+        return Game("sft", load, None, game=known.game, temperature=temperature, thinks=False)
+    if place is None:
+        raise UsageError("sft makes an agent: give --out DIR for it, or --sft-agent with one that is there")
+    settings = SftConfig(
+        agent=agents.known.start,
+        data=config.train_data,
+        seed=seed,
+        lr=config.sft_lr,
+        device=str(agents.device),
+    )
+    return FineTuned(settings, place, load=agents.other, temperature=temperature)
+
+
+def search(name: str, config: MethodConfig, seed: int) -> Search:
+    """A prompt optimiser with its knobs."""
+    begin = {"seed_prompt": config.seed_prompt, "seed": seed}
+    match name:
+        case "opro":
+            return partial(opro, steps=config.opro_steps, train_limit=config.opro_train, **begin)
+        case "textgrad":
+            return partial(
+                textgrad, epochs=config.textgrad_epochs, validation_limit=config.optimize_val, **begin
+            )
+    return partial(gepa, max_task_calls=config.gepa_calls, validation_limit=config.optimize_val, **begin)
+
+
+def open_optimizer(name: str, config: MethodConfig, spec: str, open_environment: Callable[..., Pool]) -> Pool:
+    """The model that writes prompts for an optimiser, with its authors' temperature and length."""
+    wanted = config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec)
+    fields = parse_fields(config.optimizer_args) if config.optimizer_args else OPTIMIZER_FIELDS[name]
+    return open_environment(wanted, fields=fields, prices=config.optimizer_price)
+
+
+def preparation_questions(
+    config: MethodConfig, data: Sequence[str], seed: int
+) -> tuple[list[Question], list[Question]]:
+    """What methods may learn from and choose by; the mini world brings its own."""
+    own = ("mini",) if all(name.split(":")[0] == "mini" for name in data) else ()
+    train = find_questions(config.train_data or own, "train", seed)
+    return train, find_questions(config.val_data or own, "validation", seed)
 
 
 def answer_format(config: MethodConfig, spec: str) -> AnswerFormat:

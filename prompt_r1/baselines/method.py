@@ -47,6 +47,12 @@ class Ledger:
         self.tokens_out += reply.tokens_out
         self.usd += reply.usd
 
+    def add_attempt(self, attempt: Attempt) -> None:
+        self.task_calls += attempt.calls
+        self.tokens_in += attempt.tokens_in
+        self.tokens_out += attempt.tokens_out
+        self.usd += attempt.usd
+
 
 class Method(Protocol):
     """A row of the tables. Answers may be asked for side by side, after `prepare` has ended."""
