@@ -40,7 +40,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 
 def _leave(code: int, reason: object) -> NoReturn:
-    print(printable(f"{Path(sys.argv[0]).name}: {reason}"), file=sys.stderr)
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    print(printable(f"{name}: {reason}"), file=sys.stderr)
     sys.exit(code)
 
 
@@ -84,7 +86,7 @@ def parse_arguments(kind: type[Config], program: str, description: str, argument
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help-all` lists the flags\n")
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the flags\n")
 
 
 def _new_parser(program: str, description: str) -> _Parser:
@@ -102,17 +104,19 @@ def _add_flags(
     parser: _Parser, kind: type[Any], arguments: list[str], preset: dict[str, Any] | None = None
 ) -> None:
     """A flag for each field. --help shows the everyday ones, --help-all every one, under its heading."""
-    everything = "--help-all" in arguments
+    everyday = getattr(kind, "EVERYDAY", None)
+    everything = everyday is None or "--help-all" in arguments
     section: argparse._ActionsContainer = parser
     # A config's own fields first, then those that it shares with others.
     for f in sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__):
         if everything and f.metadata["group"]:
             section = parser.add_argument_group(f.metadata["group"])
         options = _options(f, preset or {})
-        if not everything and f.name not in kind.EVERYDAY:
+        if not everything and f.name not in everyday:
             options["help"] = argparse.SUPPRESS
         section.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
-    parser.add_argument("--help-all", action="help", help=f"show all {len(fields(kind))} flags")
+    if everyday is not None:
+        parser.add_argument("--help-all", action="help", help=f"show all {len(fields(kind))} flags")
 
 
 def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +133,8 @@ def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
     if f.type is bool:
         options["type"] = _boolean
     elif get_origin(f.type) is tuple:
-        options |= {"nargs": "+", "type": get_args(f.type)[0]}
+        # Given several times it goes on: --agent A --agent B.
+        options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
     if choices:
         options["choices"] = choices
     if f.type is bool and not f.default:

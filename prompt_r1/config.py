@@ -75,6 +75,16 @@ class TrainConfig(EnvironmentConfig):
     )
     track: str = knob("none", "metrics also to", choices=("none", "tensorboard", "wandb"))
     device: str = knob("auto", "auto, cpu or cuda", group="the machine")
+    parallel: str = knob(
+        "auto",
+        "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
+        choices=("auto", "none", "ddp", "fsdp", "hsdp"),
+    )
+    offload: str = knob(
+        "none",
+        "sharded weights that wait in CPU memory; all: AdamW too",
+        choices=("none", "reference", "all"),
+    )
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
@@ -101,37 +111,34 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class InferConfig:
-    """Settings of infer.py."""
-
-    EVERYDAY: ClassVar = ("question", "agent", "env", "json", "seed", "temperature")
-
-    question: str = knob("", "what to ask")
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
-    env: str = knob("", "environment (default: the one the agent was trained with)")
-    json: bool = knob(False, "print one JSON object instead of the dialogue")
-    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
-    temperature: float = knob(0.0, "0: greedy")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    device: str = knob("auto", "auto, cpu or cuda")
-
-
-@dataclass(frozen=True)
 class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     EVERYDAY: ClassVar = ("data", "method", "agent", "env", "limit", "out", "seed", "env_price")
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
-    method: tuple[str, ...] = knob(("direct", "untrained", "prompt-r1"), "any of them", choices=METHODS)
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
-    env: tuple[str, ...] = knob((), "environments (default: the one the agent was trained with)")
+    method: tuple[str, ...] = knob(
+        (), "any of them (direct untrained prompt-r1; with --tables all)", choices=METHODS
+    )
+    agent: tuple[str, ...] = knob(
+        (), "run folders, model folders, hub ids, or mini (default: the newest mini run)"
+    )
+    env: tuple[str, ...] = knob((), "environments (default: those that the agents were trained with)")
+    tables: bool = knob(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
+    compare: tuple[str, ...] = knob(
+        (), "only compare two predictions.jsonl, paired by question; FILE or FILE:METHOD[:ENV[:AGENT]]"
+    )
     limit: int = knob(0, "questions of each file at most; 0: all")
-    out: str = knob("", "folder for results.json and predictions; none: only print")
-    seed: int = knob(-1, "seed of the mini world (default: the run's)")
-    temperature: float = knob(0.0, "0: greedy")
+    repeats: int = knob(1, "answers to each question, averaged by question")
+    metrics: str = knob(
+        "strict",
+        "rules of EM, SM and F1: ours, or the release's with its leaks",
+        choices=("strict", "official"),
+    )
+    ssim_model: str = knob("", "folder of the encoder of SSim, or auto: where it is usually found")
+    out: str = knob("", "folder for predictions, tables and journal (runs/eval-AGENT)")
+    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
+    temperature: float = knob(0.0, "of the agent; 0: greedy")
     device: str = knob("auto", "auto, cpu or cuda")
     kv_tokens: int = knob(0, "tokens of the KV cache; 0: what memory allows")
 

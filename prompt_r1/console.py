@@ -156,6 +156,7 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         "What to type next",
         f"  python infer.py --agent {folder}",
         f"  python evaluate.py --agent {folder} --data {other}",
+        f"  python -m prompt_r1.report {folder}",
     ])  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from prompt_r1.export import export_agent, exported_step
 from prompt_r1.interrupt import Interrupt
 from prompt_r1.log import Clock, Log, read_metrics
 from prompt_r1.policy import Policy
+from prompt_r1.report import write_report
 from prompt_r1.run_folder import trim_metrics
 from prompt_r1.types import Resumable
 from prompt_r1.watchdog import Watchdog
@@ -38,7 +39,7 @@ class Keeper:
     optimizer: Optimizer
     sampler: QuestionSampler
     base: Path | str  # the untrained agent
-    forget: Callable[[], None]  # of the engine: called when the weights have changed
+    refresh: Callable[[], None]  # the copy that plays: called when the weights have changed
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
 
@@ -54,6 +55,7 @@ class Keeper:
         if found is not None:
             state = self.checkpoints.load(found)
             self._mend_export(state)
+            self.refresh()
             self.log.say(f"Going on after step {state.step} of {self.config.steps}, from {found}")
             self.sampler.restore(state.sampler)
         if self.ranks.first:
@@ -82,6 +84,7 @@ class Keeper:
                 state.best_step, state.best_em, state.best_reward = step, *score
         if due or better:
             self.save(state)
+            self._report()
         return self._heed(state, line)
 
     def save(self, state: State, *, wait: bool = False) -> None:
@@ -93,6 +96,14 @@ class Keeper:
         if wait and self.checkpoints.failures:
             raise Resumable(f"step {state.step} is not saved: make room, and the same command goes on from "
                             "the checkpoint before it")  # fmt: skip
+
+    def _report(self) -> None:
+        """Show the run so far in one file. It can be made again from the others: no reason to stop."""
+        if self.ranks.first:
+            try:
+                write_report(self.log.folder)
+            except OSError as error:
+                self.log.say(f"report.html could not be written: {error.strerror}")
 
     def _heed(self, state: State, line: dict[str, float]) -> State:
         """Signals, an environment that is down, curves that collapse. The ranks agree on each."""
@@ -120,7 +131,7 @@ class Keeper:
         state = self.checkpoints.load(self.checkpoints.newest(), rollbacks=number)
         self.log.say(f"Back to step {state.step}; the learning rate is halved, for the {number}. time")
         self.sampler.restore(state.sampler)
-        self.forget()
+        self.refresh()
         if self.ranks.first:
             trim_metrics(self.log.folder, state.step + 1, aside=f"metrics-before-rollback-{number}.jsonl")
         self._remember()

@@ -67,7 +67,7 @@ class SftConfig:
     batch_size: int = knob(4, "examples of a micro-batch")
     accumulate: int = knob(8, "micro-batches of an optimiser step")
     cutoff: int = knob(2048, "tokens of an example; the rest is cut off")
-    checkpointing: bool = knob(True, "gradient checkpointing, on a GPU", choices=("true", "false"))
+    checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     device: str = knob("auto", "auto, cpu or cuda")
 
 

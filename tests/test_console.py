@@ -13,8 +13,9 @@ from dataclasses import fields
 
 import pytest
 
+from infer import InferConfig
 from prompt_r1.command_line import run, train_config
-from prompt_r1.config import EvaluateConfig, InferConfig, TrainConfig
+from prompt_r1.config import EvaluateConfig, TrainConfig
 from prompt_r1.console import COLUMNS, Console, beside_bar, header, row, summary
 from prompt_r1.log import Clock, Log
 
