@@ -22,7 +22,7 @@ class TrainConfig(EnvironmentConfig):
 
     EVERYDAY: ClassVar = (
         "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
-        "max_turns", "env_price", "max_env_usd", "dry_run",
+        "max_turns", "env_price", "max_env_usd", "dry_run", "explain",
     )  # fmt: skip
 
     agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
@@ -91,6 +91,7 @@ class TrainConfig(EnvironmentConfig):
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
     dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+    explain: bool = knob(False, "only walk one question through the algorithm, slowly")
 
     @property
     def games_per_update(self) -> int:
