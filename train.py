@@ -10,30 +10,31 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from prompt_r1 import checkpoint
-from prompt_r1.checkpoint import State
 from prompt_r1.command_line import run, train_config
-from prompt_r1.config import TrainConfig, write_yaml
+from prompt_r1.config import TrainConfig
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
+from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
-from prompt_r1.log import Clock, Log, console_line
+from prompt_r1.interrupt import Interrupt
+from prompt_r1.keeper import Keeper
+from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
     check_fit,
     find_agent,
     find_questions,
+    load_learner,
     load_player,
     load_reference,
     open_environments,
@@ -41,10 +42,9 @@ from prompt_r1.players import (
 from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
+from prompt_r1.run_folder import lock_run, open_run
 from prompt_r1.types import FatalEnvError, Question, Resumable, Trajectory
 from prompt_r1.update import Updater, split
-
-IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
 
 
 def main(arguments: list[str]) -> None:
@@ -54,47 +54,55 @@ def main(arguments: list[str]) -> None:
         return
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
-    ranks = start_ranks(config.device)
-    folder = ranks.from_first(lambda: checkpoint.open_run(config, name))
-    with asyncio.Runner() as runner:
-        train(config, folder, ranks, runner)
-    stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
+    with Interrupt() as interrupt:
+        ranks = start_ranks(config.device, config.parallel)
+        folder = ranks.from_first(lambda: open_run(config, name))
+        with lock_run(folder, ranks), asyncio.Runner() as runner:
+            train(config, folder, ranks, runner, interrupt)
+        stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
-def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner) -> None:
+def train(
+    config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
     log = Log(folder, quiet=not ranks.first)
     [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
-    reference = load_reference(start, config, player) if config.kl_coef else None
-    updater = make_updater(config, player.policy, reference, ranks)
-    trainer = Trainer(config, ranks, runner, log, player, updater, environment)
+    learner = load_learner(start, config, player, ranks)
+    reference = load_reference(start, config, player, ranks) if config.kl_coef else None
+    updater = make_updater(config, learner, reference, ranks)
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
     check_fit([*sampler.questions, *validation, *test], player.codec, config.max_tokens)
-    state = trainer.begin(sampler)
+    clock = Clock()
+    trainer = Trainer(config, ranks, runner, interrupt, log, clock, player, updater, environment)
+    keeper = Keeper(config, ranks, log, clock, interrupt, learner, updater.optimizer, sampler, start,
+                    refresh=trainer.refresh)  # fmt: skip
+    size = sum(parameter.numel() for parameter in learner.parameters())
+    where = f"{ranks.count} × {ranks.device.type}"
+    log.say(f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}")
+    state = keeper.begin()
 
     try:
-        for step in tqdm(range(state.step + 1, config.steps + 1), disable=log.bar_is_off, leave=False):
-            metrics: dict[str, float] = {"step": step}
-            if step > 0:  # step 0 only measures the start
-                metrics |= trainer.step(step, sampler.take(config.questions))
-            if validation and (step % config.val_every == 0 or step == config.steps):
-                metrics |= trainer.validate(validation)
-                trainer.keep_best(state, step, metrics)
-            state.step, state.sampler = step, sampler.state()
-            metrics |= trainer.clock.take() | spending(environment, ranks)
-            log.metrics(metrics)
-            log.say(console_line(metrics))
-            updater.stop_if_broken()
-            if step > 0 and (step % config.save_every == 0 or step == config.steps):
-                trainer.save(state)
-        if state.best_step < 0:  # nothing was validated: the last agent is the one to keep
-            state.best_step = state.step
-            trainer.export()
+        with tqdm(total=config.steps, initial=max(state.step, 0), disable=log.bar_is_off, leave=False) as bar:
+            while state.line or state.step < config.steps:
+                if not state.line:  # else the run had stopped after the update, before the line was written
+                    step, line = state.step + 1, {"step": state.step + 1}
+                    if step > 0:  # step 0 only measures the start
+                        line |= trainer.step(step, sampler.take(config.questions))
+                    state.step, state.sampler, state.line = step, sampler.state(), line
+                line = dict(state.line)
+                if validation and (state.step % config.val_every == 0 or state.step == config.steps):
+                    line |= trainer.validate(validation)
+                line |= clock.take() | spending(environment, ranks)
+                state = keeper.complete(state, line)
+                updater.stop_if_broken()
+                bar.update(state.step - bar.n)
+        keeper.save(state, wait=True)
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
         log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
@@ -103,7 +111,8 @@ def train(config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runne
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
         if state.step < (1 if isinstance(error, FatalEnvError) else 0):
             raise
-        trainer.save(state)
+        keeper.save(state, wait=True)
+        stop_ranks(ranks)  # they have agreed on this stop
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
     finally:
         runner.run(environment.close())
@@ -114,27 +123,25 @@ class Trainer:
     config: TrainConfig
     ranks: Ranks
     runner: asyncio.Runner
+    interrupt: Interrupt
     log: Log
+    clock: Clock
     player: Player
     updater: Updater
     environment: Pool
-    clock: Clock = field(default_factory=Clock)
-    idle_steps: int = 0
 
     def step(self, number: int, questions: list[Question]) -> dict[str, float]:
         """Play, score, compare, update. Each rank plays its share; groups never cross ranks."""
         config, ranks = self.config, self.ranks
-        mine = questions[ranks.rank :: ranks.count]
+        mine = deal([len(question.text) for question in questions], ranks.count)[ranks.rank]
         # A game's seed does not depend on the rank that plays it: any number of ranks plays the same games.
-        seeds = [f"{config.seed}/{number}/{index}" for index in range(len(questions))][
-            ranks.rank :: ranks.count
-        ]
+        seeds = [f"{config.seed}/{number}/{index}" for index in mine]
         play = partial(
             self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            rollout = play_groups(mine, config.group_size, play, seeds=seeds)
-            groups_PG = together(rollout, self.runner, ranks)
+            rollout = play_groups([questions[index] for index in mine], config.group_size, play, seeds=seeds)
+            groups_PG = together(self.interrupt.guard(rollout), self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
             games, group_size = config.questions * config.group_size, config.group_size
@@ -143,18 +150,20 @@ class Trainer:
                 games=games,
                 group_size=group_size,
                 mini_batch=config.games_per_update,
-                ranks=ranks,
+                numbers=mine,
             )
             metrics = self.updater.update(mini_batches)
-        self.player.engine.forget()  # what is cached was computed with the old weights
+            self.refresh()
         self.log.trajectories(f"step-{number:06d}-rank{ranks.rank}", groups_PG, samples_PG)
         metrics |= step_metrics(
             groups_PG, samples_PG, RULES[config.rule], ranks, self.clock.seconds["rollout"]
         )
-        self.idle_steps = self.idle_steps + 1 if metrics["groups/dropped"] == 1 else 0
-        if self.idle_steps == IDLE_STEPS:
-            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         return metrics
+
+    def refresh(self) -> None:
+        """Play with the weights as they are now. Called by every rank: sharded ones are gathered."""
+        self.player.policy.follow(self.updater.policy)
+        self.player.engine.forget()  # what is cached was computed with the old weights
 
     def validate(self, questions: list[Question]) -> dict[str, float]:
         """Greedy games of held-out questions: val/em, val/f1, val/reward, val/format, val/turns."""
@@ -172,57 +181,18 @@ class Trainer:
 
     def gather(self, share: Coroutine[None, None, list[Result]]) -> list[Result]:
         """Run this rank's share; the results of all ranks."""
-        shares = self.ranks.gather(together(share, self.runner, self.ranks))
+        shares = self.ranks.gather(together(self.interrupt.guard(share), self.runner, self.ranks))
         return [result for results in shares for result in results]
 
     def compare_on(self, test: list[Question], start: Path | str) -> dict[str, list[Result]]:
         """Questions that nothing was chosen by: the environment alone, the agent before and after."""
-        alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
-        rows = {"environment alone": self.gather(alone)}
+        rows: dict[str, list[Result]] = {}
+        if self.config.env != "none":
+            alone = ask_directly(test[self.ranks.rank :: self.ranks.count], self.environment.ask)
+            rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
         return rows
-
-    def begin(self, sampler: QuestionSampler) -> State:
-        """The state to go on from: the newest checkpoint of the run folder, or one step before step 0."""
-        folder, config, policy = self.log.folder, self.config, self.updater.policy
-        size = sum(parameter.numel() for parameter in policy.parameters())
-        where = f"{self.ranks.count} × {self.ranks.device.type}"
-        self.log.say(
-            f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}"
-        )
-        found = checkpoint.newest_checkpoint(folder)
-        state = State(step=-1)
-        if found is not None:
-            state = checkpoint.resume(found, policy, self.updater.optimizer, config)
-            sampler.restore(state.sampler)
-            self.log.say(f"Going on after step {state.step} of {config.steps}, from {found}")
-        if self.ranks.first:
-            checkpoint.trim_metrics(folder, state.step)
-            write_yaml(config, folder / "config.yaml")
-        return state
-
-    def keep_best(self, state: State, step: int, metrics: dict[str, float]) -> None:
-        """Export the agent unless it validated better before: by EM, then by reward (free text has no EM)."""
-        score_now = (metrics["val/em"], metrics["val/reward"])
-        if score_now >= (state.best_em, state.best_reward):
-            state.best_em, state.best_reward, state.best_step = *score_now, step
-            self.export()
-
-    def export(self) -> None:
-        if self.ranks.first:
-            folder = self.log.folder / "agent"
-            checkpoint.export_agent(self.player.policy, self.player.codec.tokenizer, self.config, folder)
-        self.ranks.barrier()
-
-    def save(self, state: State) -> None:
-        """Write a checkpoint. Called by every rank; the first one writes."""
-        if self.ranks.first:
-            with self.clock.phase("save"):
-                optimizer, tokenizer = self.updater.optimizer, self.player.codec.tokenizer
-                folder, policy = self.log.folder, self.updater.policy
-                checkpoint.save_checkpoint(folder, state, policy, optimizer, tokenizer, self.config)
-        self.ranks.barrier()
 
 
 def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list[Sample]]:

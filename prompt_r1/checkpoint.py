@@ -1,26 +1,27 @@
-"""Save, resume and export. A checkpoint is a folder that appears under its name only when it is complete.
+"""Save and resume: after a kill at any moment a run goes on as if it had never stopped.
 
-`checkpoints/step-000040/` holds `agent/` (a Hugging Face folder), the optimiser's state and `state.json`.
-`agent/` in the run folder is the best agent so far by validation.
+`checkpoints/step-000040/` holds weights and Adam's states (`sharded.py`), `state.json`, `config.yaml` and the
+manifest without which it does not count. Everything else follows: sampling and the order of the questions
+from texts (seed, step, number of the game), so no random state is kept; what was spent from the journal; the
+watchdog's memory from the metric lines.
 """
 
 import json
-import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
+import torch.distributed.checkpoint as dcp
 import yaml
 from torch.optim import Optimizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from prompt_r1 import manifest, sharded
 from prompt_r1.config import TrainConfig, write_yaml
+from prompt_r1.distributed import Ranks, cpu_group, try_first
 from prompt_r1.policy import Policy
 from prompt_r1.types import UsageError
-
-KEEP = 2  # newest checkpoints that stay
-GAME_FILE = "prompt_r1.yaml"  # lies in every exported agent: how it was trained to play
 
 # A run may be resumed with more steps, on another machine, validated more often: not as another experiment.
 LOAD_BEARING = (
@@ -34,72 +35,176 @@ LOAD_BEARING = (
 class State:
     """What a run needs besides weights and optimiser to go on as if it had never stopped."""
 
-    step: int = 0
+    step: int = 0  # the last one whose update is in the weights
     sampler: dict[str, int] = field(default_factory=dict)  # where QuestionSampler stands
+    line: dict[str, float] = field(default_factory=dict)  # metrics of `step`, while they are not yet logged
     best_step: int = -1
     best_em: float = -1.0
     best_reward: float = 0.0
+    rollbacks: int = 0  # each has halved the learning rate
 
 
-def export_agent(
-    policy: Policy, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, folder: Path
-) -> None:
-    """Write the agent as a Hugging Face folder that other stacks load, replacing an older one in one move."""
-    temporary = _fresh(folder)
-    policy.model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    write_yaml(config, temporary / GAME_FILE)
-    _commit(temporary, folder)
+@dataclass(frozen=True)
+class Pending:
+    """A checkpoint that is being written."""
+
+    folder: Path
+    temporary: Path
+    state: str
+    best_step: int
+    sums: "Future[manifest.Sums]"  # of this rank's files, when they are on the disk
 
 
-def save_checkpoint(
-    run: Path,
-    state: State,
-    policy: Policy,
-    optimizer: Optimizer,
-    tokenizer: PreTrainedTokenizerBase,
-    config: TrainConfig,
-) -> Path:
-    """Write checkpoints/step-NNNNNN and drop the oldest beyond KEEP."""
-    folder = run / "checkpoints" / f"step-{state.step:06d}"
-    temporary = _fresh(folder)
-    export_agent(policy, tokenizer, config, temporary / "agent")
-    torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-    (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
-    _commit(temporary, folder)
-    for old in _checkpoints(run)[:-KEEP]:
-        shutil.rmtree(old)
-    return folder
+class Checkpoints:
+    """The checkpoints of a run. Every method is called by every rank or by none."""
+
+    def __init__(
+        self,
+        run: Path,
+        policy: Policy,
+        optimizer: Optimizer,
+        config: TrainConfig,
+        ranks: Ranks,
+        *,
+        say: Callable[[str], None],
+        background: bool,
+    ) -> None:
+        """`background`: `save` returns when the tensors are copied, and they are written beside training."""
+        self.folder = run / "checkpoints"
+        self._policy, self._optimizer = policy, optimizer
+        self._config, self._ranks, self._say = config, ranks, say
+        self._thread = ThreadPoolExecutor(1) if background else None
+        self._group = cpu_group(ranks) if background else None
+        self._pending: Pending | None = None
+        self._whole = ""  # the state whose checkpoint this process has written or loaded
+        self.failures = 0  # in a row
+
+    def save(self, state: State) -> str:
+        """Write the checkpoint of `state.step`. Returns why this one, or the one before, failed, or ""."""
+        failed = self.finish(wait=True)
+        folder = self.folder / f"step-{state.step:06d}"
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        text = json.dumps(asdict(state))
+        if text == self._whole:
+            return failed
+        written: Future[manifest.Sums] = Future()
+        try:
+            self._on_first(lambda: self._describe(manifest.fresh(folder), text))
+            written = self._write(temporary)
+        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+            written.set_exception(error)
+        self._pending = Pending(folder, temporary, text, state.best_step, written)
+        return failed or self.finish(wait=self._thread is None)
+
+    def finish(self, *, wait: bool) -> str:
+        """Give the checkpoint under way its name if every rank has written its share; "" or why it failed."""
+        pending = self._pending
+        if pending is None:
+            return ""
+        if not wait and any(self._ranks.max([not pending.sums.done()])):
+            return ""
+        self._pending, mine, failed = None, {}, ""
+        try:
+            mine = pending.sums.result()
+        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+            failed = _reason(error)
+        shares = self._ranks.gather((mine, failed))
+        failed = next((reason for _, reason in shares if reason), "")
+        try:
+            if not failed:
+                listed = {name: entry for share, _ in shares for name, entry in share.items()}
+                self._on_first(lambda: manifest.seal(pending.temporary, pending.folder, listed))
+                self._on_first(lambda: self._purge(pending.best_step))
+        except RuntimeError as error:
+            failed = _reason(error)
+        self.failures = self.failures + 1 if failed else 0
+        if not failed:
+            self._whole = pending.state
+            return ""
+        self._on_first(lambda: shutil.rmtree(pending.temporary, ignore_errors=True))
+        return f"{pending.folder} could not be written: {failed}"
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint whose manifest verifies, or None where there is none at all; says what it
+        passed over. Raises UsageError when none verifies.
+        """
+        ranks = self._ranks
+        self._on_first(lambda: manifest.sweep(self.folder))
+        found = ranks.from_first(lambda: checkpoints_of(self.folder.parent))
+        for folder in reversed(found):
+            faults = ranks.gather(manifest.fault(folder, share=ranks.rank, shares=ranks.count))
+            if not any(faults):
+                return folder
+            self._say(f"Passed over {folder}: {next(filter(None, faults))}")
+        if found:
+            raise UsageError(f"none of the {len(found)} checkpoints in {self.folder} is whole: mend them, "
+                             "or begin anew with another --out")  # fmt: skip
+        return None
+
+    def load(self, folder: Path, *, rollbacks: int = 0) -> State:
+        """Load a checkpoint into policy and optimiser, whose learning rate is halved for each rollback.
+
+        Raises UsageError when the experiment is another.
+        """
+        _check_settings(folder, self._config)
+        sharded.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
+        self._whole = (folder / "state.json").read_text("utf-8")
+        state = State(**json.loads(self._whole))
+        state.rollbacks = max(state.rollbacks, rollbacks)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * 0.5**state.rollbacks
+        return state
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        self.finish(wait=True)
+        later = [folder for folder in checkpoints_of(self.folder.parent) if _step(folder) > step]
+        self._on_first(lambda: [shutil.rmtree(folder) for folder in reversed(later)])
+
+    def _write(self, temporary: Path) -> "Future[manifest.Sums]":
+        if self._thread is not None:
+            saved = sharded.write_later(temporary, self._policy, self._optimizer, group=self._group)
+            return self._thread.submit(lambda: (saved.result(), self._sums(temporary))[1])
+        sharded.write(temporary, self._policy, self._optimizer, ranks=self._ranks.count)
+        written: Future[manifest.Sums] = Future()
+        written.set_result(self._sums(temporary))
+        return written
+
+    def _sums(self, folder: Path) -> manifest.Sums:
+        """Of this rank's files; the first rank also has those that are nobody's shard."""
+        names = [path.name for path in folder.iterdir()]
+        mine = [name for name in names if name.startswith(f"shard-{self._ranks.rank + 1:05d}-")]
+        common = [name for name in names if not name.startswith("shard-")]
+        return manifest.sums(folder, mine + common * self._ranks.first)
+
+    def _describe(self, folder: Path, state: str) -> None:
+        (folder / "state.json").write_text(state, "utf-8")
+        write_yaml(self._config, folder / "config.yaml")
+
+    def _purge(self, best_step: int) -> None:
+        """Keep the newest ones and the best."""
+        for folder in checkpoints_of(self.folder.parent)[: -self._config.keep]:
+            if _step(folder) != best_step:
+                shutil.rmtree(folder)
+
+    def _on_first(self, work: Callable[[], object]) -> None:
+        """Do something with files on the first rank. Raises RuntimeError on all ranks when it fails there."""
+        failed = try_first(self._ranks, work)
+        if failed:
+            raise RuntimeError(failed)
 
 
-def open_run(config: TrainConfig, name: str) -> Path:
-    """The folder that the run writes to: auto goes on in it, DIR elsewhere, never begins a new one.
-
-    Raises UsageError rather than write into a folder that holds another run.
-    """
-    run = Path(config.out or f"runs/{name}-seed{config.seed}")
-    if config.resume not in ("auto", "never"):
-        run = Path(config.resume)
-        if newest_checkpoint(run) is None:
-            raise UsageError(f"--resume {run}: there is no checkpoint in it")
-    elif config.resume == "never" and (run / "config.yaml").exists():
-        if config.out:
-            raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
-        taken = (f"{run}-{number}" for number in range(2, 10_000))
-        run = next(path for path in map(Path, taken) if not path.exists())
-    run.mkdir(parents=True, exist_ok=True)
-    return run
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a run folder, oldest first, whole or not."""
+    return sorted((run / "checkpoints").glob("step-[0-9]*"), key=_step)
 
 
-def newest_checkpoint(run: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder."""
-    found = _checkpoints(run)
-    return found[-1] if found else None
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
-def resume(folder: Path, policy: Policy, optimizer: Optimizer, config: TrainConfig) -> State:
-    """Load a checkpoint into policy and optimiser. Raises UsageError when the experiment is another."""
-    before = _load_yaml(folder / "agent" / GAME_FILE)
+def _check_settings(folder: Path, config: TrainConfig) -> None:
+    before = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
     for name in LOAD_BEARING:
         now = getattr(config, name)
         now = list(now) if isinstance(now, tuple) else now
@@ -108,51 +213,12 @@ def resume(folder: Path, policy: Policy, optimizer: Optimizer, config: TrainConf
                 f"{folder} was made with {name} = {before.get(name)!r}, not {now!r}: "
                 "resume with the same value, or begin anew with another --out"
             )
-    saved = AutoModelForCausalLM.from_pretrained(folder / "agent", dtype=policy.model.dtype)
-    policy.model.load_state_dict(saved.state_dict())
-    optimizer.load_state_dict(
-        torch.load(folder / "optimizer.pt", map_location=policy.device, weights_only=True)
-    )
-    return State(**json.loads((folder / "state.json").read_text("utf-8")))
 
 
-def trim_metrics(run: Path, step: int) -> None:
-    """Drop the metric lines after `step`: the resumed run writes them again, and none stands twice."""
-    path = run / "metrics.jsonl"
-    if path.exists():
-        lines = [line for line in path.read_text("utf-8").splitlines() if _step_of(line) <= step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
-        os.replace(temporary, path)
-
-
-def _step_of(line: str) -> float:
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return float("inf")  # a line that a kill cut short
-
-
-def _load_yaml(path: Path) -> dict[str, object]:
-    return yaml.safe_load(path.read_text("utf-8"))
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    return sorted(path for path in (run / "checkpoints").glob("step-*") if (path / "state.json").exists())
-
-
-def _fresh(folder: Path) -> Path:
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-def _commit(temporary: Path, folder: Path) -> None:
-    """Rename to the final name; an older folder of that name is moved aside first, then removed."""
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, aside)
-    os.replace(temporary, folder)
-    shutil.rmtree(aside, ignore_errors=True)
+def _reason(error: BaseException) -> str:
+    """Why writing failed, in a few words. DCP hides the error of the rank where it happened."""
+    if isinstance(error, dcp.CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,7 @@
 """The command line of the entry points: flags from the fields of a config, kind errors, exit codes."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -27,13 +28,19 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         _leave(2, error)
     except Resumable as error:
         _leave(75, error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _leave(75, f"{error}: make room; the same command goes on from the last checkpoint")
     except KeyboardInterrupt:
         _leave(130, "interrupted; the same command goes on from the last checkpoint")
     sys.exit(0)
 
 
 def _leave(code: int, reason: object) -> NoReturn:
-    print(f"{Path(sys.argv[0]).name}: {reason}", file=sys.stderr)
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    print(f"{name}: {reason}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -53,8 +60,19 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         config.env in ("mini", "mini-b", "mini-mute") and not config.data
     ):  # its world brings its own questions
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
+    name = Path(source).stem
+    if config.env == "none":
+        config, name = _alone(config, given), f"{name}-alone"
     check(config)
-    return config, Path(source).stem
+    return config, name
+
+
+def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """The game without an environment: one turn, with an own rule, and not told to ask unless it must be."""
+    game = {"max_turns": 1, "rule": "alone"}
+    if config.instruction.startswith("paper"):
+        game["instruction"] = "alone"
+    return replace(config, **{name: value for name, value in game.items() if name not in given})
 
 
 def parse_arguments(kind: type[Config], program: str, description: str, arguments: list[str]) -> Config:
@@ -89,7 +107,8 @@ def _parser(
         if f.type is bool:
             options["type"] = _boolean
         elif get_origin(f.type) is tuple:
-            options |= {"nargs": "+", "type": get_args(f.type)[0]}
+            # Given several times it goes on: --agent A --agent B.
+            options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
         if f.metadata["choices"] and f.type is not bool:
             options["choices"] = f.metadata["choices"]
         if f.type is bool and not f.default:

@@ -13,6 +13,8 @@ import yaml
 from prompt_r1.knobs import METHODS, MethodConfig, knob
 from prompt_r1.types import UsageError
 
+INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
@@ -45,7 +47,7 @@ class TrainConfig(EnvironmentConfig):
     # Who plays, on what
     agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     env: str = knob(
-        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several"
+        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several; none"
     )
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
@@ -54,7 +56,9 @@ class TrainConfig(EnvironmentConfig):
     resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
     # The game
-    instruction: str = knob("paper", "paper, paper-50 or short", choices=("paper", "paper-50", "short"))
+    instruction: str = knob(
+        "paper", "paper, paper-50 or short; alone or answer: without environment", choices=INSTRUCTION_NAMES
+    )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
     max_tokens: int = knob(8192, "tokens of a game")
@@ -63,7 +67,9 @@ class TrainConfig(EnvironmentConfig):
     stop_tags: bool = knob(
         False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false")
     )
-    rule: str = knob("paper", "reward rule (eqs 12-15)", choices=("paper", "release"))
+    rule: str = knob(
+        "paper", "reward rule (eqs 12-15); alone: for --env none", choices=("paper", "release", "alone")
+    )
     # The algorithm
     steps: int = knob(320, "rollout batches")
     questions: int = knob(128, "questions of a step, over all ranks")
@@ -85,8 +91,22 @@ class TrainConfig(EnvironmentConfig):
     val_every: int = knob(20, "steps between validations")
     val_limit: int = knob(256, "validation questions at most")
     save_every: int = knob(20, "steps between checkpoints")
+    keep: int = knob(2, "newest checkpoints that stay, beside the best by validation; at least 2")
+    on_collapse: str = knob(
+        "warn", "when a curve collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
+    )
     # The machine
     device: str = knob("auto", "auto, cpu or cuda")
+    parallel: str = knob(
+        "auto",
+        "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
+        choices=("auto", "none", "ddp", "fsdp", "hsdp"),
+    )
+    offload: str = knob(
+        "none",
+        "sharded weights that wait in CPU memory; all: AdamW too",
+        choices=("none", "reference", "all"),
+    )
     threads: int = knob(0, "CPU threads of torch; 0: its own choice")
     dtype: str = knob("bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16"))
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
@@ -133,13 +153,28 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
-    method: tuple[str, ...] = knob(("direct", "untrained", "prompt-r1"), "any of them", choices=METHODS)
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
-    env: tuple[str, ...] = knob((), "environments (default: the one the agent was trained with)")
+    method: tuple[str, ...] = knob(
+        (), "any of them (direct untrained prompt-r1; with --tables all)", choices=METHODS
+    )
+    agent: tuple[str, ...] = knob(
+        (), "run folders, model folders, hub ids, or mini (default: the newest mini run)"
+    )
+    env: tuple[str, ...] = knob((), "environments (default: those that the agents were trained with)")
+    tables: bool = knob(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
+    compare: tuple[str, ...] = knob(
+        (), "only compare two predictions.jsonl, paired by question; FILE or FILE:METHOD[:ENV[:AGENT]]"
+    )
     limit: int = knob(0, "questions of each file at most; 0: all")
-    out: str = knob("", "folder for results.json and predictions; none: only print")
-    seed: int = knob(-1, "seed of the mini world (default: the run's)")
-    temperature: float = knob(0.0, "0: greedy")
+    repeats: int = knob(1, "answers to each question, averaged by question")
+    metrics: str = knob(
+        "strict",
+        "rules of EM, SM and F1: ours, or the release's with its leaks",
+        choices=("strict", "official"),
+    )
+    ssim_model: str = knob("", "folder of the encoder of SSim, or auto: where it is usually found")
+    out: str = knob("", "folder for predictions, tables and journal (runs/eval-AGENT)")
+    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
+    temperature: float = knob(0.0, "of the agent; 0: greedy")
     device: str = knob("auto", "auto, cpu or cuda")
     kv_tokens: int = knob(0, "tokens of the KV cache; 0: what memory allows")
 
@@ -217,6 +252,9 @@ def check(config: TrainConfig) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} must be 0 (none) or more, not {getattr(config, name)}"
             )
+    if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
+        raise UsageError("--env none and --rule alone go together, with --max-turns 1: without an "
+                         "environment the agent answers at once")  # fmt: skip
     if "," in config.env and config.route != "session":
         raise UsageError("training compares the games of a question, which must meet the same environment: "
                          "give one environment, or --route session")  # fmt: skip
@@ -228,6 +266,10 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
         )
+    if config.keep < 2:
+        raise UsageError(f"--keep must be at least 2, not {config.keep}: the newest checkpoint may be broken")
+    if config.on_collapse == "rollback" and not config.val_data:
+        raise UsageError("--on-collapse rollback goes back to the agent that validated best: give --val-data")
     if config.group_size < 2:
         raise UsageError(
             f"--group-size must be at least 2, not {config.group_size}: GRPO compares games of a question"

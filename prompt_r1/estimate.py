@@ -45,6 +45,8 @@ def estimate(config: TrainConfig) -> str:
     )
     high_prompt = config.max_new // 2
     high_reply = config.max_reply_tokens or LONGEST_REPLY
+    if config.env == "none":
+        return table(parts, Spending(), Spending(), priced=True)
     low_game = spending_of_game(1, LOW_PROMPT, min(LOW_REPLY, high_reply), cheap)
     high_game = spending_of_game(max(config.max_turns - 1, 1), high_prompt, high_reply, dear)
     return table(parts, low_game, high_game, priced=bool(config.env_price))

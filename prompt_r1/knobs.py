@@ -11,7 +11,7 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 
 METHODS = (
     "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa",
-    "untrained", "agent-only", "prompt-r1",
+    "sft", "grpo-only", "untrained", "agent-only", "prompt-r1",
 )  # fmt: skip
 
 
@@ -43,3 +43,25 @@ class MethodConfig:
     opro_train: int = knob(261, "training questions that score an instruction")
     textgrad_epochs: int = knob(3, "epochs of 4 updates")
     gepa_calls: int = knob(150, "calls of the environment before the last iteration")
+    sft_agent: str = knob("", "fine-tuned agent of sft (one is fine-tuned in --out, from the agent's start)")
+    sft_lr: float = knob(1e-4, "learning rate of sft")
+    grpo_agent: str = knob("", "agent of grpo-only, from `train.py --env none`")
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Settings of supervised fine-tuning: the paper's Table 7, and LLaMA-Factory's where that is silent."""
+
+    agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
+    data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
+    out: str = knob("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
+    seed: int = knob(0, "order of the questions, start of the adapters, and the mini world")
+    rank: int = knob(8, "of the adapters")
+    alpha: float = knob(16.0, "adapters count alpha / rank")
+    lr: float = knob(1e-4, "highest learning rate of AdamW; a tenth of warm-up, then a cosine")
+    epochs: int = knob(3, "times that each question is seen")
+    batch_size: int = knob(4, "examples of a micro-batch")
+    accumulate: int = knob(8, "micro-batches of an optimiser step")
+    cutoff: int = knob(2048, "tokens of an example; the rest is cut off")
+    checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
+    device: str = knob("auto", "auto, cpu or cuda")

@@ -50,14 +50,14 @@ class Log:
         if not self.quiet:
             tqdm.write(text, file=sys.stdout)  # above the progress bar, which is on stderr
 
-    def metrics(self, values: dict[str, float]) -> None:
-        """Append one line to metrics.jsonl: one object a step."""
+    def metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """Append one line to metrics.jsonl: one object a step. Returns it, with its digits."""
+        rounded = {
+            key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in values.items()
+        }
         if not self.quiet:
-            rounded = {
-                key: float(f"{value:.6g}") if isinstance(value, float) else value
-                for key, value in values.items()
-            }
             _append(self.folder / "metrics.jsonl", [rounded])
+        return rounded
 
     def trajectories(
         self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]

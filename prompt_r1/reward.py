@@ -25,6 +25,11 @@ RULES = {
     # The released code: one good interaction opens the gate. There, three interactions open it without any
     # answer; here such a game keeps below one that answers: epsilon - (beta + gamma + delta).
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
+    # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
+    # reached; scaled to 1, R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
+    "alone": Rule(
+        alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
+    ),
 }
 
 TOLERANCE = 1e-9  # sums of these floats may miss the cap by a rounding error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a hub; transformers reads it when it is imported
 
-import hypothesis  # noqa: F401  (else its plugin imports it at the very end, where CPython 3.11 trips)
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +13,10 @@ from tests import tiny
 
 # Tiny models are faster on one thread, and tests that run side by side do not fight for cores.
 torch.set_num_threads(1)
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

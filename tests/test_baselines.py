@@ -51,7 +51,9 @@ def pool(source) -> Pool:
     return Pool([member], budget=budget)
 
 
-def method(name: str, environment: Pool, *, agent: Path | str = "", **knobs: object) -> Method:
+def method(
+    name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **knobs: object
+) -> Method:
     known = KnownAgent(agent, GAME, start=str(agent))
     return make_method(
         name,
@@ -62,7 +64,7 @@ def method(name: str, environment: Pool, *, agent: Path | str = "", **knobs: obj
         seed=0,
         temperature=1.0,  # seed 0 asks; greedy, the tiny agent never does
         config=EvaluateConfig(**knobs),
-        folder=None,
+        folder=folder,
     )
 
 

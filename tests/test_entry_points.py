@@ -84,7 +84,9 @@ def trained(tmp_path_factory, agent) -> Path:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((run / "checkpoints").iterdir())[-1] / "agent" / "model.safetensors")
+    """Weights and Adam's states of the newest checkpoint."""
+    folder = sorted((run / "checkpoints").iterdir())[-1]
+    return {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
 
 
 def test_a_run_folder_holds_all_that_the_run_was(trained):
@@ -96,6 +98,8 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
         "journal",
         "checkpoints",
         "agent",
+        "report.html",
+        ".lock",
     }
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
@@ -251,6 +255,17 @@ def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
         assert setting in config
 
 
+def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(agent, tmp_path):
+    done = call(tmp_path, "train.py", "--agent", agent, *SMALL, "--env", "none", "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/mini-alone-seed0"
+    line = read_metrics(run)[1]
+    assert line["turns"] == 1 and line["env/calls"] == line["env/paid"] == 0 and line["reward/mean"] <= 0
+    assert "environment alone" not in done.stdout and "**trained agent**" in done.stdout
+    config = (run / "config.yaml").read_text()
+    assert "rule: alone" in config and "max_turns: 1" in config
+
+
 def test_infer_prints_a_dialogue_and_json(trained):
     line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
     spoken = call(trained, *line)
@@ -275,7 +290,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
     done = call(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
-    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 |" in done.stdout
+    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 [" in done.stdout
 
 
 BAD_INPUT = [
@@ -297,6 +312,8 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
+    (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
+    (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),
     (["train.py", "--agent", "AGENT", "--env-price", "cheap"], "--env-price takes IN,OUT"),
     (["train.py", "--agent", "AGENT", "--env-args", "{"], "--env-args is not JSON"),

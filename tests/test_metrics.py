@@ -250,6 +250,6 @@ def test_judge_text_gives_all_metrics_by_either_rule() -> None:
 @pytest.mark.parametrize("official", [False, True])
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
     text = piece * 10_000
-    started = time.perf_counter()
+    started = time.process_time()
     judge_text(text, [text[:-1], "5"], rules="official" if official else "strict")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 5  # a tenth of a second; squared, minutes

@@ -279,7 +279,7 @@ def test_a_demonstration_in_tokens_is_the_dialogue_and_the_mask_is_what_the_agen
         assert tokenizer.decode(written) == "".join(turn.text + "<|im_end|>" for turn in turns)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text())
 def test_any_text_survives_the_tokenizer_and_untrusted_text_never_becomes_control_tokens(quick, codec, text):
     control = set(quick.tokenizer.added_tokens_decoder)

@@ -120,7 +120,7 @@ def test_a_reply_can_not_close_our_frame(text):
     assert reply.count("</interaction_response>") == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_from_outside_survives_encoding(text):
     assert decode(codec().encode_untrusted(text)) == text

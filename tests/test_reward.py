@@ -46,6 +46,13 @@ TABLE = [
     ("paper", [GOOD] * 5, 1.25, -0.25),
     ("paper", [GOOD] * 9, 1.25, -0.25),  # with more turns than the paper's, still not open without an answer
     ("paper", [], 0.0, -1.5),
+    # Without an environment: R = -1 + fmt / 0.6, plus F1 when fmt is 0.6.
+    ("alone", [RIGHT], 1.0, 1.0),
+    ("alone", [HALF], 1.0, 2 / 3),
+    ("alone", [WRONG], 1.0, 0.0),
+    ("alone", ["<answer>Anna Keller</answer>"], 0.5 / 0.6, -1 + 0.5 / 0.6),
+    ("alone", [think("so", answer="")], 0.35 / 0.6, -1 + 0.35 / 0.6),
+    ("alone", [GOOD], 0.0, -1.0),  # asking pays nothing where nobody replies
 ]
 
 
@@ -64,7 +71,7 @@ def test_no_answer_always_scores_below_a_well_formed_wrong_answer(rule, good_tur
     assert without.total < wrong.total
 
 
-@pytest.mark.parametrize("rule", ["paper", "release"])
+@pytest.mark.parametrize("rule", ["paper", "release", "alone"])
 def test_rewards_stay_in_their_range(rule):
     epsilon = RULES[rule].epsilon
     rewards = [score(game(*turns), rule=RULES[rule]).total for _, turns, _, _ in TABLE]

@@ -36,7 +36,7 @@ HOW = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(LOGITS, HOW)
 def test_top_k_and_top_p_keep_the_right_tokens_with_the_right_frequencies(logits, how):
     count = 400  # evenly spaced numbers instead of random ones: frequencies without noise

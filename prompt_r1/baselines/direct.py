@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
 from prompt_r1.environments.pool import Pool
+from prompt_r1.players import ANSWER_IN_TAGS
 from prompt_r1.types import EnvError, Message, Question
 
 
@@ -34,11 +35,7 @@ class AnswerFormat:
 
 
 FORMATS = {
-    "tags": AnswerFormat(
-        "Write the final answer, and nothing but the final answer, between <answer> and </answer>.",
-        separator="\n",
-        tagged=True,
-    ),
+    "tags": AnswerFormat(ANSWER_IN_TAGS, separator="\n", tagged=True),
     # The one wish for a form that the rules of the mini world understand.
     "only": AnswerFormat("Answer only.", separator=" ", tagged=False),
 }

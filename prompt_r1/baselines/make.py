@@ -19,8 +19,8 @@ from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config import TrainConfig
 from prompt_r1.environments import MINI_SPECS, parse_fields
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import METHODS, MethodConfig
-from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, load_player
+from prompt_r1.knobs import METHODS, MethodConfig, SftConfig
+from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, know_agent, load_player
 from prompt_r1.types import Question, UsageError
 
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
@@ -44,6 +44,9 @@ class Agents:
     def untrained(self) -> Player:
         """What the agent was before training; the agent itself when it was not trained here."""
         return self._load(find_agent(self.known.start, self.known.game.seed), self.known.game)
+
+    def other(self, known: KnownAgent) -> Player:
+        return self._load(known.path, known.game)
 
     def _load(self, path: str | Path, game: TrainConfig) -> Player:
         if str(path) not in self._loaded:
@@ -88,6 +91,11 @@ def make_method(
             optimizer = open_optimizer(name, config, spec, open_environment)
             bench = Bench(name, environment, optimizer, asks, max_calls=config.optimize_calls, folder=place)
             return OptimisedPrompt(name, search(name, config, seed), bench)
+        case "sft":
+            return fine_tuned(config, agents, seed, temperature, place)
+        case "grpo-only":
+            known = trained_alone(config.grpo_agent)
+            return Game(name, partial(agents.other, known), None, game=known.game, temperature=temperature)
         case "untrained":
             return play(name, agents.untrained, environment)
         case "agent-only":
@@ -95,6 +103,38 @@ def make_method(
         case "prompt-r1":
             return play(name, agents.trained, environment)
     raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
+
+
+def trained_alone(name: str) -> KnownAgent:
+    """The agent of grpo-only."""
+    known = know_agent(name, kv_tokens=0) if name else None
+    if known is None or known.game.env != "none":
+        raise UsageError("grpo-only needs an agent that was trained without environment: "
+                         "run `python train.py --env none` and give --grpo-agent RUN")  # fmt: skip
+    return known
+
+
+def fine_tuned(
+    config: MethodConfig, agents: Agents, seed: int, temperature: float, place: Path | None
+) -> Method:
+    """sft: of an agent that is there, or of one that it will make in `place` from the agent's start."""
+    if config.sft_agent:
+        known = know_agent(config.sft_agent, kv_tokens=0)
+        load = partial(agents.other, known)
+        return Game("sft", load, None, game=known.game, temperature=temperature, thinks=False)
+    if place is None:
+        raise UsageError("sft makes an agent: give --out DIR for it, or --sft-agent with one that is there")
+    from prompt_r1.baselines.sft import FineTuned  # only here: it is also a program of its own
+
+    settings = SftConfig(
+        agent=agents.known.start,
+        data=config.train_data,
+        seed=seed,
+        lr=config.sft_lr,
+        checkpointing=agents.device.type == "cuda",
+        device=str(agents.device),
+    )
+    return FineTuned(settings, place, load=agents.other, temperature=temperature)
 
 
 def search(name: str, config: MethodConfig, seed: int) -> Search:

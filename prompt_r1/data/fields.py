@@ -95,4 +95,4 @@ def bare_problem(text: str) -> str:
 
 def question_key(text: str) -> str:
     """Equal for questions that differ in case, blanks or DAPO's wrapper only."""
-    return "".join(bare_problem(text).casefold().split())
+    return " ".join(bare_problem(text).casefold().split())

@@ -72,8 +72,7 @@ def read_rows(path: Path | str) -> Iterator[Row]:
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
     """A .jsonl file, or a .parquet file with the columns of the published ones (which hold no ids)."""
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise UsageError(f"{path}: only files ending in .jsonl or .parquet can be written")
+    check_writable(path)
     if not questions:
         raise UsageError(f"{path}: there is no question to write")
     try:
@@ -83,6 +82,12 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         os.replace(partial, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raises UsageError if `write_questions` knows no such format; to be asked before long work."""
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise UsageError(f"{path}: only files ending in .jsonl or .parquet can be written")
 
 
 def _read_json_lines(path: Path) -> Iterator[Row]:

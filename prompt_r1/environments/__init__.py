@@ -11,6 +11,8 @@ from prompt_r1.environments.budget import Budget, Price, parse_price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, Source
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
+from prompt_r1.environments.nobody import SPEC as NONE
+from prompt_r1.environments.nobody import Nobody
 from prompt_r1.environments.pool import Pool
 from prompt_r1.types import UsageError
 
@@ -39,7 +41,7 @@ def make_environment(
     """The environment called `spec`, or several of them, separated by commas, behind a routing rule.
 
     A name is mini, mini-b, mini-mute, mini-optimizer (a script that writes prompts, for the optimisers),
-    MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
+    none (for agents that ask nobody), MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
     OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an endpoint that is given by its
     URL may do without. `seed` is that of the mini world, of a local model's sampling, and of the jitter of
     the waits between attempts. `fields` go into each request. Raises UsageError.
@@ -129,6 +131,8 @@ def _local(
 def _mini(spec: str, seed: int) -> Source | None:
     if spec == MiniOptimizer.name:
         return MiniOptimizer(seed=seed)
+    if spec == NONE:
+        return FreeSource(Nobody(), seed=seed)
     if spec not in MINI_SPECS:
         if spec.startswith("mini-") and "@" not in spec:
             raise UsageError(f"there is no environment {spec!r}: the mini world has {', '.join(MINI_SPECS)}")

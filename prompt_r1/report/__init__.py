@@ -1,0 +1,5 @@
+"""A run as one HTML file without network: curves, and the games of each question side by side."""
+
+from prompt_r1.report.page import write_report
+
+__all__ = ["write_report"]

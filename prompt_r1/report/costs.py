@@ -1,0 +1,31 @@
+"""What each call of a run cost, from its journal."""
+
+import json
+from collections.abc import Hashable
+from pathlib import Path
+
+
+class CallCosts:
+    """Finds the journal's line of a call: tokens in and out, and dollars. Free environments count none."""
+
+    def __init__(self, journal: Path) -> None:
+        self._found: dict[Hashable, dict[str, float]] = {}
+        for path in sorted(journal.glob("rank*.jsonl")):
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    self._note(line)
+
+    def find(self, session: str, sample: int, prompt: str | None, reply: str | None) -> dict[str, float]:
+        """{in, out, usd} of a call; {} where it was free or is not in the journal."""
+        return self._found.get((session, sample, prompt, reply), {})
+
+    def _note(self, line: str) -> None:
+        # Free calls, the most in the mini world, are passed over before they are parsed.
+        if '"tokens_in": 0, "tokens_out": 0,' in line:
+            return
+        try:
+            call = json.loads(line)
+            key = call["session"], call["sample"], call["prompt"], call["text"]
+            self._found[key] = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
+        except (ValueError, KeyError, TypeError):
+            return  # a line that a kill cut short

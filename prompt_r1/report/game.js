@@ -1,0 +1,164 @@
+// The games of one question side by side: reward, advantage, dialogue with the mask of trained tokens, bill.
+
+const TERMS = [["α Σ M", "interactions", "good interactions (α Σ M_t)"], ["β", "parsed", "an answer can be parsed (β A_p)"],
+  ["γ", "filled", "the answer is not empty (γ A_n)"], ["δ", "complete", "the last turn is complete (δ C_f)"]];
+const TOKENS_AT_ONCE = 3000; // of a span, drawn one by one; a longer span is drawn as one text
+
+/** How a game's tokens took part in the update. */
+function training(game) {
+  if (game.advantage === null) return "untrained";
+  return game.advantage > 0 ? "better" : game.advantage < 0 ? "worse" : "flat";
+}
+
+function drawEntry(entry, runs, view) {
+  const first = entry.groups.find(Boolean);
+  const about = element("div", { class: "about-group" },
+    element("span", { class: "chip" }, plain(first.dataset)), element("span", { class: "muted" }, `step ${first.step}`), element("span", { class: "muted" }, "gold"));
+  about.append(appendText(element("span", { class: "gold" }), first.answers.map((gold) => plain(gold)).join("  ·  ") || "none"));
+  const opening = element("details", { class: "opening" }, element("summary", {}, `What the agent reads first${first.opening.tokens ? ` · ${first.opening.tokens} tokens` : ""}`));
+  opening.append(drawSpan(first.opening, {}, "", view));
+  opening.open = view.opening;
+  const parts = [appendText(element("h3", { class: "question" }), first.question.slice(0, LONG), view.needle), about, opening, maskLegend()];
+  entry.groups.forEach((group, index) => {
+    if (!group) return;
+    if (runs.length > 1) parts.push(element("p", { class: "group-of key" }, runKey(index), element("b", {}, plain(runs[index].name)), spreadOf(group)));
+    else parts.push(element("p", { class: "group-of muted" }, spreadOf(group)));
+    const cards = group.games.map((game, place) => drawGame(game, place, runs[index].epsilon, view));
+    parts.push(element("div", { class: "players", role: "group", "aria-label": `Games of ${runs[index].name}` }, ...cards));
+  });
+  return parts;
+}
+
+const runKey = (index) => element("i", { class: `line-key run-${"ab"[index]}` });
+
+function spreadOf(group) {
+  const rewards = group.games.filter((game) => game.reward).map((game) => game.reward.total);
+  if (!rewards.length) return "no game was trained on: calls of the environment failed";
+  const mean = rewards.reduce((sum, value) => sum + value, 0) / rewards.length;
+  const spread = Math.sqrt(rewards.reduce((sum, value) => sum + (value - mean) ** 2, 0) / Math.max(1, rewards.length - 1));
+  return `reward of the group: mean ${fixed(mean)}, standard deviation ${fixed(spread)}`;
+}
+
+function maskLegend() {
+  const entries = [["better", "trained: better than its siblings"], ["worse", "trained: worse"], ["flat", "trained, but all earned the same"],
+    ["untrained", "the agent’s, not trained"], ["read", "only read"]];
+  return element("div", { class: "legend mask-legend", "aria-label": "Colours of the tokens" },
+    ...entries.map(([kind, label]) => element("span", { class: "key" }, element("i", { class: `swatch ${kind}` }), label)));
+}
+
+function drawGame(game, place, epsilon, view) {
+  const kind = training(game);
+  const total = element("span", { class: "total" }, game.reward ? `R = ${fixed(game.reward.total)}` : "no reward");
+  const end = element("span", { class: "end" }, element("i", { class: `c-${ENDS.includes(game.stop) ? game.stop : "env_error"}` }), END_NAMES[game.stop] ?? plain(game.stop));
+  const card = element("section", { class: `game${view.matches(game) ? "" : " dim"}`, tabindex: "-1", "aria-label": `Game ${place + 1}` },
+    element("header", {}, element("h3", {}, `Game ${place + 1}`), end, total));
+  if (game.advantage !== null) card.append(meter(game.advantage));
+  if (game.reward) card.append(...rewardParts(game.reward, epsilon));
+  if (game.answer !== null) card.append(appendText(element("p", { class: "answer" }, element("span", { class: "muted" }, "answer  ")), game.answer.slice(0, LONG), view.needle));
+  if (game.error) card.append(appendText(element("p", { class: "answer shut" }), game.error.slice(0, LONG)));
+  let turn = 0;
+  for (const span of game.spans) {
+    const call = span.lengths === undefined ? game.calls[turn++] : undefined;
+    card.append(drawSpan(span, { kind, advantage: game.advantage, call }, span.lengths === undefined ? "environment" : "agent", view));
+  }
+  card.append(bill(game));
+  return card;
+}
+
+/** The advantage as a bar from the middle: left is worse than the siblings. */
+function meter(advantage) {
+  const reach = Math.min(1, Math.abs(advantage) / 2) * 130;
+  return shape("svg", { class: "meter", viewBox: "0 0 300 26", role: "img", "aria-label": `advantage ${signed(advantage)}` },
+    shape("line", { class: "axis", x1: 20, x2: 280, y1: 7, y2: 7 }), shape("line", { class: "axis", x1: 150, x2: 150, y1: 1, y2: 13 }),
+    shape("rect", { class: advantage < 0 ? "worse" : "better", x: advantage < 0 ? 150 - reach : 150, y: 3, width: reach, height: 8, rx: 1.5 }),
+    shape("text", { x: 150, y: 24, "text-anchor": "middle" }, `advantage ${signed(advantage)}`));
+}
+
+/** Eq. 12 as a bar up to the cap ε, then eq. 15 in numbers. */
+function rewardParts(reward, epsilon) {
+  const shut = element("span", { class: "shut" }, "gate shut");
+  const open = element("span", { class: "open" }, "gate open");
+  const isOpen = reward.gate_is_open ?? (epsilon !== null && reward.format >= epsilon - 1e-9);
+  const sum = element("p", { class: "sum" }, `format ${fixed(reward.format)}${epsilon === null ? "" : ` / ${fixed(epsilon)}`} · `, isOpen ? open : shut, ` · F1 ${fixed(reward.answer)}`);
+  const formula = epsilon === null ? [] : [element("p", { class: "sum muted" },
+    `R = −${fixed(epsilon)} + ${fixed(reward.format)}${isOpen ? ` + ${fixed(reward.answer)}` : ""} = ${fixed(reward.total)}`)];
+  return [...(reward.terms ? [termsBar(reward, epsilon ?? 1)] : []), sum, ...formula];
+}
+
+function termsBar(reward, epsilon) {
+  const total = Object.values(reward.terms).reduce((sum, value) => sum + value, 0);
+  const unit = 298 / Math.max(epsilon, total);
+  const told = TERMS.map(([, name, long]) => `${long} ${fixed(reward.terms[name])}`).join(", ");
+  const svg = shape("svg", { class: "parts", viewBox: "0 0 300 22", role: "img", "aria-label": told }, shape("title", {}, told),
+    shape("rect", { class: "frame", x: 1, y: 1, width: 298, height: 16 }));
+  let at = 1;
+  TERMS.forEach(([symbol, name], order) => {
+    const width = reward.terms[name] * unit;
+    if (!width) return;
+    svg.append(shape("rect", { class: `p${order}`, x: at, y: 1, width, height: 16 }));
+    if (width > 24) svg.append(shape("text", { class: "in", x: at + width / 2, y: 12.5, "text-anchor": "middle" }, `${symbol}${width > 60 ? " " + fixed(reward.terms[name]) : ""}`));
+    at += width;
+  });
+  if (total > epsilon) svg.append(shape("line", { class: "cap", x1: 1 + epsilon * unit, x2: 1 + epsilon * unit, y1: 0, y2: 21 }));
+  return svg;
+}
+
+/** A run of tokens. The agent's carry the colour of the advantage; their chances are in the tooltips. */
+function drawSpan(span, { kind = "", advantage = 0, call }, who, view) {
+  const wrote = span.lengths !== undefined;
+  const words = element("div", { class: "words" });
+  const node = element("div", { class: `span ${wrote ? `wrote ${kind}` : "read"}` });
+  if (who) {
+    const facts = [span.tokens ? `${span.tokens} token${span.tokens === 1 ? "" : "s"}` : "", call ? seconds(call.latency) : "", call?.usd ? dollars(call.usd) : ""];
+    node.append(element("div", { class: "who" }, element("span", {}, who), element("span", {}, facts.filter(Boolean).join(" · "))));
+  }
+  if (wrote && advantage) words.style.setProperty("--alpha", (0.1 + 0.2 * Math.min(1, Math.abs(advantage) / 2)).toFixed(2));
+  if (wrote && span.lengths && span.lengths.length <= TOKENS_AT_ONCE) drawTokens(words, span, view);
+  else if (wrote) drawLong(words, span.text, view.needle);
+  else drawRead(words, span.text, view.needle);
+  node.append(words);
+  return node;
+}
+
+function drawTokens(words, span, view) {
+  let at = 0;
+  [...span.lengths].forEach((digit, place) => {
+    const text = span.text.slice(at, at += parseInt(digit, 36));
+    const chance = span.chances ? Number(span.chances.slice(2 * place, 2 * place + 2)) : null;
+    const rare = chance !== null && chance < 50;
+    const token = element("span", { class: rare ? "token rare" : "token" });
+    if (chance !== null) token.title = `token ${place + 1}: sampled with ${chance >= 99 ? "99 % or more" : `${chance} %`}`;
+    words.append(appendText(token, text, view.needle, true));
+  });
+}
+
+/**
+ * What the agent read: our frame is what stands before the first opening tag and after the last closing tag, a
+ * place that no text from outside can reach. Whatever looks like a frame between them is a reply's own words.
+ */
+function drawRead(words, text, needle) {
+  const [opening, closing] = ["<interaction_response>", "</interaction_response>"];
+  const from = text.indexOf(opening) + opening.length;
+  const to = text.lastIndexOf(closing);
+  if (from < opening.length || to < from) { drawLong(words, text, needle); return; }
+  const frame = (part) => element("span", { class: "tag" }, ...part.replaceAll("\n", "↵").split(/(?=<)/).flatMap((piece) => [piece, element("wbr")]));
+  const reply = element("span", { class: "reply" });
+  drawLong(reply, text.slice(from, to), needle);
+  words.append(frame(text.slice(0, from)), reply, frame(text.slice(to)));
+}
+
+function drawLong(words, text, needle) {
+  appendText(words, text.slice(0, LONG), needle);
+  if (text.length <= LONG) return;
+  const more = element("button", { class: "more", type: "button" }, `show all ${text.length.toLocaleString("en")} characters`);
+  more.addEventListener("click", () => { words.replaceChildren(); appendText(words, text, needle); });
+  words.append(element("br"), more);
+}
+
+function bill(game) {
+  const wait = game.calls.reduce((sum, call) => sum + call.latency, 0);
+  const usd = game.calls.reduce((sum, call) => sum + (call.usd ?? 0), 0);
+  const wrote = game.spans.filter((span) => span.lengths !== undefined).reduce((sum, span) => sum + span.tokens, 0);
+  const facts = [`${game.calls.length} call${game.calls.length === 1 ? "" : "s"}`, seconds(wait), usd ? dollars(usd) : "no cost", wrote ? `${wrote} tokens written` : ""];
+  return element("p", { class: "bill" }, facts.filter(Boolean).join(" · "));
+}

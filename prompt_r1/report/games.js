@@ -1,0 +1,139 @@
+// Filters, the list of questions (only the rows in sight exist), and the question that is shown.
+
+const ROW = 58; // pixels
+const browser = { runs: [], entries: [], shown: [], selected: 0, opening: false };
+
+/** One entry a question of a step; two runs meet in one where step and question are the same. */
+function makeEntries(runs) {
+  const entries = new Map();
+  runs.forEach((run, index) => run.groups.forEach((group) => {
+    let key = `${group.step} ${group.id}`;
+    while (entries.get(key)?.groups[index]) key += " again"; // a question may come twice in a step
+    if (!entries.has(key)) entries.set(key, { key, step: group.step, groups: runs.map(() => null) });
+    entries.get(key).groups[index] = group;
+  }));
+  return [...entries.values()].sort((a, b) => a.step - b.step);
+}
+
+const gamesOf = (entry) => entry.groups.flatMap((group) => group?.games ?? []);
+const rewardsOf = (group) => (group?.games ?? []).filter((game) => game.reward).map((game) => game.reward.total);
+const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+
+function startBrowser(runs) {
+  browser.runs = runs;
+  browser.entries = makeEntries(runs);
+  const groups = runs.flatMap((run) => run.groups);
+  const count = (values) => [...values.reduce((counts, value) => counts.set(value, (counts.get(value) ?? 0) + 1), new Map())];
+  fill($("dataset"), "all", count(groups.map((group) => group.dataset)).sort());
+  fill($("stop"), "all", count(groups.flatMap((group) => group.games.map((game) => game.stop))).sort((a, b) => b[1] - a[1]), (stop) => END_NAMES[stop] ?? stop);
+  fill($("step"), "all", count(groups.map((group) => group.step)).sort((a, b) => a[0] - b[0]));
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
+  $("filters").addEventListener("input", applyFilters);
+  $("filters").addEventListener("reset", () => setTimeout(applyFilters));
+  $("list").addEventListener("scroll", () => requestAnimationFrame(drawRows), { passive: true });
+  $("list").addEventListener("keydown", (event) => {
+    const move = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -1e9, End: 1e9 }[event.key];
+    if (move) { select(browser.selected + move); event.preventDefault(); }
+    if (event.key === "Enter") $("detail").focus();
+  });
+  new ResizeObserver(drawRows).observe($("list"));
+  applyFilters();
+}
+
+function fill(menu, all, counts, name = (value) => value) {
+  menu.append(new Option(all, ""), ...counts.map(([value, count]) => new Option(`${plain(String(name(value)))} (${count})`, value)));
+}
+
+/** What is asked for, as a test of one game; texts are searched in the whole group. */
+function wanted() {
+  const [low, high] = [$("low").value, $("high").value];
+  const stop = $("stop").value;
+  return (game) => (!stop || game.stop === stop)
+    && (low === "" || (game.reward !== null && game.reward.total >= Number(low) - 1e-9))
+    && (high === "" || (game.reward !== null && game.reward.total <= Number(high) + 1e-9));
+}
+
+/** All texts of an entry in lower case, put together at the first search. */
+function textOf(entry) {
+  entry.text ??= entry.groups.filter(Boolean).flatMap((group) => [group.question, ...group.answers,
+    ...group.games.flatMap((game) => [game.error, ...game.spans.map((span) => span.text)])]).join("\n").toLowerCase();
+  return entry.text;
+}
+
+function applyFilters(event) {
+  const kept = event?.target === $("order") ? null : browser.shown[browser.selected]?.key;
+  const [needle, dataset, step, matches] = [$("search").value.trim().toLowerCase(), $("dataset").value, $("step").value, wanted()];
+  browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step))
+    && (!dataset || entry.groups.find(Boolean).dataset === dataset)
+    && gamesOf(entry).some(matches) && (!needle || textOf(entry).includes(needle)));
+  sortShown($("order").value);
+  const games = browser.shown.reduce((sum, entry) => sum + gamesOf(entry).filter(matches).length, 0);
+  $("count").textContent = `${browser.shown.length.toLocaleString("en")} questions, ${games.toLocaleString("en")} games`;
+  $("rows").style.height = `${browser.shown.length * ROW}px`;
+  $("rows").replaceChildren();
+  select(Math.max(0, browser.shown.findIndex((entry) => entry.key === kept)));
+}
+
+function sortShown(order) {
+  const first = (entry) => mean(entry.groups.flatMap(rewardsOf)) ?? 9;
+  const spread = (entry) => { const all = entry.groups.flatMap(rewardsOf); return all.length ? Math.max(...all) - Math.min(...all) : -1; };
+  const gap = (entry) => { const [a, b] = entry.groups.map((group) => mean(rewardsOf(group))); return a == null || b == null ? -1 : Math.abs(a - b); };
+  const by = { worst: (entry) => first(entry), best: (entry) => -first(entry), spread: (entry) => -spread(entry), gap: (entry) => -gap(entry) }[order];
+  if (by) browser.shown = browser.shown.map((entry) => [by(entry), entry]).sort((a, b) => a[0] - b[0]).map(([, entry]) => entry);
+}
+
+function select(index) {
+  browser.selected = Math.min(Math.max(0, index), Math.max(0, browser.shown.length - 1));
+  const list = $("list");
+  const top = browser.selected * ROW;
+  if (top < list.scrollTop) list.scrollTop = top;
+  if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
+  drawRows();
+  showSelected();
+}
+
+function showSelected() {
+  const entry = browser.shown[browser.selected];
+  if (!entry) { $("detail").replaceChildren(element("p", { class: "empty" }, browser.entries.length ? "No game is like that. Clear the filters with c." : "This run has recorded no games.")); return; }
+  const view = { needle: $("search").value.trim(), matches: wanted(), opening: browser.opening };
+  $("detail").replaceChildren(...drawEntry(entry, browser.runs, view));
+}
+
+function drawRows() {
+  const list = $("list");
+  const from = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
+  const to = Math.min(browser.shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 6);
+  const rows = browser.shown.slice(from, to).map((entry, offset) => drawRow(entry, from + offset));
+  $("rows").replaceChildren(...rows);
+  if (browser.shown.length) list.setAttribute("aria-activedescendant", `row-${browser.selected}`);
+  else list.removeAttribute("aria-activedescendant");
+}
+
+function drawRow(entry, index) {
+  const group = entry.groups.find(Boolean);
+  const facts = element("div", { class: "facts" }, element("span", {}, `step ${entry.step}`), element("span", {}, plain(group.dataset, 20)), element("span", { class: "spring" }));
+  for (const own of entry.groups) {
+    if (own) facts.append(strip(own));
+    facts.append(element("span", { class: "mean" }, own && rewardsOf(own).length ? fixed(mean(rewardsOf(own))) : "–"));
+  }
+  const row = element("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === browser.selected),
+    "aria-setsize": browser.shown.length, "aria-posinset": index + 1 }, element("div", { class: "ask" }, plain(group.question, 160)), facts);
+  row.style.top = `${index * ROW}px`;
+  row.style.height = `${ROW}px`;
+  row.addEventListener("click", () => { select(index); if (innerWidth <= 860) $("detail").scrollIntoView({ block: "start" }); });
+  return row;
+}
+
+/** The games of a group as small bars: up and blue is better than the siblings, down and orange worse. */
+function strip(group) {
+  const matches = wanted();
+  const svg = shape("svg", { class: "strip", width: group.games.length * 9, height: 16, "aria-hidden": "true" }, shape("line", { x1: 0, x2: group.games.length * 9, y1: 8, y2: 8 }));
+  group.games.forEach((game, place) => {
+    const kind = training(game);
+    const tall = kind === "better" || kind === "worse" ? 2 + Math.min(6, 3.4 * Math.abs(game.advantage)) : 2;
+    const y = kind === "better" ? 8 - tall : kind === "worse" ? 8 : 7;
+    svg.append(kind === "untrained" ? shape("rect", { class: "lost", x: place * 9 + 1.5, y: 4.5, width: 6, height: 7 })
+      : shape("rect", { class: `${kind}${matches(game) ? "" : " dim"}`, x: place * 9 + 1, y, width: 7, height: tall }));
+  });
+  return svg;
+}

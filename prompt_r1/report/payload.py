@@ -1,0 +1,140 @@
+"""What the report shows of a run, read from its folder: settings, curves, and groups of games."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_r1.report.costs import CallCosts
+from prompt_r1.report.spans import Pieces, spans_of
+from prompt_r1.reward import RULES
+from prompt_r1.statistics import wilson
+from prompt_r1.types import UsageError
+
+MEGABYTES = 120  # of trajectory files; they are read whole
+Row = dict[str, Any]
+
+
+def read_run(folder: Path, *, games: int) -> Row:
+    """The payload of a run folder. Raises UsageError where there is none."""
+    if not (folder / "metrics.jsonl").exists():
+        raise UsageError(
+            f"{folder}: there is no metrics.jsonl in it; give a run folder, such as runs/mini-seed0"
+        )
+    config = folder / "config.yaml"
+    settings = yaml.safe_load(config.read_text("utf-8")) if config.exists() else {}
+    metrics = columns(list(_lines(folder / "metrics.jsonl")))
+    last = max((step for step in metrics.get("step", ()) if step is not None), default=0)
+    files = _files_by_step(folder / "trajectories")
+    files = {step: paths for step, paths in files.items() if step <= last}  # others were undone
+    shown = choose_steps(files, games=games)
+    pieces, costs = Pieces.of_run(folder), CallCosts(folder / "journal")
+    rule = RULES.get(str(settings.get("rule")))
+    return {
+        "name": folder.resolve().name,
+        "settings": {name: _setting(value) for name, value in settings.items()},
+        "epsilon": rule.epsilon if rule else None,
+        "metrics": metrics,
+        "steps": {"all": len(files), "shown": len(shown)},
+        "groups": [group for step in shown for group in _groups(step, files[step], pieces, costs)],
+    }
+
+
+def columns(lines: list[Row]) -> dict[str, list[float | None]]:
+    """The metric lines as one list a metric, None where a line lacks it; Wilson intervals of validation."""
+    names = sorted({name for line in lines for name in line})
+    table = {name: [line.get(name) for line in lines] for name in names}
+    for name in ("val/em", "val/format"):
+        if name in table and "val/n" in table and f"{name}_low" not in table:
+            bounds = [_wilson(line.get(name), line.get("val/n")) for line in lines]
+            table[f"{name}_low"] = [low for low, _ in bounds]
+            table[f"{name}_high"] = [high for _, high in bounds]
+    return table
+
+
+def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | None]:
+    return wilson(min(round(rate * n), n), int(n)) if rate is not None and n else (None, None)
+
+
+def choose_steps(files: dict[int, list[Path]], *, games: int) -> list[int]:
+    """The first step, the last and others evenly between, of which at most `games` games are shown."""
+    steps = sorted(files)
+    if not steps:
+        return []
+    first = files[steps[0]]
+    in_step = max(1, sum(path.read_bytes().count(b"\n") for path in first))
+    bytes_in_step = max(1, sum(path.stat().st_size for path in files[steps[-1]]))
+    room = max(1, min(games // in_step, MEGABYTES * 1_000_000 // bytes_in_step))
+    if room >= len(steps):
+        return steps
+    if room == 1:
+        return steps[-1:]
+    return sorted({steps[round(n * (len(steps) - 1) / (room - 1))] for n in range(room)})
+
+
+def _groups(step: int, paths: list[Path], pieces: Pieces, costs: CallCosts) -> Iterator[Row]:
+    """The groups of a step in the order of its questions, whichever rank played them."""
+    found = []
+    for rank, path in enumerate(paths):
+        by_group = groupby(_lines(path), key=lambda row: (row.get("group", 0), row["question"]["id"]))
+        found += [(place, rank, list(rows)) for place, (_, rows) in enumerate(by_group)]
+    for _, _, rows in sorted(found, key=lambda group: group[:2]):
+        question = rows[0]["question"]
+        spans = [spans_of(row, pieces) for row in rows]
+        yield {
+            "step": step,
+            "id": question["id"],
+            "dataset": question["dataset"],
+            "question": question["text"],
+            "answers": question["answers"],
+            "opening": spans[0][0],
+            "games": [_game(row, own[1:], costs) for row, own in zip(rows, spans, strict=True)],
+        }
+
+
+def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
+    session, sample = row["question"]["id"], row.get("sample", 0)
+    broken = row["turns"][-1:] if row["stop"] == "env_error" else []  # its call failed
+    asked = [turn for turn in row["turns"] if turn["reply"] is not None] + broken
+    return {
+        **{name: row[name] for name in ("stop", "error", "answer", "reward", "advantage")},
+        "calls": [
+            {
+                "latency": turn["latency"],
+                **costs.find(session, sample, turn["action"]["prompt"], turn["reply"]),
+            }
+            for turn in asked
+        ],
+        "spans": spans,
+    }
+
+
+def _files_by_step(folder: Path) -> dict[int, list[Path]]:
+    """The files of each step, by rank."""
+    files: dict[int, list[tuple[int, Path]]] = {}
+    for path in folder.glob("step-*-rank*.jsonl"):
+        if match := re.fullmatch(r"step-(\d+)-rank(\d+)\.jsonl", path.name):
+            files.setdefault(int(match[1]), []).append((int(match[2]), path))
+    return {step: [path for _, path in sorted(ranked)] for step, ranked in files.items()}
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    """The objects of a JSONL file, NaN and Infinity as None; lines that a kill cut short are passed over."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line, parse_constant=lambda _: None)
+            except ValueError:
+                continue
+
+
+def _setting(value: object) -> str:
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, Iterable) and not isinstance(value, str)
+        else str(value)
+    )

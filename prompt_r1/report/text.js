@@ -1,0 +1,82 @@
+"use strict";
+// Texts of models reach the page through textContent only, and nothing in them may steer how it reads.
+
+const $ = (id) => document.getElementById(id);
+
+/** An element with attributes and children; strings become text. */
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+/** The same for SVG. */
+function shape(name, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+// Controls, bidi marks and overrides, line separators, lone surrogates: shown by their number, never obeyed.
+const HIDDEN = new RegExp(
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]" +
+  "|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]", "g");
+// Tags and stop tokens in what the agent wrote: dimmed, so that its words stand out.
+const FRAME = /<\|\w{1,40}\|>|<\/?(?:think|interaction_prompt|interaction_response|answer)>/g;
+const LONG = 4000; // characters of a text that are shown at once
+
+/** Append a text as words; what `needle` names is marked. `frame`: tags are dimmed. */
+function appendText(node, text, needle = "", frame = false) {
+  const marks = [];
+  if (frame) collect(marks, text, FRAME, "tag");
+  collect(marks, text, HIDDEN, "control");
+  if (needle) collect(marks, text, new RegExp(needle.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "gi"), "found");
+  marks.sort((a, b) => a.start - b.start || b.end - a.end);
+  let end = 0;
+  for (const mark of marks) {
+    if (mark.start < end) continue;
+    node.append(text.slice(end, mark.start));
+    const piece = text.slice(mark.start, mark.end);
+    const shown = mark.kind === "control" ? "U+" + piece.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") : piece;
+    node.append(element("span", { class: mark.kind }, shown));
+    end = mark.end;
+  }
+  node.append(text.slice(end));
+  return node;
+}
+
+function collect(marks, text, pattern, kind) {
+  for (const match of text.matchAll(pattern)) {
+    if (match[0]) marks.push({ start: match.index, end: match.index + match[0].length, kind });
+  }
+}
+
+/** A text of one line: hidden characters as numbers, cut at `length`. */
+function plain(text, length = 300) {
+  const short = text.length > length ? text.slice(0, length) + "…" : text;
+  return short.replace(HIDDEN, (found) => `[U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
+}
+
+const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+/** A number for people: three or four digits, 1.3 × 10⁻⁵, 12.5k. */
+function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && size < 0.001) {
+    const [mantissa, power] = value.toExponential(1).split("e");
+    return `${mantissa} × 10${[...String(Number(power))].map((digit) => SUPERSCRIPT[digit]).join("")}`;
+  }
+  if (size >= 1e6) return (value / 1e6).toFixed(2) + "M";
+  if (size >= 1e4) return (value / 1e3).toFixed(1) + "k";
+  if (Number.isInteger(value)) return String(value).replace("-", "−");
+  return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : digits).replace("-", "−");
+}
+
+const fixed = (value) => value.toFixed(2).replace("-", "−");
+const seconds = (value) => value >= 60 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`
+  : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(value * 1000)} ms`;
+const dollars = (value) => "$" + (value >= 1 ? value.toFixed(2) : value.toFixed(value >= 0.01 ? 4 : 6));
+const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(2);
