@@ -90,7 +90,7 @@ class TrainConfig(EnvironmentConfig):
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
-    dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+    dry_run: bool = knob(False, "only estimate calls, tokens, dollars and memory")
     explain: bool = knob(False, "only walk one question through the algorithm, slowly")
 
     @property
