@@ -9,6 +9,7 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 """
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -201,6 +202,7 @@ class Trainer:
             rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
+            gc.collect()  # an engine is part of a cycle, and two more agents may be one too many
         return rows
 
 
@@ -219,7 +221,8 @@ def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, 
     return Updater(
         policy=policy,
         reference=reference,
-        optimizer=torch.optim.AdamW(policy.parameters(), **adam),
+        # Fused: one kernel, without temporary tensors as large as the weights.
+        optimizer=torch.optim.AdamW(policy.parameters(), **adam, fused=ranks.device.type == "cuda"),
         ranks=ranks,
         clip=config.clip,
         kl_coef=config.kl_coef,
