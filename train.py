@@ -20,7 +20,7 @@ from tqdm import tqdm
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.distributed import RankLost, Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.parallel)
+        ranks = start_ranks(config.device, config.parallel, patience=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(config, folder, ranks, runner, interrupt)
@@ -109,7 +109,7 @@ def train(
         log.say(f'python infer.py --agent {folder} --question "…"')
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
-        if state.step < (1 if isinstance(error, FatalEnvError) else 0):
+        if state.step < (1 if isinstance(error, FatalEnvError) else 0) or isinstance(error, RankLost):
             raise
         keeper.save(state, wait=True)
         stop_ranks(ranks)  # they have agreed on this stop
