@@ -5,7 +5,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from prompt_r1.config import EvaluateConfig, InferConfig, TrainConfig
+from infer import InferConfig
+from prompt_r1.config import EvaluateConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -45,7 +46,8 @@ def test_every_flag_in_the_commands_is_a_flag():
     known = (
         flags
         | data_flags
-        | {"--config", "--help", "--nproc-per-node", "--port", "--fail", "--signals-to-handle", "--no-deps"}
+        | {"--config", "--help", "--help-all", "--nproc-per-node", "--port", "--fail", "--no-deps"}
+        | {"--signals-to-handle"}
     )
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert used <= known
