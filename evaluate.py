@@ -1,110 +1,229 @@
 """Score methods on questions: `python evaluate.py [--data FILE …] [--method NAME …] [--agent …] [--env SPEC
 …]`.
 
-direct      the environment alone: the question as it is
-untrained   the agent before training, in the same game
-prompt-r1   the trained agent
+    direct      the environment alone: the question as it is
+    untrained   the agent before training, in the same game
+    prompt-r1   the trained agent; the README has the other methods, the tables and the comparisons
+
+Every answer becomes a line of predictions.jsonl in the folder --out as soon as it is there. The same command
+again asks only for what is missing or failed, and makes the tables anew.
 """
 
 import asyncio
-import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
+from tqdm import tqdm
+
+from prompt_r1.baselines import Agents, Attempt, Method, make_method, preparation_questions
 from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import EvaluateConfig, TrainConfig
+from prompt_r1.config import EvaluateConfig
 from prompt_r1.distributed import Ranks, pick_device
-from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
-from prompt_r1.players import (
-    KnownAgent,
-    Player,
-    check_fit,
-    find_agent,
-    find_questions,
-    know_agent,
-    load_player,
-    open_environments,
+from prompt_r1.environments.pool import Pool
+from prompt_r1.lineup import (
+    LEARNING,
+    TRAINED_ALONE,
+    Entrant,
+    common_seed,
+    know_agents,
+    left_out,
+    lineup,
+    trained_with,
 )
-from prompt_r1.reward import RULES
-from prompt_r1.types import Environment, Question, UsageError
+from prompt_r1.players import check_fit, environment_opener, find_questions
+from prompt_r1.policy import load_tokenizer
+from prompt_r1.predictions import Prediction, PredictionFile
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.results import compare_files, note_preparation, write_results
+from prompt_r1.reward import RULES, score
+from prompt_r1.scoring import Similarity, score_predictions, text_metrics
+from prompt_r1.similarity import SentenceEncoder, find_encoder, semantic_similarity
+from prompt_r1.types import Question, UsageError
 
 
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
-    agent = know_agent(config.agent, kv_tokens=config.kv_tokens)
-    game = agent.game
-    seed = game.seed if config.seed < 0 else config.seed
-    questions = [
-        question
-        for name in config.data
-        for question in find_questions([name], "test", seed)[: config.limit or None]
-    ]
+    similarity = load_similarity(config)  # what cannot be had is told before anything is asked
+    if config.compare:
+        if len(config.compare) != 2:
+            raise UsageError("--compare takes two files: --compare A.jsonl B.jsonl")
+        print(compare_files(*config.compare, rules=config.metrics, similarity=similarity))
+        return
+    agents = know_agents(config)
+    seed = common_seed(config, agents)
+    questions = questions_of(config, seed)
+    entrants = lineup(config, agents, seed)
+    for agent in agents.values():
+        codec = Codec(load_tokenizer(agent.path), INSTRUCTIONS[agent.game.instruction])
+        check_fit(questions, codec, agent.game.max_tokens)
+    folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
+    file = PredictionFile(folder / "predictions.jsonl")
+    predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
+    scores = score_predictions(predictions, rules=config.metrics, similarity=similarity)
+    print(write_results(folder, scores, trained_with(agents), tables=config.tables))
+    print(left_out(config) + f"\nAll of it, with plot, LaTeX and CSV, is in {folder}/")
+
+
+def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
+    """--data; --tables takes the mini world's questions out of distribution with it."""
+    names = [*config.data, *(["mini:ood"] if config.tables and list(config.data) == ["mini"] else [])]
+    parts = [find_questions([name], "test", seed)[: config.limit or None] for name in names]
+    questions = [question for part in parts for question in part]
     if not questions:
         raise UsageError("no questions: --data names nothing to evaluate on")
-    alone = Ranks(0, 1, pick_device(config.device))
-    specs = config.env or (game.env,)
-    folder = Path(config.out) if config.out else None
-    environments = open_environments(config, specs, seed=seed, folder=folder, ranks=alone)
-    for environment in environments:
-        asyncio.run(environment.check())  # before large agents are loaded
-    players = load_players(config, agent)
-    for player in players.values():
-        check_fit(questions, player.codec, game.max_tokens)
-
-    rows: dict[str, list[Result]] = {}
-    for spec, environment in zip(specs, environments, strict=True):
-        for method in config.method:
-            name = f"{method} ({spec})" if len(specs) > 1 else method
-            rows[name] = asyncio.run(
-                evaluate(questions, players.get(method), environment, game, config.temperature)
-            )
-    print(table(rows))
-    if config.out:
-        write(Path(config.out), rows)
+    keys = [(question.dataset, question.id) for question in questions]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UsageError(f"--data: question {twice[1]!r} of {twice[0]} comes twice; give each file once")
+    return questions
 
 
-def load_players(config: EvaluateConfig, agent: KnownAgent) -> dict[str, Player]:
-    """The agents that the methods need, by method."""
-    device = pick_device(config.device)
-    players = {}
-    if "prompt-r1" in config.method:
-        players["prompt-r1"] = load_player(agent.path, agent.game, device)
-    if "untrained" in config.method:
-        players["untrained"] = load_player(find_agent(agent.start, agent.game.seed), agent.game, device)
-    return players
+def load_similarity(config: EvaluateConfig) -> Similarity | None:
+    """SSim by the encoder of --ssim-model; None: it is not asked for."""
+    if not config.ssim_model:
+        return None
+    given = "" if config.ssim_model == "auto" else config.ssim_model
+    encoder = SentenceEncoder(find_encoder(given), device=pick_device(config.device))
+    return partial(semantic_similarity, encoder, rules=config.metrics)
 
 
 async def evaluate(
-    questions: list[Question],
-    player: Player | None,
-    environment: Environment,
-    game: TrainConfig,
-    temperature: float,
-) -> list[Result]:
-    """One result a question; without a player the environment is asked directly."""
+    entrants: Sequence[Entrant],
+    questions: Sequence[Question],
+    file: PredictionFile,
+    folder: Path,
+    config: EvaluateConfig,
+    seed: int,
+) -> list[Prediction]:
+    """Let each system answer what the file does not hold; all answers, system by system.
+
+    Agents are loaded when something is missing, those of one agent at a time.
+    """
+    wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
+    stage = Stage(config, seed, folder)
     try:
-        if player is None:
-            return await ask_directly(questions, environment.ask)
-        play = partial(player.play, environment=environment, config=game, temperature=temperature)
-        return await play_all(questions, play, rule=RULES[game.rule])
+        for _, group in groupby(entrants_by_agent(entrants), key=lambda entrant: entrant.agent.path):
+            stage.agents.clear()
+            for entrant in group:
+                missing = [pair for pair in wanted if file.find(entrant.setting, *pair) is None]
+                if missing:
+                    await answer_all(entrant, await stage.prepare(entrant), missing, file, seed)
     finally:
-        await environment.close()
+        await stage.close()
+    return [prediction for entrant in entrants for prediction in file.those(entrant.setting, wanted)]
 
 
-def write(folder: Path, rows: dict[str, list[Result]]) -> None:
-    """results.md: the table; results.json: its means; predictions.jsonl: a line a question and method."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text(table(rows) + "\n", "utf-8")
-    averages = {method: means(results) for method, results in rows.items()}
-    (folder / "results.json").write_text(json.dumps(averages, indent=1), "utf-8")
-    lines = [
-        json.dumps({"method": method, **asdict(result)})
-        for method, results in rows.items()
-        for result in results
-    ]
-    (folder / "predictions.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
+def entrants_by_agent(entrants: Sequence[Entrant]) -> list[Entrant]:
+    paths = list(dict.fromkeys(entrant.agent.path for entrant in entrants))
+    return sorted(entrants, key=lambda entrant: paths.index(entrant.agent.path))
+
+
+class Stage:
+    """What the systems share: environments with one journal and one budget, and the agents of the moment."""
+
+    def __init__(self, config: EvaluateConfig, seed: int, folder: Path) -> None:
+        self.config = config
+        self.seed = seed
+        self.folder = folder
+        self.agents: dict[str, Agents] = {}
+        self._device = pick_device(config.device)
+        self._environments: dict[str, Pool] = {}
+        self._open: Callable[..., Pool] | None = None
+
+    async def prepare(self, entrant: Entrant) -> Method:
+        """The system's method, ready to answer. What preparing it cost is noted in the folder."""
+        system, config = entrant.system, self.config
+        if self._open is None:  # opens the journal: not for an evaluation that has all its answers
+            alone = Ranks(0, 1, self._device)
+            self._open = environment_opener(config, seed=self.seed, folder=self.folder, ranks=alone)
+        # A method that asks nobody is given the mini world, which needs no key.
+        environment = await self._environment(system.environment or "mini")
+        path = str(entrant.agent.path)
+        method = make_method(
+            system.method,
+            environment=environment,
+            spec=system.environment or entrant.agent.game.env,
+            open_environment=self._open,
+            agents=self.agents.setdefault(path, Agents(entrant.agent, self._device)),
+            temperature=config.temperature,
+            seed=self.seed,
+            config=config,
+            folder=self.folder,
+        )
+        learns = system.method in LEARNING
+        data = preparation_questions(config, config.data, self.seed) if learns else ([], [])
+        await method.prepare(*data)
+        note_preparation(self.folder, system, asdict(method.ledger))
+        return method
+
+    async def close(self) -> None:
+        for environment in self._environments.values():
+            await environment.close()
+
+    async def _environment(self, spec: str) -> Pool:
+        if spec not in self._environments:
+            assert self._open is not None
+            environment = self._environments[spec] = self._open(spec)
+            await environment.check()  # before large agents are loaded
+        return self._environments[spec]
+
+
+async def answer_all(
+    entrant: Entrant,
+    method: Method,
+    missing: Sequence[tuple[Question, int]],
+    file: PredictionFile,
+    seed: int,
+) -> None:
+    """All at once; each answer is written as it comes. An error that is not one question's stops them all."""
+    bar = tqdm(total=len(missing), desc=str(entrant.system), disable=None, leave=False)
+
+    async def one(question: Question, sample: int) -> None:
+        name = f"evaluation/{seed}/{question.id}/{sample}"
+        attempt = await method.answer(question, sample=sample, seed=name)
+        prediction = prediction_of(attempt, entrant, question, sample)
+        file.add(prediction, **({} if prediction.error else text_metrics(prediction)))
+        bar.update()
+
+    tasks = [asyncio.create_task(one(*pair)) for pair in missing]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        bar.close()
+        for task in tasks:
+            task.cancel()  # does nothing to one that has ended
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def prediction_of(attempt: Attempt, entrant: Entrant, question: Question, sample: int) -> Prediction:
+    """The line of an answer."""
+    alone = entrant.system.method in TRAINED_ALONE
+    rule, game = RULES["alone" if alone else entrant.agent.game.rule], attempt.trajectory
+    return Prediction(
+        **asdict(entrant.system),
+        setting=entrant.setting,
+        dataset=question.dataset,
+        kind=question.kind,
+        id=question.id,
+        sample=sample,
+        question=question.text,
+        answers=question.answers,
+        prediction=attempt.answer,
+        raw=attempt.raw,
+        stop=attempt.stop,
+        error=attempt.error or "",
+        turns=attempt.turns,
+        calls=attempt.calls,
+        tokens_in=attempt.tokens_in,
+        tokens_out=attempt.tokens_out,
+        usd=attempt.usd,
+        format=attempt.format,
+        reward=score(game, rule=rule).total if game is not None and not attempt.error else None,
+    )
 
 
 if __name__ == "__main__":

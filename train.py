@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
+from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, start_ranks, stop_ranks, together
+from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
@@ -34,6 +34,7 @@ from prompt_r1.players import (
     check_fit,
     find_agent,
     find_questions,
+    load_learner,
     load_player,
     load_reference,
     open_environments,
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device)
+        ranks = start_ranks(config.device, config.parallel)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(config, folder, ranks, runner, interrupt)
@@ -65,28 +66,30 @@ def train(
     config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
 ) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
-    log = Log(folder, quiet=not ranks.first)
+    log = Log(folder, quiet=not ranks.first, track=config.track)
+    console = Console(log, steps=config.steps, priced=bool(config.env_price))
     [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)
-    reference = load_reference(start, config, player) if config.kl_coef else None
-    updater = make_updater(config, player.policy, reference, ranks)
+    learner = load_learner(start, config, player, ranks)
+    reference = load_reference(start, config, player, ranks) if config.kl_coef else None
+    updater = make_updater(config, learner, reference, ranks)
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
     check_fit([*sampler.questions, *validation, *test], player.codec, config.max_tokens)
-    clock = Clock()
-    trainer = Trainer(config, ranks, runner, interrupt, log, clock, player, updater, environment)
-    keeper = Keeper(config, ranks, log, clock, interrupt, player.policy, updater.optimizer, sampler, start,
-                    forget=player.engine.forget)  # fmt: skip
-    size = sum(parameter.numel() for parameter in player.policy.parameters())
+    clock = Clock(console.phase)
+    trainer = Trainer(config, ranks, runner, interrupt, log, console, clock, player, updater, environment)
+    keeper = Keeper(config, ranks, log, console, clock, interrupt, learner, updater.optimizer, sampler,
+                    start, refresh=trainer.refresh)  # fmt: skip
+    size = sum(parameter.numel() for parameter in learner.parameters())
     where = f"{ranks.count} × {ranks.device.type}"
     log.say(f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}")
     state = keeper.begin()
 
     try:
-        with tqdm(total=config.steps, initial=max(state.step, 0), disable=log.bar_is_off, leave=False) as bar:
+        with console.bar(state.step):
             while state.line or state.step < config.steps:
                 if not state.line:  # else the run had stopped after the update, before the line was written
                     step, line = state.step + 1, {"step": state.step + 1}
@@ -99,12 +102,11 @@ def train(
                 line |= clock.take() | spending(environment, ranks)
                 state = keeper.complete(state, line)
                 updater.stop_if_broken()
-                bar.update(state.step - bar.n)
+                console.at(state.step)
         keeper.save(state, wait=True)
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
-        log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
-        log.say(f'python infer.py --agent {folder} --question "…"')
+        log.say("\n" + summary(folder, state.best_step, config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
         if state.step < (1 if isinstance(error, FatalEnvError) else 0):
@@ -113,6 +115,7 @@ def train(
         stop_ranks(ranks)  # they have agreed on this stop
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
     finally:
+        log.close()
         runner.run(environment.close())
 
 
@@ -123,6 +126,7 @@ class Trainer:
     runner: asyncio.Runner
     interrupt: Interrupt
     log: Log
+    console: Console
     clock: Clock
     player: Player
     updater: Updater
@@ -131,16 +135,16 @@ class Trainer:
     def step(self, number: int, questions: list[Question]) -> dict[str, float]:
         """Play, score, compare, update. Each rank plays its share; groups never cross ranks."""
         config, ranks = self.config, self.ranks
-        mine = questions[ranks.rank :: ranks.count]
+        mine = deal([len(question.text) for question in questions], ranks.count)[ranks.rank]
         # A game's seed does not depend on the rank that plays it: any number of ranks plays the same games.
-        seeds = [f"{config.seed}/{number}/{index}" for index in range(len(questions))][
-            ranks.rank :: ranks.count
-        ]
+        seeds = [f"{config.seed}/{number}/{index}" for index in mine]
         play = partial(
             self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            rollout = play_groups(mine, config.group_size, play, seeds=seeds)
+            counted = self.console.counted(play, len(mine) * config.group_size)
+            mine_P = [questions[index] for index in mine]
+            rollout = play_groups(mine_P, config.group_size, counted, seeds=seeds)
             groups_PG = together(self.interrupt.guard(rollout), self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
@@ -150,15 +154,20 @@ class Trainer:
                 games=games,
                 group_size=group_size,
                 mini_batch=config.games_per_update,
-                ranks=ranks,
+                numbers=mine,
             )
             metrics = self.updater.update(mini_batches)
-        self.player.engine.forget()  # what is cached was computed with the old weights
+            self.refresh()
         self.log.trajectories(f"step-{number:06d}-rank{ranks.rank}", groups_PG, samples_PG)
         metrics |= step_metrics(
             groups_PG, samples_PG, RULES[config.rule], ranks, self.clock.seconds["rollout"]
         )
         return metrics
+
+    def refresh(self) -> None:
+        """Play with the weights as they are now. Called by every rank: sharded ones are gathered."""
+        self.player.policy.follow(self.updater.policy)
+        self.player.engine.forget()  # what is cached was computed with the old weights
 
     def validate(self, questions: list[Question]) -> dict[str, float]:
         """Greedy games of held-out questions: val/em, val/f1, val/reward, val/format, val/turns."""
@@ -170,7 +179,8 @@ class Trainer:
         """Greedy games of an agent, each rank its share; the results are on every rank."""
         play = partial(player.play, environment=self.environment, config=self.config, temperature=0.0)
         mine = questions[self.ranks.rank :: self.ranks.count]
-        results = self.gather(play_all(mine, play, rule=RULES[self.config.rule]))
+        counted = self.console.counted(play, len(mine))
+        results = self.gather(play_all(mine, counted, rule=RULES[self.config.rule]))
         player.engine.forget()
         return results
 

@@ -5,14 +5,16 @@ Every collective is called by all ranks or by none.
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from prompt_r1.fsdp import whole
 from prompt_r1.types import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ class Ranks:
     rank: int
     count: int
     device: torch.device
+    mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
 
     @property
     def first(self) -> bool:
@@ -63,14 +66,19 @@ class Ranks:
     def sum_gradients(self, module: nn.Module) -> None:
         """Add up gradients over the ranks: the loss is a weighted sum over all of them, so the sum is exact.
 
-        One flat all-reduce after the last micro-batch, instead of DDP's hooks in every backward.
+        One flat all-reduce after the last micro-batch, instead of DDP's hooks in every backward. Those of
+        sharded weights were added up in each backward.
         """
-        if self.count == 1:
+        if self.count == 1 or self.mesh is not None:
             return
         gradients = [_gradient(parameter) for parameter in module.parameters() if parameter.requires_grad]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         _copy_back(flat, gradients)
+
+    def clip_gradients(self, module: nn.Module, limit: float) -> float:
+        """Scale the gradients down to a norm of `limit`; the norm before, over all weights and ranks."""
+        return whole(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
 
     def barrier(self) -> None:
         if self.count > 1:
@@ -102,22 +110,70 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
 
 
-def start_ranks(device: str) -> Ranks:
-    """Join the process group that torchrun announces; without torchrun be the only rank."""
+def start_ranks(device: str, parallel: str = "auto") -> Ranks:
+    """Join the process group that torchrun announces; without torchrun be the only rank.
+
+    Raises UsageError for a `parallel` that these processes cannot do.
+    """
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = pick_device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    way = choose_parallel(parallel, count, place)
+    # With a GPU, gloo too: weights that are kept in CPU memory have their norm there.
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     if count > 1:
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-    return Ranks(rank, count, place)
+        dist.init_process_group(backend)
+    elif way in SHARDED:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return Ranks(rank, count, place, make_mesh(way, count, place))
+
+
+SHARDED = ("fsdp", "hsdp")
+
+
+def choose_parallel(name: str, count: int, device: torch.device) -> str:
+    """What `auto` means: none on one process, fsdp on several GPUs, ddp on several CPU processes."""
+    if name == "none" and count > 1:
+        raise UsageError(f"--parallel none is for one process, and torchrun started {count}: "
+                         "choose ddp, fsdp, hsdp or auto")  # fmt: skip
+    if name != "auto":
+        return name
+    return "none" if count == 1 else "fsdp" if device.type == "cuda" else "ddp"
+
+
+def make_mesh(way: str, count: int, device: torch.device) -> DeviceMesh | None:
+    """The ranks as fsdp and hsdp shard over them: in a row, or each row a node (torchrun says how large)."""
+    if way not in SHARDED:
+        return None
+    if way == "fsdp":
+        return init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    if count % on_node:
+        raise UsageError(f"--parallel hsdp needs equal nodes: {count} processes, {on_node} of them here")
+    return init_device_mesh(device.type, (count // on_node, on_node), mesh_dim_names=("replicate", "shard"))
 
 
 def stop_ranks(ranks: Ranks) -> None:
     """Leave the process group in step: without the barrier gloo can abort after correct work."""
-    if ranks.count > 1:
+    if ranks.count > 1 or ranks.mesh is not None:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def deal(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Questions of these lengths, by number, for each of `count` ranks, so that all play about as long.
+
+    Of every `count` questions each rank gets one, and so its share of every mini-batch: the longest goes to
+    the rank with the shortest ones so far.
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for start in range(0, len(lengths), count):
+        numbers = sorted(range(start, min(start + count, len(lengths))), key=lambda number: -lengths[number])
+        least_first = sorted(shares, key=lambda share: sum(lengths[number] for number in share))
+        for share, number in zip(least_first, numbers, strict=False):
+            share.append(number)
+    return shares
 
 
 def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:

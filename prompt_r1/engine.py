@@ -130,8 +130,6 @@ class Engine:
         self._drop_cancelled()
         assert not self._running and not self._waiting, "the weights changed under a running game"
         self._segments = []
-        if self._arena is not None:
-            self._sampler.follow(self.policy)
 
     async def _run(self) -> None:
         """Admit, advance by one forward, let games and environments act; until nothing is left to do."""
@@ -152,7 +150,7 @@ class Engine:
 
     def _allocate(self) -> None:
         """At the first request, not before: an engine that never plays takes no memory."""
-        policy = self._sampler = self.policy.sampler()
+        policy = self.policy
         rows = self.kv_tokens or min(affordable_rows(policy), self.max_games * self.max_tokens)
         if rows < self.max_tokens:
             raise UsageError(f"the free memory holds a KV cache of {rows} tokens, a game may take "
@@ -300,13 +298,13 @@ class Engine:
         """Last hidden states (T, hidden) of a packed row; its keys and values are then in the arena."""
         if self._graphs is not None and self._graphs.takes(chunks):
             return self._graphs(ids, chunks)
-        device = self._sampler.device
+        device = self.policy.device
         ragged = Ragged(self._arena.keys, self._arena.values, chunks, device, self._kernel)
         return self._hidden(torch.tensor(ids, device=device), ragged)
 
     def _hidden(self, tokens: Tensor, ragged: Ragged | Decoding) -> Tensor:
         positions = ragged.positions[None]
-        return self._sampler.hidden_states(tokens[None], position_ids=positions, ragged=ragged)[0]
+        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=ragged)[0]
 
     def _sample(self, hidden: Tensor, jobs: list[Job]) -> None:
         """Draw one token a job with its own next random number, and tell those that are finished."""
@@ -314,7 +312,7 @@ class Engine:
             if not job.logprobs:
                 self._running[job].ends[job.prompt_length] = state.clone()
         uniform = [job.random.random() for job in jobs]
-        drawn = draw(self._sampler.logits(hidden), [job.sampling for job in jobs], uniform)
+        drawn = draw(self.policy.logits(hidden), [job.sampling for job in jobs], uniform)
         self.sampled += len(jobs)
         for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             job.tokens.append(token)

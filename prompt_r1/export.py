@@ -32,9 +32,11 @@ def export_agent(
     *,
     lines: Sequence[dict[str, float]],
     ranks: Ranks,
+    card: str = "",
 ) -> str:
     """Write the agent in the base's own dtype, replacing an older one in one move. `lines` are the metric
-    lines so far, the last one that of the agent's step. Called by every rank; "" or why it failed.
+    lines so far, the last one that of the agent's step. Called by every rank; "" or why it failed. `card`: a
+    model card in place of GRPO's.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(policy.model, options=options)  # whole on the first rank only
@@ -47,7 +49,7 @@ def export_agent(
             shutil.copyfile(path, temporary / path.name)
         write_yaml(config, temporary / GAME_FILE)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
-        (temporary / "README.md").write_text(model_card(config, lines), "utf-8")
+        (temporary / "README.md").write_text(card or model_card(config, lines), "utf-8")
         manifest.commit(temporary, folder)
 
     failed = try_first(ranks, write)

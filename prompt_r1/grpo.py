@@ -7,7 +7,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor
 
-from prompt_r1.packing import Packed, fill, pack
+from prompt_r1.packing import Group, Packed, fill, pack
 from prompt_r1.types import Reward, Trajectory
 
 
@@ -109,6 +109,13 @@ def _batch(
         packed, weights, advantages,
         engine_logprobs=recorded, old_logprobs=recorded, ref_logprobs=recorded,
     )  # fmt: skip
+
+
+def nothing(device: torch.device) -> Batch:
+    """A batch in which nothing is scored: its loss is 0, and so are its gradients."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    token = torch.zeros(1, dtype=torch.long, device=device)
+    return Batch(Packed(token, token, (Group(0, 1, ()),), sources=none, targets=none), *[none.float()] * 5)
 
 
 def grpo_loss(logprobs: Tensor, batch: Batch, *, clip: float, kl_coef: float) -> Loss:

@@ -76,21 +76,52 @@ def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
     return Player(policy, engine, codec)
 
 
-def load_player(path: str | Path, config: TrainConfig, device: torch.device) -> Player:
-    """An agent from its folder or hub id, to play the game of `config`. Raises UsageError where it cannot."""
+def load_player(
+    path: str | Path, config: TrainConfig, device: torch.device, *, weights: torch.dtype | None = None
+) -> Player:
+    """An agent from its folder or hub id, to play the game of `config`, its weights in the compute dtype or
+    in `weights`. Raises UsageError where it cannot.
+    """
     codec = Codec(load_tokenizer(path), (INSTRUCTIONS | ALONE)[config.instruction])
+    compute = compute_dtype(config, device)
     policy = load_policy(
-        path, device=device, compute=compute_dtype(config, device), temperature=config.temperature
+        path, device=device, compute=compute, weights=weights or compute, temperature=config.temperature
     )
     return make_player(policy, codec, config)
 
 
-def load_reference(start: Path | str, config: TrainConfig, player: Player) -> Policy:
+def load_learner(start: Path | str, config: TrainConfig, player: Player, ranks: Ranks) -> Policy:
+    """The float32 weights that are trained: the player's own where those are float32 and nothing is sharded,
+    else others, which the player follows. Raises UsageError for an `--offload` of what is not sharded.
+    """
+    if ranks.mesh is None and config.offload != "none":
+        raise UsageError(f"--offload {config.offload} is for sharded weights: give --parallel fsdp or hsdp")
+    if ranks.mesh is None and player.policy.compute == torch.float32:
+        return player.policy
+    return _load_share(start, player, ranks, weights=torch.float32, offload=config.offload == "all")
+
+
+def load_reference(start: Path | str, config: TrainConfig, player: Player, ranks: Ranks) -> Policy:
     """The frozen start model of the KL, at the temperature of sampling."""
+    # Sharded weights are gathered in the compute dtype: the learner's before its first step are these.
+    weights = torch.float32 if ranks.mesh is None else player.policy.compute
+    return _load_share(
+        start, player, ranks, weights=weights, offload=config.offload != "none"
+    ).requires_grad_(False)
+
+
+def _load_share(
+    start: Path | str, player: Player, ranks: Ranks, *, weights: torch.dtype, offload: bool
+) -> Policy:
+    """A model whole on this rank's device, or this rank's share of it: then a GPU never holds the whole."""
+    device = ranks.device if ranks.mesh is None else torch.device("cpu")
+    like = player.policy
     policy = load_policy(
-        start, device=player.policy.device, compute=player.policy.compute, temperature=config.temperature
+        start, device=device, compute=like.compute, weights=weights, temperature=like.temperature
     )
-    return policy.requires_grad_(False)
+    if ranks.mesh is not None:
+        policy.shard(ranks.mesh, ranks.device, offload=offload)
+    return policy
 
 
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:

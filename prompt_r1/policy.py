@@ -1,12 +1,12 @@
 """The agent's weights: load a Hugging Face causal model; tokens in, log-probabilities out."""
 
-import copy
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from prompt_r1 import attention
+from prompt_r1.fsdp import shard, whole
 from prompt_r1.hub import loading_options
 from prompt_r1.packed_attention import choose_attention
 from prompt_r1.packing import Packed
@@ -25,9 +26,8 @@ from prompt_r1.types import UsageError
 CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What a policy says of the N scored tokens of a packed row."""
+class Scores(NamedTuple):
+    """What a policy says of the N scored tokens of a packed row. A tuple: FSDP2 sees no tensors elsewhere."""
 
     logprobs: Tensor  # (N,) float32 nats of each token given all before
     entropy: Tensor  # (N,) nats of the distributions that it was drawn from, no gradient
@@ -42,6 +42,7 @@ class Policy(nn.Module):
         """
         super().__init__()
         self.model = model
+        self.device = model.device  # where it computes; sharded weights may lie elsewhere
         self.compute = compute
         self.temperature = temperature  # logits are divided by it: what is trained is what is sampled
 
@@ -74,27 +75,19 @@ class Policy(nn.Module):
         getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         self.train()
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    def sampler(self) -> "Policy":
-        """What to sample with: itself, or a copy in the compute dtype where the weights have another one.
-        Casting all weights for every token would take longer than reading them.
-        """
-        if self.model.dtype == self.compute:
-            return self
-        twin = copy.deepcopy(self.model).requires_grad_(False)
-        for parameter in twin.parameters():  # not the buffers: rotary frequencies need float32
-            parameter.data = parameter.data.to(self.compute)
-        return Policy(twin, compute=self.compute, temperature=self.temperature)
+    def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
+        """Keep a slice of every weight on each rank; from now on every forward is called by all ranks."""
+        shard(self, self.model.base_model.layers, mesh=mesh, compute=self.compute, offload=offload)
+        self.device = device
 
     @torch.no_grad()
-    def follow(self, trained: "Policy") -> None:
-        """Take over the weights of the policy that this one is the sampler of."""
-        if trained is not self:
-            for mine, new in zip(self.parameters(), trained.parameters(), strict=True):
-                mine.copy_(new)
+    def follow(self, learner: "Policy") -> None:
+        """Take over the weights of another copy, in this one's dtype. Sharded ones are gathered one by one
+        (no second whole copy exists): then it is called by every rank.
+        """
+        if learner is not self:
+            for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
+                mine.copy_(whole(new.to(mine.device, mine.dtype)))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

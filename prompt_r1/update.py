@@ -16,6 +16,7 @@ from prompt_r1.grpo import (
     Sample,
     collate,
     grpo_loss,
+    nothing,
     sequence_mean_weight,
     token_mean_weight,
 )
@@ -80,7 +81,15 @@ class Updater:
             partial(token_mean_weight, tokens=int(all_tokens)) if self.token_mean
             else partial(sequence_mean_weight, games=int(all_games))
         )  # fmt: skip
-        return collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
+        batches = collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
+        return self._as_many(batches)
+
+    def _as_many(self, batches: list[Batch]) -> list[Batch]:
+        """Sharded weights are gathered by all ranks for each batch: who has fewer fills up with nothing."""
+        if self.ranks.mesh is None:
+            return batches
+        most = int(self.ranks.max([len(batches)])[0])
+        return batches + [nothing(self.policy.device)] * (most - len(batches))
 
     @torch.no_grad()
     def _with_logprobs(self, batch: Batch, *, on_policy: bool) -> Batch:
@@ -105,7 +114,7 @@ class Updater:
     def _take_step(self, watch: "_Watched") -> bool:
         """Sum the gradients over ranks, clip, step; all ranks or none. False: not finite, dropped."""
         self.ranks.sum_gradients(self.policy)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip).item()
+        norm = self.ranks.clip_gradients(self.policy, self.grad_clip)
         broken = self.ranks.max([not (math.isfinite(norm) and math.isfinite(watch.sums["loss"]))])[0]
         if not broken:
             self.optimizer.step()
@@ -146,7 +155,7 @@ class _Watched:
     def add(self, loss: Loss, *, entropy: Tensor) -> None:
         for name, value in {**loss.metrics, "entropy": entropy}.items():
             self.sums[name] = self.sums[name] + value.double().cpu()
-        self.kl.append(loss.kl)
+        self.kl += [loss.kl] * (len(loss.kl) > 0)
 
 
 def _gap(logprobs: Tensor, batch: Batch) -> float:
@@ -155,16 +164,15 @@ def _gap(logprobs: Tensor, batch: Batch) -> float:
 
 
 def split(
-    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, ranks: Ranks
+    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, numbers: Sequence[int]
 ) -> list[list[Sample]]:
     """This rank's games by optimiser step of `mini_batch` games, of a training step of `games` games.
 
-    A game's place follows from its number in the whole step, so it does not depend on how many ranks there
-    are. Groups stay whole where `mini_batch` is a multiple of `group_size`.
+    A game's place follows from the number of its question in the whole step, so it does not depend on how
+    many ranks there are. Groups stay whole where `mini_batch` is a multiple of `group_size`.
     """
     mini_batches: list[list[Sample]] = [[] for _ in range(math.ceil(games / mini_batch))]
-    for number, group in enumerate(samples_PG):
-        first = (number * ranks.count + ranks.rank) * group_size
+    for number, group in zip(numbers, samples_PG, strict=True):
         for position, sample in enumerate(group):
-            mini_batches[(first + position) // mini_batch].append(sample)
+            mini_batches[(number * group_size + position) // mini_batch].append(sample)
     return mini_batches

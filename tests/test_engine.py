@@ -288,18 +288,19 @@ def test_after_the_weights_change_forget_drops_what_was_cached():
     assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
 
 
-def test_weights_of_another_dtype_are_sampled_from_a_copy_that_follows_them():
-    policy = Policy(tiny.model(), compute=torch.bfloat16)
+def test_a_bfloat16_player_follows_its_float32_learner():
+    learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
+    player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
     twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
     prompt = tiny.random_tokens(30, seed=1)
-    engine = make_engine(policy)
+    engine = make_engine(player)
     asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
-    policy.model.load_state_dict(tiny.model(seed=9).state_dict())
+    player.follow(learner)
     engine.forget()
     after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
     expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == expected.tokens
-    assert policy.model.dtype == torch.float32
+    assert player.model.dtype == torch.bfloat16
 
 
 def test_without_a_number_the_cache_is_what_the_games_can_use_or_memory_allows(monkeypatch):

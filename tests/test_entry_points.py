@@ -292,7 +292,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
     done = call(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
-    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 |" in done.stdout
+    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 [" in done.stdout
 
 
 BAD_INPUT = [

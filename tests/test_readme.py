@@ -5,7 +5,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from prompt_r1.config import EvaluateConfig, InferConfig, TrainConfig
+from infer import InferConfig
+from prompt_r1.config import EvaluateConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

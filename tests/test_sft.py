@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
-    Example,
     example_of,
     fine_tune,
     game_of,
@@ -21,7 +20,7 @@ from prompt_r1.baselines.sft import (
 from prompt_r1.knobs import SftConfig
 from prompt_r1.players import Player, load_player, make_player, trained_config
 from prompt_r1.protocol import Codec
-from prompt_r1.types import Question, UsageError
+from prompt_r1.types import Question, Trajectory, UsageError
 from tests import tiny
 from tests.test_baselines import PricedSource, method, pool
 
@@ -36,7 +35,7 @@ def player() -> Player:
     )
 
 
-def examples(of: Player) -> list[Example]:
+def examples(of: Player) -> list[Trajectory]:
     return [example_of(question, of, cutoff=500) for question in QUESTIONS]
 
 
@@ -78,21 +77,22 @@ def test_the_loss_is_that_of_the_answers_tokens_alone():
     batch = examples(of)[:3]
     expected = 0.0
     for example in batch:
-        labels = [-100] * example.prompt + list(example.tokens[example.prompt :])
-        tokens = torch.tensor([example.tokens])
-        mean = of.policy.model(tokens, labels=torch.tensor([labels])).loss.item()
-        expected += mean * (len(example.tokens) - example.prompt)
+        read = len(example.tokens) - sum(example.sampled)
+        labels = [-100] * read + example.tokens[read:]
+        mean = of.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
+        expected += mean * (len(example.tokens) - read)
     assert negative_log_likelihood(of, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_example_is_the_question_in_the_agents_frame_and_the_gold_answer_in_tags():
     of = player()
     example = example_of(QUESTIONS[0], of, cutoff=500)
-    assert list(example.tokens[: example.prompt]) == of.codec.opening("Number 0?")
-    assert of.codec.decode(example.tokens[example.prompt :]) == "<answer>it is 0</answer>"
+    read = example.sampled.index(True)
+    assert example.tokens[:read] == of.codec.opening("Number 0?") and all(example.sampled[read:])
+    assert of.codec.decode(example.tokens[read:]) == "<answer>it is 0</answer>"
     assert example.tokens[-1] == of.codec.turn_end
-    cut = example_of(QUESTIONS[0], of, cutoff=example.prompt + 5)
-    assert cut.tokens == example.tokens[: example.prompt + 5]
+    cut = example_of(QUESTIONS[0], of, cutoff=read + 5)
+    assert cut.tokens == example.tokens[: read + 5] and sum(cut.sampled) == 5
 
 
 def test_learning_lowers_the_loss_and_leaves_the_frozen_weights_alone():

@@ -66,10 +66,10 @@ def test_the_interval_of_a_mean_covers_the_truth(repeats: int) -> None:
     covered, naive = 0, 0
     for values in f1_like(rng, (SIMULATIONS, 128)):
         repeated = np.repeat(values, repeats)
-        low, high = mean_interval(repeated, questions if repeats > 1 else None, resamples=2_000)
+        low, high = mean_interval(repeated, questions if repeats > 1 else None, resamples=1_000)
         covered += low <= 0.45 <= high
         if repeats > 1:
-            low, high = mean_interval(repeated, resamples=500)
+            low, high = mean_interval(repeated, resamples=200)
             naive += low <= 0.45 <= high
     assert 0.93 <= covered / SIMULATIONS <= 0.97
     assert naive / SIMULATIONS < 0.85
@@ -101,6 +101,22 @@ def test_the_bootstrap_is_the_normal_interval_where_that_is_right() -> None:
     half = 1.96 * math.sqrt(a.var(ddof=1) + b.var(ddof=1)) / 2 / math.sqrt(1_000)
     assert (low + high) / 2 == pytest.approx((a.mean() + b.mean()) / 2, abs=0.05 * half)
     assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_difference_covers_where_few_questions_differ() -> None:
+    """A plain bootstrap covers 83 % here: two or three of 128 differ, and often all in the same direction."""
+    outcome = np.random.default_rng(8).random((SIMULATIONS, 128))
+    covered = 0
+    for differences in np.where(outcome < 0.014, 1, np.where(outcome < 0.02, -1, 0)):
+        interval = paired_bootstrap(differences, np.zeros(128), resamples=1_000)
+        covered += interval.low <= 0.008 <= interval.high
+    assert covered / SIMULATIONS >= 0.93
+
+
+def test_equal_scores_are_not_a_certain_tie() -> None:
+    tie = paired_bootstrap([1.0] * 128, [1.0] * 128)
+    assert tie.difference == 0 and -0.05 < tie.low < -0.01 and 0.01 < tie.high < 0.05
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
@@ -183,6 +199,7 @@ def test_holm_adjusts_to_the_level_at_which_the_step_down_procedure_rejects() ->
 def test_the_smallest_detectable_difference_is_found_four_times_out_of_five() -> None:
     difference = smallest_detectable(512, 0.2)
     assert difference == pytest.approx(0.055, abs=5e-4)
+    assert smallest_detectable(128, 0.0) == smallest_detectable(128, 1 / 128) > 2 / 128
     rng = np.random.default_rng(6)
     outcome = rng.random((10_000, 512))
     wins, losses = (0.2 + difference) / 2, (0.2 - difference) / 2

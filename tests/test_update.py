@@ -197,8 +197,8 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, to
 
 def test_mini_batches_of_questions_keep_groups_whole_and_of_games_do_not():
     groups = [some_samples(5) for _ in range(4)]
-    by_game = split(groups, games=20, group_size=5, mini_batch=8, ranks=ONE)
+    by_game = split(groups, games=20, group_size=5, mini_batch=8, numbers=range(4))
     assert [len(games) for games in by_game] == [8, 8, 4]
     by_question = TrainConfig(questions=4, mini_batch=2, mini_batch_of="questions").games_per_update
-    halves = split(groups, games=20, group_size=5, mini_batch=by_question, ranks=ONE)
+    halves = split(groups, games=20, group_size=5, mini_batch=by_question, numbers=range(4))
     assert halves == [groups[0] + groups[1], groups[2] + groups[3]]

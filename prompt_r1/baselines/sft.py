@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +23,16 @@ from tqdm import tqdm
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
-from prompt_r1.checkpoint import export_agent
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import PRESETS, TrainConfig
-from prompt_r1.distributed import pick_device
+from prompt_r1.distributed import Ranks, pick_device
+from prompt_r1.export import export_agent
 from prompt_r1.knobs import SftConfig
+from prompt_r1.packing import pack
 from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, load_player, trained_config
-from prompt_r1.types import Question, UsageError
+from prompt_r1.types import Completion, Question, Resumable, Trajectory, UsageError
 
-
-@dataclass(frozen=True)
-class Example:
-    """A question in the agent's frame, and what it should write after it."""
-
-    tokens: tuple[int, ...]
-    prompt: int  # tokens that are only read
+ANSWER_TAGS = ("<answer>", "</answer>")
 
 
 def main(arguments: list[str]) -> None:
@@ -55,23 +50,38 @@ def main(arguments: list[str]) -> None:
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
     game = game_of(config)
-    player = load_player(find_agent(config.agent, config.seed), game, pick_device(config.device))
+    start = find_agent(config.agent, config.seed)
+    player = load_player(start, game, pick_device(config.device), weights=torch.float32)
     model = player.policy.model
-    if config.checkpointing and player.policy.device.type == "cuda":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
+    if config.checkpointing:
+        player.policy.checkpoint_activations()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         trainable = add_lora(model, rank=config.rank, alpha=config.alpha)
     examples = [example_of(question, player, config.cutoff) for question in questions]
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "metrics.jsonl").open("w") as file:
+    lines = []
+    with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in learn(player, trainable, examples, config, quiet=quiet):
             file.write(json.dumps(line) + "\n")
+            lines.append(line)
     merge_lora(model)
-    model.eval()
-    export_agent(player.policy, player.codec.tokenizer, game, out / "agent")
+    alone = Ranks(0, 1, player.policy.device)
+    failed = export_agent(
+        player.policy, start, game, out / "agent", lines=lines, ranks=alone, card=card(config)
+    )
+    if failed:
+        raise Resumable(f"the fine-tuned agent could not be written: {failed}")
     return out / "agent"
+
+
+def card(config: SftConfig) -> str:
+    """The README.md of the agent's folder."""
+    settings = "\n".join(f"| {name} | {value} |" for name, value in asdict(config).items() if name != "out")
+    return (
+        "# An agent fine-tuned on gold answers\n\nA baseline of Prompt-R1: LoRA, merged into the weights.\n\n"
+        f"| setting | value |\n|---|---|\n{settings}\n"
+    )
 
 
 def game_of(config: SftConfig) -> TrainConfig:
@@ -81,30 +91,28 @@ def game_of(config: SftConfig) -> TrainConfig:
                    seed=config.seed, data=config.data, lr=config.lr)  # fmt: skip
 
 
-def example_of(question: Question, player: Player, cutoff: int) -> Example:
-    """Question and first gold answer, cut at `cutoff` tokens."""
+def example_of(question: Question, player: Player, cutoff: int) -> Trajectory:
+    """Question and first gold answer as a game of one turn, cut at `cutoff` tokens."""
     codec = player.codec
-    encode = codec.tokenizer
-    opening = codec.opening(question.text)
-    answer = [
-        *encode("<answer>", add_special_tokens=False)["input_ids"],
-        *codec.encode_untrusted(question.answers[0]),
-        *encode("</answer>", add_special_tokens=False)["input_ids"],
-        codec.turn_end,
-    ]
-    return Example(tuple([*opening, *answer][:cutoff]), min(len(opening), cutoff))
+    opening, end = (codec.tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ANSWER_TAGS)
+    answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end, codec.turn_end]
+    example = Trajectory(question)
+    example.add_context(codec.opening(question.text)[:cutoff])
+    answer = answer[: cutoff - len(example.tokens)]
+    example.add_sampled(Completion(answer, [0.0] * len(answer), finished=True))
+    return example
 
 
 def learn(
     player: Player,
     trainable: list[nn.Parameter],
-    examples: Sequence[Example],
+    examples: Sequence[Trajectory],
     config: SftConfig,
     *,
     quiet: bool,
 ) -> Iterator[dict[str, float]]:
     """Epochs of AdamW steps over `batch_size` × `accumulate` examples; one line of metrics a step."""
-    examples = [example for example in examples if len(example.tokens) > example.prompt]
+    examples = [example for example in examples if any(example.sampled)]
     if not examples:
         raise UsageError(f"no answer is left to learn: every question takes {config.cutoff} tokens or more")
     per_step = config.batch_size * config.accumulate
@@ -117,7 +125,7 @@ def learn(
     for step, batch in enumerate(tqdm(chosen, desc="sft", unit="step", disable=True if quiet else None)):
         lr = config.lr * schedule(step, steps)
         optimizer.param_groups[0]["lr"] = lr
-        targets = sum(len(example.tokens) - example.prompt for example in batch)
+        targets = sum(sum(example.sampled) for example in batch)
         loss = 0.0
         for start in range(0, len(batch), config.batch_size):
             part = negative_log_likelihood(player, batch[start : start + config.batch_size]) / targets
@@ -129,16 +137,10 @@ def learn(
         yield {"step": step + 1, "loss": loss, "lr": lr}
 
 
-def negative_log_likelihood(player: Player, examples: Sequence[Example]) -> Tensor:
+def negative_log_likelihood(player: Player, examples: Sequence[Trajectory]) -> Tensor:
     """The sum over the tokens of the answers, in nats."""
-    width = max(len(example.tokens) for example in examples)
-    tokens = torch.zeros(len(examples), width, dtype=torch.long)  # (B, T), right-padded
-    scored = torch.zeros(len(examples), width - 1, dtype=torch.bool)  # (B, T-1)
-    for row, example in enumerate(examples):
-        tokens[row, : len(example.tokens)] = torch.tensor(example.tokens)
-        scored[row, example.prompt - 1 : len(example.tokens) - 1] = True
-    device = player.policy.device
-    return -player.policy(tokens.to(device), scored.to(device)).logprobs.sum()
+    policy = player.policy
+    return -policy(pack([[example] for example in examples], policy.device)).logprobs.sum()
 
 
 def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:

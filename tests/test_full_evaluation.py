@@ -1,0 +1,144 @@
+"""A whole evaluation over the published files, killed in the middle: `python -m pytest -m slow`.
+
+The environment is a scripted endpoint that knows six answers of ten. The numbers are worked out again here,
+from the files and from what the endpoint knows, with none of the project's own scoring.
+"""
+
+import asyncio
+import csv
+import hashlib
+import json
+import math
+import random
+import re
+import string
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from prompt_r1.miniworld.serve import MiniServer
+from tests.providers import body_of
+from tests.test_data import PUBLISHED
+from tests.test_entry_points import command
+from tests.test_serve import with_server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PUBLISHED.exists(), reason="the published files are not here"),
+]
+REQUEST = re.compile(r"\nWrite the final answer, .*", re.DOTALL)
+UNKNOWN = "qqxzy vvwzz"  # in no gold answer
+
+
+def known(question: str) -> bool:
+    return hashlib.md5(question.encode()).digest()[0] < 0.6 * 256
+
+
+def published(path: Path) -> list[tuple[str, list[str]]]:
+    """Questions and gold answers of a file."""
+    rows = pq.read_table(path).to_pylist()
+    texts = [row["prompt"][0]["content"].removeprefix("Question: ") for row in rows]
+    cuts = [text.rfind("\nFirst, provide a simple explanation of the question") for text in texts]
+    golds = [row["reward_model"]["ground_truth"] for row in rows]
+    return [(text[:cut], gold) for text, cut, gold in zip(texts, cuts, golds, strict=True)]
+
+
+class KnowingServer(MiniServer):
+    """Answers what it knows with the first gold answer; after `last` replies it answers nobody any more."""
+
+    def __init__(self, *, last: int = 10**9) -> None:
+        super().__init__(rng=random.Random(0))
+        self.golds = {text: golds for path in FILES for text, golds in published(path)}
+        self.last, self.reached = last, asyncio.Event()
+        self.asked: Counter[str] = Counter()
+
+    async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
+        question = REQUEST.sub("", json.loads(body)["messages"][-1]["content"])
+        if self.asked.total() >= self.last:
+            self.reached.set()
+            await asyncio.Event().wait()
+        self.asked[question] += 1
+        reply = self.golds[question][0] if known(question) else UNKNOWN
+        return 200, body_of(f"I think it is <answer>{reply}</answer>")
+
+
+FILES = sorted(PUBLISHED.glob("*.parquet"))
+
+
+async def evaluate(server: KnowingServer, folder: Path) -> asyncio.subprocess.Process:
+    line = command("evaluate.py", "--data", *FILES, "--method", "direct", "--tables", "--out", folder,
+                   "--env", f"mini@{server.base_url}", "--answer-format", "tags")  # fmt: skip
+    return await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.DEVNULL)
+
+
+def worth(text: str, golds: list[str]) -> float:
+    """1 for an answer that is a gold one and something is left of it after normalisation."""
+    letters = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return float(text in golds and bool(re.sub(r"\b(a|an|the)\b", " ", letters).split()))
+
+
+def expected() -> dict[str, tuple[float, float, float, int]]:
+    """Dataset file → rate in percent, Wilson's interval, n."""
+    numbers = {}
+    for path in FILES:
+        rows = published(path)
+        right = sum(worth(golds[0], golds) for text, golds in rows if known(text))
+        n, z = len(rows), 1.959964
+        p = right / n
+        centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+        numbers[path.stem] = (100 * p, 100 * low, 100 * high, n)
+    return numbers
+
+
+NAMES = {
+    "2WikiMultihopQA": "2WikiMultihopQA", "hotpot": "HotpotQA", "gsm8k": "GSM8K", "DAPO-Math": "DAPO-Math",
+    "MusiQue": "MuSiQue", "PopQA": "PopQA", "BookSum": "BookSum", "WritingPrompts": "WritingPrompts",
+    "MathQA_ood": "MathQA", "squad_v2_ood": "SQuAD v2", "triviaqa_ood": "TriviaQA", "Xsum_ood": "XSum",
+}  # fmt: skip
+
+
+def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(tmp_path):
+    total = sum(len(published(path)) for path in FILES)
+    assert total == 1536
+
+    async def whole(server: KnowingServer) -> None:
+        assert await (await evaluate(server, tmp_path / "whole")).wait() == 0
+
+    async def killed(server: KnowingServer) -> None:
+        process = await evaluate(server, tmp_path / "parts")
+        await server.reached.wait()
+        await asyncio.sleep(1)  # replies under way arrive
+        process.kill()
+        await process.wait()
+        lines = (tmp_path / "parts/predictions.jsonl").read_text().splitlines()
+        assert len(lines) == server.asked.total() == 700
+        server.last = 10**9
+        assert await (await evaluate(server, tmp_path / "parts")).wait() == 0
+
+    undisturbed, interrupted = KnowingServer(), KnowingServer(last=700)
+    with_server(whole(undisturbed), undisturbed)
+    with_server(killed(interrupted), interrupted)
+    # Questions that the files hold twice are asked once: the journal knows the reply.
+    assert max(interrupted.asked.values()) == max(undisturbed.asked.values()) == 1
+    assert interrupted.asked == undisturbed.asked
+    for name in ("tables.md", "cells.csv", "results.md", "table2.tex", "table3.csv"):
+        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+    cells = list(csv.DictReader((tmp_path / "whole/cells.csv").open()))
+    for stem, (rate, low, high, n) in expected().items():
+        rows = {row["row"]: row for row in cells if row["row"].startswith(f"{NAMES[stem]} (n = {n})")}
+        row = rows[f"{NAMES[stem]} (n = {n}) {'F1' if kind_is_text(stem) else 'EM'}"]
+        assert float(row["percent"]) == pytest.approx(rate, abs=1e-3), stem
+        assert float(row["low"]) == pytest.approx(low, abs=1e-2), stem
+        assert float(row["high"]) == pytest.approx(high, abs=1e-2), stem
+    averages = [row for row in cells if row["row"].startswith("Average") and row["row"].endswith("EM")]
+    trained = [stem for stem in NAMES if not stem.endswith("_ood") and not kind_is_text(stem)]
+    mean = sum(expected()[stem][0] for stem in trained) / len(trained)
+    assert float(averages[0]["percent"]) == pytest.approx(mean, abs=1e-3) and averages[0]["paper"] == "34.89"
+
+
+def kind_is_text(stem: str) -> bool:
+    return stem in ("BookSum", "WritingPrompts", "Xsum_ood")
