@@ -24,6 +24,7 @@ from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
+from prompt_r1.explain import explain
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
 from prompt_r1.interrupt import Interrupt
@@ -54,6 +55,9 @@ def main(arguments: list[str]) -> None:
         return
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
+    if config.explain:
+        explain(config, print)
+        return
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.parallel)
         folder = ranks.from_first(lambda: open_run(config, name))

@@ -22,7 +22,7 @@ class TrainConfig(EnvironmentConfig):
 
     EVERYDAY: ClassVar = (
         "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
-        "max_turns", "env_price", "max_env_usd", "dry_run",
+        "max_turns", "env_price", "max_env_usd", "dry_run", "explain",
     )  # fmt: skip
 
     agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
@@ -90,7 +90,8 @@ class TrainConfig(EnvironmentConfig):
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
-    dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+    dry_run: bool = knob(False, "only estimate calls, tokens, dollars and memory")
+    explain: bool = knob(False, "only walk one question through the algorithm, slowly")
 
     @property
     def games_per_update(self) -> int:

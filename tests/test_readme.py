@@ -43,7 +43,11 @@ def test_every_flag_in_the_commands_is_a_flag():
     flags = {f"--{f.name.replace('_', '-')}" for kind in (TrainConfig, InferConfig, EvaluateConfig)
              for f in fields(kind)}  # fmt: skip
     data_flags = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "prompt_r1/data/__main__.py").read_text("utf-8")))
-    known = flags | data_flags | {"--config", "--help", "--nproc-per-node", "--port", "--fail", "--no-deps"}
+    known = (
+        flags
+        | data_flags
+        | {"--config", "--help", "--help-all", "--nproc-per-node", "--port", "--fail", "--no-deps"}
+    )
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert used <= known
 
