@@ -21,7 +21,7 @@ from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.distributed import RankLost, Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
         explain(config, print)
         return
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.parallel)
+        ranks = start_ranks(config.device, config.parallel, patience=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(config, folder, ranks, runner, interrupt)
@@ -114,7 +114,7 @@ def train(
         log.say("\n" + summary(folder, state.best_step, config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
-        if state.step < (1 if isinstance(error, FatalEnvError) else 0):
+        if state.step < (1 if isinstance(error, FatalEnvError) else 0) or isinstance(error, RankLost):
             raise
         keeper.save(state, wait=True)
         stop_ranks(ranks)  # they have agreed on this stop
