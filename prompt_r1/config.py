@@ -80,6 +80,7 @@ class TrainConfig(EnvironmentConfig):
         "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
         choices=("auto", "none", "ddp", "fsdp", "hsdp"),
     )
+    rank_timeout: float = knob(3600.0, "seconds that a rank waits for another before it gives up")
     offload: str = knob(
         "none",
         "sharded weights that wait in CPU memory; all: AdamW too",
@@ -204,6 +205,7 @@ def check(config: TrainConfig) -> None:
         "val_every",
         "val_limit",
         "save_every",
+        "rank_timeout",
         "tokens_per_batch",
         "env_concurrency",
         "env_timeout",
