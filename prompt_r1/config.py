@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_origin
 
 import yaml
 
-from prompt_r1.knobs import METHODS, EnvironmentConfig, MethodConfig, knob
+from prompt_r1.knobs import METHODS, EnvironmentConfig, MethodConfig, ServedConfig, knob
 from prompt_r1.types import UsageError
 
 INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
@@ -22,7 +22,7 @@ class TrainConfig(EnvironmentConfig):
 
     EVERYDAY: ClassVar = (
         "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
-        "max_turns", "env_price", "max_env_usd", "dry_run",
+        "max_turns", "env_price", "max_env_usd", "dry_run", "explain",
     )  # fmt: skip
 
     agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
@@ -80,6 +80,7 @@ class TrainConfig(EnvironmentConfig):
         "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
         choices=("auto", "none", "ddp", "fsdp", "hsdp"),
     )
+    rank_timeout: float = knob(3600.0, "seconds that a rank waits for another before it gives up")
     offload: str = knob(
         "none",
         "sharded weights that wait in CPU memory; all: AdamW too",
@@ -90,7 +91,8 @@ class TrainConfig(EnvironmentConfig):
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
-    dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+    dry_run: bool = knob(False, "only estimate calls, tokens, dollars and memory")
+    explain: bool = knob(False, "only walk one question through the algorithm, slowly")
 
     @property
     def games_per_update(self) -> int:
@@ -111,7 +113,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(MethodConfig, EnvironmentConfig):
+class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     EVERYDAY: ClassVar = ("data", "method", "agent", "env", "limit", "out", "seed", "env_price")
@@ -121,7 +123,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
         (), "any of them (direct untrained prompt-r1; with --tables all)", choices=METHODS
     )
     agent: tuple[str, ...] = knob(
-        (), "run folders, model folders, hub ids, or mini (default: the newest mini run)"
+        (), "run folders, model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)"
     )
     env: tuple[str, ...] = knob((), "environments (default: those that the agents were trained with)")
     tables: bool = knob(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
@@ -203,6 +205,7 @@ def check(config: TrainConfig) -> None:
         "val_every",
         "val_limit",
         "save_every",
+        "rank_timeout",
         "tokens_per_batch",
         "env_concurrency",
         "env_timeout",
@@ -219,6 +222,9 @@ def check(config: TrainConfig) -> None:
     if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
         raise UsageError("--env none and --rule alone go together, with --max-turns 1: without an "
                          "environment the agent answers at once")  # fmt: skip
+    if "@http" in config.agent:
+        raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained; "
+                         "give the folder or hub id of its weights")  # fmt: skip
     if "," in config.env and config.route != "session":
         raise UsageError("training compares the games of a question, which must meet the same environment: "
                          "give one environment, or --route session")  # fmt: skip

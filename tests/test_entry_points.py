@@ -159,7 +159,9 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
         "2",
         *SMALL,
     ]
-    assert call(tmp_path, *line, "--steps", "2").returncode == 0
+    (tmp_path / "runs/small/report.html").mkdir(parents=True)  # a report that cannot be written stops no run
+    begun = call(tmp_path, *line, "--steps", "2")
+    assert begun.returncode == 0 and "report.html could not be written: Is a directory" in begun.stdout
     # As if a kill had come after the next step's line was written and before its checkpoint.
     with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
@@ -312,6 +314,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
+    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "plays, but cannot be trained"),
     (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
     (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),
