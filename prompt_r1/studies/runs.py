@@ -31,7 +31,7 @@ def find_runs(under: Path) -> list[Path]:
     found: dict[int, tuple[int, Path]] = {}
     for file in sorted(under.glob(f"*/agent/{GAME_FILE}")):
         config = trained_config(file.parent)
-        if config.agent == "mini" and config.env == "mini":
+        if config and config.agent == "mini" and config.env == "mini":
             found[config.seed] = max(found.get(config.seed, (0, file)), (config.steps, file.parent.parent))
     return [folder for _, folder in found.values()]
 
