@@ -8,17 +8,37 @@ environment.
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import InferConfig, TrainConfig
+from prompt_r1.config import TrainConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments import make_environment, parse_fields
 from prompt_r1.environments.pool import Pool
+from prompt_r1.knobs import knob
 from prompt_r1.players import Player, check_fit, know_agent, load_player
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Environment, Message, Question, Resumable, Trajectory, UsageError
+
+
+@dataclass(frozen=True)
+class InferConfig:
+    """Settings of infer.py."""
+
+    EVERYDAY: ClassVar = ("question", "agent", "env", "json", "seed", "temperature")
+
+    question: str = knob("", "what to ask")
+    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    env: str = knob("", "environment (default: the one the agent was trained with)")
+    json: bool = knob(False, "print one JSON object instead of the dialogue")
+    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
+    temperature: float = knob(0.0, "0: greedy")
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    device: str = knob("auto", "auto, cpu or cuda")
 
 
 def main(arguments: list[str]) -> None:

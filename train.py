@@ -9,21 +9,23 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 """
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
+from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.distributed import RankLost, Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
+from prompt_r1.explain import explain
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.instruments import spending, step_metrics
 from prompt_r1.interrupt import Interrupt
@@ -54,8 +56,11 @@ def main(arguments: list[str]) -> None:
         return
     if config.threads:
         torch.set_num_threads(config.threads)  # more help a tiny model little, and hurt it on a busy machine
+    if config.explain:
+        explain(config, print)
+        return
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.parallel)
+        ranks = start_ranks(config.device, config.parallel, patience=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(config, folder, ranks, runner, interrupt)
@@ -66,7 +71,8 @@ def train(
     config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
 ) -> None:
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
-    log = Log(folder, quiet=not ranks.first)
+    log = Log(folder, quiet=not ranks.first, track=config.track)
+    console = Console(log, steps=config.steps, priced=bool(config.env_price))
     [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
@@ -78,17 +84,17 @@ def train(
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
     check_fit([*sampler.questions, *validation, *test], player.codec, config.max_tokens)
-    clock = Clock()
-    trainer = Trainer(config, ranks, runner, interrupt, log, clock, player, updater, environment)
-    keeper = Keeper(config, ranks, log, clock, interrupt, learner, updater.optimizer, sampler, start,
-                    refresh=trainer.refresh)  # fmt: skip
+    clock = Clock(console.phase)
+    trainer = Trainer(config, ranks, runner, interrupt, log, console, clock, player, updater, environment)
+    keeper = Keeper(config, ranks, log, console, clock, interrupt, learner, updater.optimizer, sampler,
+                    start, refresh=trainer.refresh)  # fmt: skip
     size = sum(parameter.numel() for parameter in learner.parameters())
     where = f"{ranks.count} × {ranks.device.type}"
     log.say(f"{folder}: agent {config.agent} ({size:,} parameters), environment {config.env}, {where}")
     state = keeper.begin()
 
     try:
-        with tqdm(total=config.steps, initial=max(state.step, 0), disable=log.bar_is_off, leave=False) as bar:
+        with console.bar(state.step):
             while state.line or state.step < config.steps:
                 if not state.line:  # else the run had stopped after the update, before the line was written
                     step, line = state.step + 1, {"step": state.step + 1}
@@ -101,20 +107,20 @@ def train(
                 line |= clock.take() | spending(environment, ranks)
                 state = keeper.complete(state, line)
                 updater.stop_if_broken()
-                bar.update(state.step - bar.n)
+                console.at(state.step)
         keeper.save(state, wait=True)
         if test:
             log.say("\n" + table(trainer.compare_on(test, start)))
-        log.say(f"\nThe agent of step {state.best_step} is kept in {folder}/agent. Ask it:")
-        log.say(f'python infer.py --agent {folder} --question "…"')
+        log.say("\n" + summary(folder, state.best_step, config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
-        if state.step < (1 if isinstance(error, FatalEnvError) else 0):
+        if state.step < (1 if isinstance(error, FatalEnvError) else 0) or isinstance(error, RankLost):
             raise
         keeper.save(state, wait=True)
         stop_ranks(ranks)  # they have agreed on this stop
         raise Resumable(f"{error}; stopped after step {state.step}, the same command goes on") from None
     finally:
+        log.close()
         runner.run(environment.close())
 
 
@@ -125,6 +131,7 @@ class Trainer:
     runner: asyncio.Runner
     interrupt: Interrupt
     log: Log
+    console: Console
     clock: Clock
     player: Player
     updater: Updater
@@ -140,7 +147,9 @@ class Trainer:
             self.player.play, environment=self.environment, config=config, temperature=config.temperature
         )
         with self.clock.phase("rollout"):
-            rollout = play_groups([questions[index] for index in mine], config.group_size, play, seeds=seeds)
+            counted = self.console.counted(play, len(mine) * config.group_size)
+            mine_P = [questions[index] for index in mine]
+            rollout = play_groups(mine_P, config.group_size, counted, seeds=seeds)
             groups_PG = together(self.interrupt.guard(rollout), self.runner, ranks)
         samples_PG = compare(groups_PG, config)
         with self.clock.phase("update"):
@@ -175,7 +184,8 @@ class Trainer:
         """Greedy games of an agent, each rank its share; the results are on every rank."""
         play = partial(player.play, environment=self.environment, config=self.config, temperature=0.0)
         mine = questions[self.ranks.rank :: self.ranks.count]
-        results = self.gather(play_all(mine, play, rule=RULES[self.config.rule]))
+        counted = self.console.counted(play, len(mine))
+        results = self.gather(play_all(mine, counted, rule=RULES[self.config.rule]))
         player.engine.forget()
         return results
 
@@ -192,6 +202,7 @@ class Trainer:
             rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
+            gc.collect()  # an engine is part of a cycle, and two more agents may be one too many
         return rows
 
 
@@ -210,7 +221,8 @@ def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, 
     return Updater(
         policy=policy,
         reference=reference,
-        optimizer=torch.optim.AdamW(policy.parameters(), **adam),
+        # Fused: one kernel, without temporary tensors as large as the weights.
+        optimizer=torch.optim.AdamW(policy.parameters(), **adam, fused=ranks.device.type == "cuda"),
         ranks=ranks,
         clip=config.clip,
         kl_coef=config.kl_coef,

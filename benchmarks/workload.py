@@ -83,10 +83,12 @@ def totals(games: list[PlannedGame]) -> Totals:
     )
 
 
-def small_model(*, attention: str) -> Qwen3ForCausalLM:
-    """A random Qwen3 of 7 M parameters; the head is spread out, or greedy decoding would mean little."""
+def small_model(*, attention: str, vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
+    """A random Qwen3 of 7 M parameters (at 8,192 tokens); the head is spread out, or greedy decoding would
+    mean little.
+    """
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=vocabulary, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, intermediate_size=768, max_position_embeddings=4096,
         tie_word_embeddings=False, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
         pad_token_id=0,

@@ -4,13 +4,14 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.config import PRESETS, TrainConfig, check, read_yaml, type_name
+from prompt_r1.terminal import printable, speak_any_language
 from prompt_r1.types import FatalEnvError, Resumable, UsageError
 
 Config = TypeVar("Config")
@@ -22,6 +23,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     What the user can mend is told in one sentence, without a traceback.
     """
     transformers_logging.disable_progress_bar()
+    speak_any_language()
     try:
         main(sys.argv[1:])
     except (UsageError, FatalEnvError) as error:
@@ -40,7 +42,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 def _leave(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    print(f"{name}: {reason}", file=sys.stderr)
+    print(printable(f"{name}: {reason}"), file=sys.stderr)
     sys.exit(code)
 
 
@@ -50,15 +52,15 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     Later wins: defaults, then the preset or YAML file of --config, then flags.
     """
     about = "Train an agent to question an environment. Without --config the preset mini is used."
-    parser = _parser(TrainConfig, "train.py", about, preset=PRESETS["mini"])
+    parser = _new_parser("train.py", about)
     parser.add_argument("--config", default="mini", metavar="mini|paper|FILE", help="preset or YAML file")
+    _add_flags(parser, TrainConfig, arguments, preset=PRESETS["mini"])
     given = vars(parser.parse_args(arguments))
     source = given.pop("config")
     values = PRESETS[source] if source in PRESETS else read_yaml(Path(source), TrainConfig)
     config = TrainConfig(**{**values, **given})
-    if (
-        config.env in ("mini", "mini-b", "mini-mute") and not config.data
-    ):  # its world brings its own questions
+    # The mini world brings its own questions.
+    if config.env in ("mini", "mini-b", "mini-mute") and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
     name = Path(source).stem
     if config.env == "none":
@@ -77,7 +79,9 @@ def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
 
 def parse_arguments(kind: type[Config], program: str, description: str, arguments: list[str]) -> Config:
     """A config from its command line alone."""
-    return kind(**vars(_parser(kind, program, description).parse_args(arguments)))
+    parser = _new_parser(program, description)
+    _add_flags(parser, kind, arguments)
+    return kind(**vars(parser.parse_args(arguments)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,36 +89,57 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the flags\n")
 
 
-def _parser(
-    kind: type[Any], program: str, description: str, preset: dict[str, Any] | None = None
-) -> argparse.ArgumentParser:
-    """A flag for each field. The help shows the default, and what `preset` puts in its place."""
-    parser = _Parser(
+def _new_parser(program: str, description: str) -> _Parser:
+    return _Parser(
         program,
         f"{program} [--FLAG VALUE ...]",
         description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,  # what is not given stays open for presets and files
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=120),
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=100),
     )
+
+
+def _add_flags(
+    parser: _Parser, kind: type[Any], arguments: list[str], preset: dict[str, Any] | None = None
+) -> None:
+    """A flag for each field. --help shows the everyday ones, --help-all every one, under its heading."""
+    everyday = getattr(kind, "EVERYDAY", None)
+    everything = everyday is None or "--help-all" in arguments
+    section: argparse._ActionsContainer = parser
     # A config's own fields first, then those that it shares with others.
     for f in sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__):
-        defaults = [_shown(f.default)]
-        if f.name in (preset or {}):
-            defaults.append(f"mini: {_shown(preset[f.name])}")
-        help_line = f"{f.metadata['help']} ({', '.join(filter(None, defaults))})".removesuffix(" ()")
-        options: dict[str, Any] = {"help": help_line, "metavar": type_name(f), "type": f.type}
-        if f.type is bool:
-            options["type"] = _boolean
-        elif get_origin(f.type) is tuple:
-            # Given several times it goes on: --agent A --agent B.
-            options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
-        if f.metadata["choices"] and f.type is not bool:
-            options["choices"] = f.metadata["choices"]
-        if f.type is bool and not f.default:
-            options = {"help": f.metadata["help"], "action": "store_true"}
-        parser.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
-    return parser
+        if everything and f.metadata["group"]:
+            section = parser.add_argument_group(f.metadata["group"])
+        options = _options(f, preset or {})
+        if not everything and f.name not in everyday:
+            options["help"] = argparse.SUPPRESS
+        section.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
+    if everyday is not None:
+        parser.add_argument("--help-all", action="help", help=f"show all {len(fields(kind))} flags")
+
+
+def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
+    """What argparse wants to know of a field. The help ends with its default, and the one of `preset`."""
+    choices = f.metadata["choices"] if f.type is not bool else ()
+    help_line = f.metadata["help"]
+    if not all(choice in help_line for choice in choices):
+        help_line += f": {', '.join(choices)}"
+    defaults = [_shown(f.default)] if "default:" not in help_line else []
+    if f.name in preset:
+        defaults.append(f"mini: {_shown(preset[f.name])}")
+    help_line = f"{help_line} ({', '.join(filter(None, defaults))})".removesuffix(" ()")
+    options: dict[str, Any] = {"help": help_line, "metavar": type_name(f), "type": f.type}
+    if f.type is bool:
+        options["type"] = _boolean
+    elif get_origin(f.type) is tuple:
+        # Given several times it goes on: --agent A --agent B.
+        options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
+    if choices:
+        options["choices"] = choices
+    if f.type is bool and not f.default:
+        return {"help": f.metadata["help"], "action": "store_true"}
+    return options
 
 
 def _boolean(text: str) -> bool:

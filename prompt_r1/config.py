@@ -6,58 +6,38 @@ The defaults of `TrainConfig` are the paper's (Table 6 and the released run scri
 import dataclasses
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, ClassVar, get_origin
 
 import yaml
 
-from prompt_r1.knobs import METHODS, MethodConfig, knob
+from prompt_r1.knobs import METHODS, EnvironmentConfig, MethodConfig, knob
 from prompt_r1.types import UsageError
 
 INSTRUCTION_NAMES = ("paper", "paper-50", "short", "alone", "answer")
 
 
 @dataclass(frozen=True)
-class EnvironmentConfig:
-    """How an environment is called, limited, paid for and recorded, in training and in evaluation."""
-
-    env_concurrency: int = knob(64, "calls of the environment at the same time, on each rank")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
-    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
-    env_price: tuple[str, ...] = knob(
-        (), "IN,OUT in dollars per million tokens, for all environments or each"
-    )
-    max_env_calls: int = knob(0, "budget of the run; 0: none")
-    max_env_tokens: int = knob(0, "budget of the run; 0: none")
-    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
-    journal: str = knob(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")
-
-
-@dataclass(frozen=True)
 class TrainConfig(EnvironmentConfig):
     """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
 
-    # Who plays, on what
-    agent: str = knob("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
-    env: str = knob(
-        "gpt-4o-mini", "environment: mini, MODEL@URL, MODEL at OPENAI_BASE_URL, hf:DIR; A,B: several; none"
-    )
+    EVERYDAY: ClassVar = (
+        "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
+        "max_turns", "env_price", "max_env_usd", "dry_run", "explain",
+    )  # fmt: skip
+
+    agent: str = knob("Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what")
+    env: str = knob("gpt-4o-mini", "environment: mini, MODEL, MODEL@URL, hf:DIR; several: A,B; or none")
     data: tuple[str, ...] = knob((), "training questions: mini, or JSONL/parquet files")
     val_data: tuple[str, ...] = knob((), "validation questions; none: no validation")
     test_data: tuple[str, ...] = knob((), "questions for the table at the end; none: no table")
     out: str = knob("", "run folder (runs/CONFIG-seedN)")
     resume: str = knob("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
     seed: int = knob(0, "world, order of the questions and sampling")
-    # The game
     instruction: str = knob(
-        "paper", "paper, paper-50 or short; alone or answer: without environment", choices=INSTRUCTION_NAMES
+        "paper",
+        "paper, paper-50 or short; alone or answer: without environment",
+        choices=INSTRUCTION_NAMES,
+        group="the game",
     )
     max_turns: int = knob(5, "turns of a game")
     max_new: int = knob(1024, "new tokens of a turn")
@@ -70,8 +50,7 @@ class TrainConfig(EnvironmentConfig):
     rule: str = knob(
         "paper", "reward rule (eqs 12-15); alone: for --env none", choices=("paper", "release", "alone")
     )
-    # The algorithm
-    steps: int = knob(320, "rollout batches")
+    steps: int = knob(320, "rollout batches", group="the algorithm")
     questions: int = knob(128, "questions of a step, over all ranks")
     group_size: int = knob(5, "games of a question")
     mini_batch: int = knob(64, "games of an optimiser step, over all ranks")
@@ -87,21 +66,21 @@ class TrainConfig(EnvironmentConfig):
     kl_coef: float = knob(0.001, "weight of the KL to the frozen start (eq. 17); 0: none")
     loss: str = knob("sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"))
     temperature: float = knob(1.0, "sampling in training; validation is greedy")
-    # Instruments
-    val_every: int = knob(20, "steps between validations")
+    val_every: int = knob(20, "steps between validations", group="instruments")
     val_limit: int = knob(256, "validation questions at most")
     save_every: int = knob(20, "steps between checkpoints")
     keep: int = knob(2, "newest checkpoints that stay, beside the best by validation; at least 2")
     on_collapse: str = knob(
         "warn", "when a curve collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
     )
-    # The machine
-    device: str = knob("auto", "auto, cpu or cuda")
+    track: str = knob("none", "metrics also to", choices=("none", "tensorboard", "wandb"))
+    device: str = knob("auto", "auto, cpu or cuda", group="the machine")
     parallel: str = knob(
         "auto",
         "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
         choices=("auto", "none", "ddp", "fsdp", "hsdp"),
     )
+    rank_timeout: float = knob(3600.0, "seconds that a rank waits for another before it gives up")
     offload: str = knob(
         "none",
         "sharded weights that wait in CPU memory; all: AdamW too",
@@ -112,7 +91,8 @@ class TrainConfig(EnvironmentConfig):
     tokens_per_batch: int = knob(16384, "tokens of a micro-batch, a group's opening once")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     kv_tokens: int = knob(0, "tokens of the KV cache on each rank; 0: what memory allows")
-    dry_run: bool = knob(False, "only estimate calls, tokens and dollars")
+    dry_run: bool = knob(False, "only estimate calls, tokens, dollars and memory")
+    explain: bool = knob(False, "only walk one question through the algorithm, slowly")
 
     @property
     def games_per_update(self) -> int:
@@ -133,24 +113,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class InferConfig:
-    """Settings of infer.py."""
-
-    question: str = knob("", "what to ask")
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
-    env: str = knob("", "environment (default: the one the agent was trained with)")
-    json: bool = knob(False, "print one JSON object instead of the dialogue")
-    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
-    temperature: float = knob(0.0, "0: greedy")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    device: str = knob("auto", "auto, cpu or cuda")
-
-
-@dataclass(frozen=True)
 class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
+
+    EVERYDAY: ClassVar = ("data", "method", "agent", "env", "limit", "out", "seed", "env_price")
 
     data: tuple[str, ...] = knob(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
     method: tuple[str, ...] = knob(
@@ -239,6 +205,7 @@ def check(config: TrainConfig) -> None:
         "val_every",
         "val_limit",
         "save_every",
+        "rank_timeout",
         "tokens_per_batch",
         "env_concurrency",
         "env_timeout",

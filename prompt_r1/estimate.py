@@ -1,4 +1,4 @@
-"""What a run will ask of its environment, before it asks: `train.py --dry-run`.
+"""What a run will ask of its environment and of its GPUs, before it asks: `train.py --dry-run`.
 
 Low and high, from two plain pictures of a game. Low: each game asks once, a short question with a short
 reply. High: each game asks at every turn but the last, in prompts half as long as a turn may be, and each
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prompt_r1.config import TrainConfig
 from prompt_r1.environments import parse_prices
 from prompt_r1.environments.budget import Price, Spending
+from prompt_r1.memory import memory_table
 from prompt_r1.players import find_questions
 
 SYSTEM_TOKENS = 40  # the environment's system message
@@ -28,7 +29,7 @@ class Games:
 
 
 def estimate(config: TrainConfig) -> str:
-    """The table of --dry-run. Reads the questions; loads no model and asks nobody."""
+    """The tables of --dry-run. Reads the questions and the agent's config; loads no model and asks nobody."""
     find_questions(config.data, "train", config.seed)  # a missing file is told now
     validation = len(find_questions(config.val_data, "validation", config.seed)[: config.val_limit])
     test = len(find_questions(config.test_data, "test", config.seed))
@@ -49,7 +50,8 @@ def estimate(config: TrainConfig) -> str:
         return table(parts, Spending(), Spending(), priced=True)
     low_game = spending_of_game(1, LOW_PROMPT, min(LOW_REPLY, high_reply), cheap)
     high_game = spending_of_game(max(config.max_turns - 1, 1), high_prompt, high_reply, dear)
-    return table(parts, low_game, high_game, priced=bool(config.env_price))
+    calls = table(parts, low_game, high_game, priced=bool(config.env_price))
+    return f"{calls}\n\n{memory_table(config)}"
 
 
 def spending_of_game(calls: int, prompt: int, reply: int, price: Price) -> Spending:
@@ -59,7 +61,7 @@ def spending_of_game(calls: int, prompt: int, reply: int, price: Price) -> Spend
 
 
 def table(parts: Sequence[Games], low: Spending, high: Spending, *, priced: bool) -> str:
-    """The lines of --dry-run: each part, and all together, between the low game and the high one."""
+    """The lines about calls: each part, and all together, between the low game and the high one."""
     lines = [f"{'':12}{'questions':>11}{'games':>11}{'calls':>24}{'tokens':>32}{'dollars':>26}"]
     games = sum(part.games for part in parts)
     for part in [*parts, Games("together", sum(part.questions for part in parts), games)]:

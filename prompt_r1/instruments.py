@@ -63,6 +63,7 @@ def game_metrics(records: Sequence[Record]) -> dict[str, float]:
         "f1": _mean([game.f1 for game, _ in scored]),
         "format": _mean([game.well_formed for game, _ in scored]),
         "turns": _mean([float(game.turns) for game, _ in scored]),
+        "games": float(len(records)),
         "tokens/game": _mean([float(game.tokens) for game in records]),
         "tokens/sampled": float(sum(game.sampled for game in records)),
         "env/calls": float(sum(game.calls for game in records)),
@@ -104,7 +105,7 @@ def step_metrics(
     ranks: Ranks,
     rollout_seconds: float,
 ) -> dict[str, float]:
-    """The curves of a step, over all ranks: its games, its groups, and the sampled tokens of a second."""
+    """The curves of a step, over all ranks: its games, its groups, and its speed."""
     records = [record(game, rule=rule) for group in groups_PG for game in group]
     metrics = game_metrics([game for share in ranks.gather(records) for game in share])
     flat = [all(sample.advantage == 0 for sample in group) for group in samples_PG if group]
@@ -113,6 +114,7 @@ def step_metrics(
         "groups/dropped": 1 - kept / groups,
         "groups/no_spread": without_spread / max(kept, 1),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
+        "games/s": metrics["games"] / rollout_seconds,
     }
 
 

@@ -9,11 +9,12 @@ from torch.optim import Optimizer
 from prompt_r1 import manifest
 from prompt_r1.checkpoint import Checkpoints, State
 from prompt_r1.config import TrainConfig, write_yaml
+from prompt_r1.console import Console
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed import Ranks
 from prompt_r1.export import export_agent, exported_step
 from prompt_r1.interrupt import Interrupt
-from prompt_r1.log import Clock, Log, console_line, read_metrics
+from prompt_r1.log import Clock, Log, read_metrics
 from prompt_r1.policy import Policy
 from prompt_r1.report import write_report
 from prompt_r1.run_folder import trim_metrics
@@ -31,6 +32,7 @@ class Keeper:
     config: TrainConfig
     ranks: Ranks
     log: Log
+    console: Console
     clock: Clock
     interrupt: Interrupt
     policy: Policy
@@ -69,7 +71,7 @@ class Keeper:
         """
         config, step = self.config, state.step
         line = self.log.metrics(line)
-        self.log.say(console_line(line))
+        self.console.row(line)
         state.line = {}
         due = step > 0 and (step % config.save_every == 0 or step == config.steps)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # free text has no EM: then by reward

@@ -1,12 +1,15 @@
-"""What a field of a config is, and the settings that the compared methods share."""
+"""What a field of a config is, and settings that several entry points or methods share."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 
-def knob(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a config: its default, its line in --help, and its values where they are few."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), group: str = "") -> Any:
+    """A field of a config: its default, its line in the help, and its values where they are few.
+
+    `group` is the heading, in --help-all, of this field and those that follow it.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "group": group})
 
 
 METHODS = (
@@ -24,6 +27,7 @@ class MethodConfig:
         'how an environment that is asked once marks its answer: <answer> tags, or "Answer only."; auto: '
         "tags, but not in the mini world",
         choices=("auto", "tags", "only"),
+        group="compared methods",
     )
     train_data: tuple[str, ...] = knob((), "questions to learn from (mini, when --data is the mini world)")
     val_data: tuple[str, ...] = knob((), "questions to choose by (mini, when --data is the mini world)")
@@ -65,3 +69,29 @@ class SftConfig:
     cutoff: int = knob(2048, "tokens of an example; the rest is cut off")
     checkpointing: bool = knob(True, "gradient checkpointing", choices=("true", "false"))
     device: str = knob("auto", "auto, cpu or cuda")
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """How an environment is called, limited, paid for and recorded, in training and in evaluation."""
+
+    env_concurrency: int = knob(
+        64, "calls of the environment at the same time, on each rank", group="calls of the environment"
+    )
+    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    env_rpm: float = knob(0.0, "requests a minute at most, on each rank; 0: no limit")
+    env_tpm: float = knob(0.0, "tokens a minute at most, on each rank; 0: no limit")
+    env_price: tuple[str, ...] = knob(
+        (), "IN,OUT in dollars per million tokens, for all environments or each"
+    )
+    max_env_calls: int = knob(0, "budget of the run; 0: none")
+    max_env_tokens: int = knob(0, "budget of the run; 0: none")
+    max_env_usd: float = knob(0.0, "budget of the run; 0: none")
+    journal: str = knob(
+        "reuse",
+        "recorded calls: live: send again; reuse; replay: send nothing",
+        choices=("live", "reuse", "replay"),
+    )
+    journal_from: tuple[str, ...] = knob((), "journals of other runs whose replies may be used")

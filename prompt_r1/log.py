@@ -1,9 +1,9 @@
-"""What a run tells: a line on the console and in `metrics.jsonl` a step, trajectories, times."""
+"""What a run writes down: a line of `metrics.jsonl` a step, trajectories, times; and how it speaks."""
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,18 +11,22 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.grpo import Sample
+from prompt_r1.terminal import printable
+from prompt_r1.tracking import make_tracker
 from prompt_r1.types import Trajectory
 
 
 class Clock:
-    """Seconds by phase of a step: `with clock.phase("rollout"): …`."""
+    """Seconds by phase of a step: `with clock.phase("rollout"): …`. `entered` is told each phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, entered: Callable[[str], None] = lambda name: None) -> None:
         self.seconds: dict[str, float] = {}
+        self._entered = entered
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
+        self._entered(name)
         try:
             yield
         finally:
@@ -35,20 +39,20 @@ class Clock:
 
 
 class Log:
-    """Writes to a run folder and the console; the console and the metrics only of the first rank."""
+    """Writes to a run folder and the console; the console and the metrics only of the first rank.
 
-    def __init__(self, folder: Path, *, quiet: bool) -> None:
+    `track` names a second place for the metrics: tensorboard or wandb.
+    """
+
+    def __init__(self, folder: Path, *, quiet: bool, track: str = "none") -> None:
         self.folder = folder
         self.quiet = quiet
-
-    @property
-    def bar_is_off(self) -> bool | None:
-        """For tqdm: None shows a bar only on a terminal."""
-        return True if self.quiet else None
+        self._tracker = None if quiet else make_tracker(track, folder)
 
     def say(self, text: str = "") -> None:
+        """Print lines on the first rank, above the progress bar: it is on stderr, they are on stdout."""
         if not self.quiet:
-            tqdm.write(text, file=sys.stdout)  # above the progress bar, which is on stderr
+            tqdm.write(printable(text), file=sys.stdout)
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Append one line to metrics.jsonl: one object a step. Returns it, with its digits."""
@@ -57,7 +61,14 @@ class Log:
         }
         if not self.quiet:
             _append(self.folder / "metrics.jsonl", [rounded])
+        if self._tracker is not None:
+            self._tracker.add(rounded)
         return rounded
+
+    def close(self) -> None:
+        """Hand over what the tracker still holds."""
+        if self._tracker is not None:
+            self._tracker.close()
 
     def trajectories(
         self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
@@ -94,26 +105,6 @@ def _row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],
     }
-
-
-COLUMNS = {
-    "reward/mean": "reward",
-    "em": "EM",
-    "format": "format",
-    "turns": "turns",
-    "kl": "KL",
-    "val/em": "| validation: EM",
-    "val/reward": "reward",
-    "val/format": "format",
-}
-
-
-def console_line(metrics: dict[str, float]) -> str:
-    """One step for people to read, with its validation if it had one."""
-    shown = [f"{label} {metrics[name]:.3f}" for name, label in COLUMNS.items() if name in metrics]
-    if metrics.get("env/usd"):
-        shown.append(f"| spent ${metrics['env/usd']:.4f}")
-    return "  ".join([f"step {metrics['step']:>4}", *shown])
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -22,13 +22,16 @@ INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,50})"
 DECIMAL = rf"(?:{INTEGER}(?:\.\d{{0,50}})?|\.\d{{1,50}})"
 SIGNED = rf"\(?\s*([+-]?)\s*({DECIMAL})\s*\)?"
 QUOTIENT = re.compile(rf"{SIGNED}\s*[/:]\s*{SIGNED}")
-MIXED = re.compile(rf"({INTEGER})\s*(?:\s|\+|(?=\())\s*\(?\s*\(?({INTEGER})\)?\s*/\s*\(?({INTEGER})\)?\s*\)?")
+MIXED = re.compile(rf"({INTEGER})\s*(?:\s|\+)\s*\(?\s*\(?({INTEGER})\)?\s*/\s*\(?({INTEGER})\)?\s*\)?")
 POWER = re.compile(rf"({DECIMAL})\s*(?:\\times|\\cdot|[×*·x])\s*10\s*\^\s*[{{(]?\s*(-?\d{{1,3}})\s*[}})]?")
 PLAIN = re.compile(rf"({DECIMAL})(?:e([+-]?\d{{1,3}}))?(?![\d/:])")
 HEAD = re.compile(r"([+-]?)\s*(rs\s*\.?|inr|usd|eur|€|£|¥|₹|)\s*([+-]?)\s*")
 LENGTH = r"(?:[cdkm]?m|ft|feet|inch(?:es)?|(?:centi|kilo|milli)?met(?:re|er)s?)"
 UNIT = re.compile(rf"(?:[a-z .%/']*\b{LENGTH}\s*(?:\^\s*)?\{{?[23]\}}?|[a-z .%/']*)")
-NO_UNIT = re.compile(r"\b(?:and|or|to|not|if|is|than|by|times)\b")  # words of an answer that says more
+# Words that change the number, or begin another one.
+NO_UNIT = re.compile(
+    r"\b(?:and|or|to|not|if|is|than|by|times|plus|minus|over|point|half|dozen|hundred|thousand|[mbtr]+illion)s?\b"
+)
 
 UNITS = {
     "%": "percent", "per cent": "percent", "deg": "degree", "sq": "square",

@@ -112,20 +112,22 @@ class _Merged(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         query, key, value, out, sums = ctx.saved_tensors
-        grad_query, grad_key, grad_value = (torch.zeros_like(rows) for rows in (query, key, value))
+        grads = [torch.empty_like(rows) for rows in (query, key, value)]
         for queries, keys, causal in _parts(ctx.groups):
             parts = flash(
                 grad[None, :, queries], query[None, :, queries], key[None, :, keys], value[None, :, keys],
                 out[None, :, queries], sums[None, :, queries], 0.0, causal, scale=ctx.scale,
             )  # fmt: skip
-            grad_query[:, queries] += parts[0][0]
-            grad_key[:, keys] += parts[1][0]
-            grad_value[:, keys] += parts[2][0]
-        return None, grad_query, grad_key, grad_value, None
+            for total, columns, part in zip(grads, (queries, keys, keys), parts, strict=True):
+                if keys == queries:  # the first part of these columns
+                    total[:, columns] = part[0]
+                else:
+                    total[:, columns] += part[0]
+        return None, *grads, None
 
 
 def _parts(groups: Groups) -> Iterator[tuple[slice, slice, bool]]:

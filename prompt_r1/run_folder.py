@@ -42,11 +42,15 @@ def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
     whether it is alone; then every rank holds a share.
     """
     file = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def look() -> None:
+        _lock(file, run, fcntl.LOCK_EX)
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        _lock(file, run, fcntl.LOCK_SH)  # before the others ask for their share
+
     try:
-        ranks.from_first(lambda: _lock(file, run, fcntl.LOCK_EX))
-        if ranks.first:
-            os.ftruncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        ranks.from_first(look)
         _lock(file, run, fcntl.LOCK_SH)
         ranks.barrier()
         yield

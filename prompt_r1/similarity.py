@@ -35,26 +35,15 @@ class SentenceEncoder:
 
     def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
         """Raises UsageError if the folder is no encoder that pools by the mean, as SSim's does."""
-        pooling = folder / "1_Pooling" / "config.json"
-        if pooling.exists() and not json.loads(pooling.read_text("utf-8")).get(
-            "pooling_mode_mean_tokens", True
-        ):
-            raise UsageError(
-                f"{folder}: this encoder does not pool by the mean; SSim is defined with {REPOSITORY}"
-            )
+        local = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            model = AutoModel.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=torch.float32,
-            )
+            pools_mean = _pools_by_the_mean(folder)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+            model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
+        if not pools_mean:
+            raise UsageError(f"{folder}: does not pool by the mean; SSim is defined with {REPOSITORY}")
         self.model = model.to(device).eval()
         self.folder = folder
 
@@ -75,6 +64,13 @@ class SentenceEncoder:
             parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
         embedded = torch.cat(parts) if parts else torch.empty(0, self.model.config.hidden_size)
         return embedded[torch.tensor(order, dtype=torch.long).argsort()]
+
+
+def _pools_by_the_mean(folder: Path) -> bool:
+    """What sentence-transformers wrote beside the model, in its older or newer words; True if nothing."""
+    path = folder / "1_Pooling" / "config.json"
+    config = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return bool(config.get("pooling_mode_mean_tokens", config.get("pooling_mode", "mean") == "mean"))
 
 
 def semantic_similarity(

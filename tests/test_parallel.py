@@ -11,14 +11,17 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from prompt_r1.distributed import Ranks, choose_parallel, deal, start_ranks, stop_ranks
 from prompt_r1.fsdp import whole
 from prompt_r1.grpo import Sample, group_advantages, survivors
+from prompt_r1.log import read_metrics
 from prompt_r1.policy import Policy
 from prompt_r1.types import Completion, Question, Reward, Trajectory, UsageError
 from prompt_r1.update import Updater, split
 from tests import tiny
+from tests.test_entry_points import call
 from tests.test_update import ONE, on_policy
 
 GROUP = 4  # games of a question
@@ -36,6 +39,7 @@ class Case:
     tied: bool = True
     recompute: bool = False
     offload: bool = False
+    compute: torch.dtype = torch.float32
 
 
 CASES = {
@@ -45,6 +49,7 @@ CASES = {
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "hsdp, two nodes of one": Case("hsdp", on_node=1),
     "hsdp, one node of two": Case("hsdp"),
+    "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
 }
 
 
@@ -56,6 +61,7 @@ class Outcome:
     gradients: list[Tensor]  # of the first optimiser step
     weights: list[Tensor]
     player: list[Tensor]  # the whole copy that plays
+    kept: int  # weights that this rank holds
 
 
 def group(seed: int, broken: int) -> list[Trajectory]:
@@ -87,8 +93,9 @@ def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[Sample]]:
 
 def five_steps(case: Case, ranks: Ranks) -> Outcome:
     """Train on this rank's share of STEPS. Called by every rank."""
-    policy, reference = (tiny.policy(tied=case.tied) for _ in range(2))
-    player, sampled_by = tiny.policy(tied=case.tied, seed=5), tiny.policy(tied=case.tied)
+    policy, reference = (Policy(tiny.model(tied=case.tied), compute=case.compute) for _ in range(2))
+    player = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
+    sampled_by = tiny.policy(tied=case.tied)
     if case.recompute:
         policy.checkpoint_activations()
     if ranks.mesh is not None:
@@ -112,7 +119,10 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
             )
         )
         player.follow(policy)
-    return Outcome(metrics, gradients[0], _whole(policy, "data"), list(player.parameters()))
+    kept = sum(
+        getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in policy.parameters()
+    )
+    return Outcome(metrics, gradients[0], _whole(policy, "data"), list(player.parameters()), kept)
 
 
 def _whole(policy: Policy, name: str) -> list[Tensor]:
@@ -162,7 +172,12 @@ def check_that_both_trained_alike(two: Outcome, one: Outcome) -> None:
         assert got["update/skipped"] == want["update/skipped"] == 0
     assert 0 < distance(two.gradients, one.gradients) < 1e-6  # 0: nothing was added up
     assert distance(two.weights, one.weights) < 1e-5
-    assert all(torch.equal(got, want) for got, want in zip(two.player, two.weights, strict=True))
+    check_that_the_player_follows(two)
+
+
+def check_that_the_player_follows(outcome: Outcome) -> None:
+    for copied, weight in zip(outcome.player, outcome.weights, strict=True):
+        assert torch.equal(copied, weight.to(copied.dtype))
 
 
 def distance(got: list[Tensor], want: list[Tensor]) -> float:
@@ -173,16 +188,24 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 
 def test_two_ranks_with_whole_or_sharded_weights_train_as_one_process(tmp_path):
     one = five_steps(Case("none"), ONE)
-    for two in on_two_ranks(["ddp", "fsdp"], tmp_path).values():
-        check_that_both_trained_alike(two, one)
+    two = on_two_ranks(["ddp", "fsdp"], tmp_path)
+    for outcome in two.values():
+        check_that_both_trained_alike(outcome, one)
+    assert two["ddp"].kept == one.kept == pytest.approx(2 * two["fsdp"].kept, rel=0.01)
 
 
 @pytest.mark.slow
 def test_every_way_to_shard_trains_as_one_process(tmp_path):
     one = {tied: five_steps(Case("none", tied=tied), ONE) for tied in (True, False)}
-    others = [name for name in CASES if name not in ("ddp", "fsdp")]
-    for name, two in on_two_ranks(others, tmp_path).items():
-        check_that_both_trained_alike(two, one[CASES[name].tied])
+    two = on_two_ranks([name for name in CASES if name not in ("ddp", "fsdp")], tmp_path)
+    rounded = two.pop("fsdp, bfloat16 products")
+    for name, outcome in two.items():
+        check_that_both_trained_alike(outcome, one[CASES[name].tied])
+
+    assert {tensor.dtype for tensor in rounded.gradients + rounded.weights} == {torch.float32}
+    assert {tensor.dtype for tensor in rounded.player} == {torch.bfloat16}
+    check_that_the_player_follows(rounded)
+    assert 1e-4 < distance(rounded.gradients, one[True].gradients) < 0.1
 
 
 def test_what_auto_means():
@@ -203,3 +226,25 @@ def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
     dealt = [sum(lengths[number] for number in share) for share in shares]
     assert max(dealt) - min(dealt) <= max(lengths) < max(in_turn) - min(in_turn)
     assert deal([5], 2) == [[0], []]
+
+
+@pytest.mark.slow
+def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking_agent, tmp_path):
+    """Whole runs from a shell; the only question of a step leaves one of the ranks without a game."""
+    line = ["train.py", "--agent", asking_agent, "--env", "mini", "--data", "mini", "--questions", "1"]
+    line += ["--group-size", "8", "--mini-batch", "4", "--max-new", "48", "--max-tokens", "700"]
+    line += ["--rule", "release", "--lr", "1e-4", "--device", "cpu", "--save-every", "1"]
+    parts = [*line, "--out", "parts"]
+    done = call(tmp_path, *parts, "--steps", "2", "--parallel", "fsdp", ranks=2)
+    assert done.returncode == 0, done.stderr
+    done = call(tmp_path, *parts, "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "Going on after step 2" in done.stdout
+    done = call(tmp_path, *line, "--steps", "3", "--out", "whole")
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "parts"), strict=True):
+        for key in ("loss", "kl", "grad_norm", "reward/mean", "tokens/sampled"):
+            assert one.get(key, 0) == pytest.approx(two.get(key, 0), rel=1e-3, abs=1e-6), (one["step"], key)
+    assert one["grad_norm"] > 0
+    agents = [AutoModelForCausalLM.from_pretrained(tmp_path / name / "agent") for name in ("whole", "parts")]
+    assert distance(*(list(agent.parameters()) for agent in agents)) < 1e-5

@@ -5,7 +5,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from prompt_r1.config import EvaluateConfig, InferConfig, TrainConfig
+from infer import InferConfig
+from prompt_r1.config import EvaluateConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -42,7 +43,17 @@ def test_every_flag_in_the_commands_is_a_flag():
     flags = {f"--{f.name.replace('_', '-')}" for kind in (TrainConfig, InferConfig, EvaluateConfig)
              for f in fields(kind)}  # fmt: skip
     data_flags = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "prompt_r1/data/__main__.py").read_text("utf-8")))
-    known = flags | data_flags | {"--config", "--help", "--nproc-per-node", "--port", "--fail", "--no-deps"}
+    torchrun = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
+                "--signals-to-handle"}  # fmt: skip
+    slurm = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--signal", "--requeue",
+             "--open-mode"}  # fmt: skip
+    known = (
+        flags
+        | data_flags
+        | torchrun
+        | slurm
+        | {"--config", "--help", "--help-all", "--port", "--fail", "--no-deps"}
+    )
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert used <= known
 

@@ -1,6 +1,7 @@
 """SSim equals sentence-transformers, is never replaced by another measure, and says what it lacks."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,11 +111,18 @@ def test_folders_that_hold_no_such_encoder_are_usage_errors(tiny_encoder: Path, 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot be loaded"):
         SentenceEncoder(find_encoder(str(tmp_path)))
+
+
+def test_an_encoder_that_pools_otherwise_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
     other = tmp_path / "cls"
-    (other / "1_Pooling").mkdir(parents=True)
-    (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": False}))
-    with pytest.raises(UsageError, match="does not pool by the mean"):
-        SentenceEncoder(other)
+    shutil.copytree(tiny_encoder, other)
+    (other / "1_Pooling").mkdir()
+    for config in ({"pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}):
+        (other / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UsageError, match="does not pool by the mean"):
+            SentenceEncoder(other)
+    (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    SentenceEncoder(other)
 
 
 # --- The real encoder -----------------------------------------------------------------------------

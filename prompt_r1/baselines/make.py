@@ -15,7 +15,6 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
 from prompt_r1.baselines.self_consistency import SelfConsistency
-from prompt_r1.baselines.sft import FineTuned
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config import TrainConfig
 from prompt_r1.environments import MINI_SPECS, parse_fields
@@ -125,11 +124,14 @@ def fine_tuned(
         return Game("sft", load, None, game=known.game, temperature=temperature, thinks=False)
     if place is None:
         raise UsageError("sft makes an agent: give --out DIR for it, or --sft-agent with one that is there")
+    from prompt_r1.baselines.sft import FineTuned  # only here: it is also a program of its own
+
     settings = SftConfig(
         agent=agents.known.start,
         data=config.train_data,
         seed=seed,
         lr=config.sft_lr,
+        checkpointing=agents.device.type == "cuda",
         device=str(agents.device),
     )
     return FineTuned(settings, place, load=agents.other, temperature=temperature)

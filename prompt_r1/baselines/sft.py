@@ -61,7 +61,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     examples = [example_of(question, player, config.cutoff) for question in questions]
     out.mkdir(parents=True, exist_ok=True)
     lines = []
-    with (out / "metrics.jsonl").open("w") as file:
+    with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in learn(player, trainable, examples, config, quiet=quiet):
             file.write(json.dumps(line) + "\n")
             lines.append(line)

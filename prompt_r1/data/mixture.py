@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.data.fields import question_key
+from prompt_r1.data.fields import digest, question_key
 from prompt_r1.types import Question
 
 TRAINED = (
@@ -79,7 +79,7 @@ def _with_own_ids(questions: list[Question]) -> list[Question]:
     result = []
     for question in questions:
         if question.id in ids:
-            question = replace(question, id=f"{question.dataset}/{question.id}")
+            question = replace(question, id=digest(question.text))
         ids.add(question.id)
         result.append(question)
     return result

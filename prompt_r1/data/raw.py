@@ -37,7 +37,7 @@ def raw_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Fields]]
                 raise BadRow(f"a JSON object is wanted, not {type(row).__name__}")
             yield number, row
     except BadRow as reason:
-        raise UsageError(f"{path}, row {number + (type(reason) is UnreadRow)}: {reason}") from None
+        raise UsageError(f"{path}, row {number + isinstance(reason, UnreadRow)}: {reason}") from None
 
 
 class UnreadRow(BadRow):

@@ -13,6 +13,7 @@ from prompt_r1.data.fields import BadRow, bare_problem, gold_of, golds_of, name_
 
 Fields = Mapping[str, object]
 NO_ANSWER = "no answer (a test split)"
+WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 
 
 class LeftOut(Exception):
@@ -103,8 +104,10 @@ def booksum(row: Fields) -> Draft:
 
 def writingprompts(row: Fields) -> Draft:
     """WritingPrompts: prompt → story, both tokenised in the dump."""
-    prompt = re.sub(r"^(\s*[\[(]\s*\w{2}\s*[\])])+", "", text_of(row, "prompt"))  # [ WP ], [ EU ], ( CW )
-    prompt, story = detokenise(prompt), detokenise(text_of(row, "story"))
+    prompt, story = (
+        detokenise(WRITING_TAGS.sub("", text_of(row, "prompt"))),
+        detokenise(text_of(row, "story")),
+    )
     if not prompt or not story:
         raise LeftOut("empty prompt or story")
     return Draft(f"Please write a short article based on the given title: '{prompt}'", (story,))
@@ -118,10 +121,10 @@ def mathqa(row: Fields) -> Draft:
     texts = {
         mark[1]: options[mark.end() : end].strip(" ,[]'\"") for mark, end in zip(marks, ends, strict=True)
     }
-    correct = text_of(row, "correct").strip()
-    if not texts.get(correct):
-        raise BadRow(f"there is no text of option {correct!r} in {options[:80]!r}")
-    return Draft(text_of(row, "Problem"), (texts[correct],))
+    gold = texts.get(text_of(row, "correct").strip())
+    if not gold:
+        raise LeftOut("no text of the right option")
+    return Draft(text_of(row, "Problem"), (gold,))
 
 
 def squad(row: Fields, *, with_context: bool = False, unanswerable: str = "") -> Draft:
@@ -196,7 +199,7 @@ def detokenise(text: str) -> str:
     text = re.sub(r"(?<=\w) (n't|'(?:s|m|d|ll|re|ve)\b)", r"\1", text, flags=re.IGNORECASE)
     text = re.sub(r"\b(gon|wan|got|can|gim|lem) (na|ta|not|me)\b", r"\1\2", text, flags=re.IGNORECASE)
     text = re.sub(r" +([.,;:!?%)\]])", r"\1", re.sub(r"([(\[$]) +", r"\1", text))
-    return "\n".join(" ".join(line.split()) for line in text.splitlines()).strip()
+    return "\n".join(" ".join(line.split()) for line in text.split("\n")).strip()
 
 
 def _list(value: object, field: str) -> list[object]:
