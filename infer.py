@@ -11,26 +11,27 @@ import json
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from prompt_r1.agents import know_agent
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import TrainConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments import make_environment, parse_fields
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import knob
-from prompt_r1.players import Player, check_fit, know_agent, load_player
+from prompt_r1.knobs import ServedConfig, knob
+from prompt_r1.players import Player, check_fit, check_served, load_known
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Environment, Message, Question, Resumable, Trajectory, UsageError
 
 
 @dataclass(frozen=True)
-class InferConfig:
+class InferConfig(ServedConfig):
     """Settings of infer.py."""
 
     EVERYDAY: ClassVar = ("question", "agent", "env", "json", "seed", "temperature")
 
     question: str = knob("", "what to ask")
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    agent: str = knob("", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
     json: bool = knob(False, "print one JSON object instead of the dialogue")
     seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
@@ -52,12 +53,15 @@ def main(arguments: list[str]) -> None:
     question = Question("asked", "infer", config.question.strip(), answers=())
     if not question.text:
         raise UsageError('nothing to ask: give --question "…"')
-    agent = know_agent(config.agent, kv_tokens=0)
+    agent = know_agent(
+        config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts
+    )
     game = agent.game
     seed = game.seed if config.seed < 0 else config.seed
     environment = environment_of(config, game, seed)
     asyncio.run(environment.check())  # before a large agent is loaded
-    player = load_player(agent.path, game, pick_device(config.device))
+    asyncio.run(check_served(agent))
+    player = load_known(agent, pick_device(config.device))
     check_fit([question], player.codec, game.max_tokens)
 
     if not config.json:
@@ -105,6 +109,7 @@ async def dialogue(
         )
     finally:
         await environment.close()
+        await player.close()
 
 
 def environment_of(config: InferConfig, game: TrainConfig, seed: int) -> Pool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from prompt_r1.agents import find_agent
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.console import Console, summary
@@ -34,7 +35,6 @@ from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
     check_fit,
-    find_agent,
     find_questions,
     load_learner,
     load_player,

@@ -12,6 +12,14 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), group: str =
     return field(default=default, metadata={"help": help, "choices": choices, "group": group})
 
 
+@dataclass(frozen=True)
+class ServedConfig:
+    """An agent behind an endpoint, --agent MODEL@URL, which plays but is not trained."""
+
+    agent_tokenizer: str = knob("", "what a served agent is: run folder, model folder or hub id (its MODEL)")
+    agent_prompts: str = knob("tokens", "what a served agent is sent", choices=("tokens", "text"))
+
+
 METHODS = (
     "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa",
     "sft", "grpo-only", "untrained", "agent-only", "prompt-r1",

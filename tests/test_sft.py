@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agents import trained_config
 from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
     example_of,
@@ -18,7 +19,7 @@ from prompt_r1.baselines.sft import (
     schedule,
 )
 from prompt_r1.knobs import SftConfig
-from prompt_r1.players import Player, load_player, make_player, trained_config
+from prompt_r1.players import Player, load_player, make_player
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Question, Trajectory, UsageError
 from tests import tiny

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from prompt_r1.agents import KnownAgent, find_agent, trained_config
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
@@ -29,7 +30,8 @@ from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.export import export_agent
 from prompt_r1.knobs import SftConfig
 from prompt_r1.packing import pack
-from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, load_player, trained_config
+from prompt_r1.players import Player, find_questions, load_player
+from prompt_r1.served import served_parts
 from prompt_r1.types import Completion, Question, Resumable, Trajectory, UsageError
 
 ANSWER_TAGS = ("<answer>", "</answer>")
@@ -50,6 +52,8 @@ def main(arguments: list[str]) -> None:
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
     game = game_of(config)
+    if served_parts(config.agent):
+        raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
     player = load_player(start, game, pick_device(config.device), weights=torch.float32)
     model = player.policy.model

@@ -112,7 +112,7 @@ def _ticks(low: float, high: float, *, whole: bool) -> list[float]:
     steps = [step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if step >= 1 or not whole]
     step = next((step for step in steps if (high - low) / step <= 8.01), high - low)
     first = ceil(low / step - 1e-9)
-    return [round((first + n) * step, 6) for n in range(floor(high / step + 1e-9) - first + 1)]
+    return [round((first + n) * step, 6) for n in range(floor(high / step + 0.02) - first + 1)]
 
 
 def _draw(series: Series, colour: str, place: Callable[[float, float], Place], shift: float) -> list[str]:

@@ -22,7 +22,7 @@ def line(asking_agent, tmp_path_factory) -> list[str]:
     rows = [{"question": f"Who is number {number}?", "answer": "Anna"} for number in range(6)]
     file.write_text("\n".join(map(json.dumps, rows)))
     settings = {
-        "agent": asking_agent, "env": "mini", "data": file, "val-data": file, "out": "run",
+        "agent": asking_agent, "env": "mini", "data": file, "val-data": file, "test-data": file, "out": "run",
         "steps": 5, "questions": 4, "group-size": 2, "mini-batch": 4, "max-turns": 3, "max-new": 60,
         "max-tokens": 900, "lr": 1e-3, "val-every": 2, "val-limit": 2, "save-every": 1,
         "device": "cpu", "kv-tokens": 20000,

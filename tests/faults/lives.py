@@ -152,7 +152,7 @@ def striker(
     return strike
 
 
-CLOCKED = ("time/", "tokens/s", "env/latency", "env/paid", "env/reused")
+CLOCKED = ("time/", "tokens/s", "games/s", "env/latency", "env/paid", "env/reused")
 
 
 def curves(run: Path) -> list[dict[str, float]]:
