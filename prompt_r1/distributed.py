@@ -21,6 +21,8 @@ from prompt_r1.types import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
+SHARDED = ("fsdp", "hsdp")  # ways to be parallel
+
 
 class RankLost(Resumable):
     """The others cannot act together any more, not even to save: the last checkpoint counts."""
@@ -150,9 +152,6 @@ def start_ranks(device: str, parallel: str = "auto", *, patience: float = 3600.0
     elif way in SHARDED:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return Ranks(rank, count, place, make_mesh(way, count, place), meeting, patience)
-
-
-SHARDED = ("fsdp", "hsdp")
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:

@@ -257,14 +257,20 @@ def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
         assert setting in config
 
 
-def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(agent, tmp_path):
-    done = call(tmp_path, "train.py", "--agent", agent, *SMALL, "--env", "none", "--steps", "1")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs/mini-alone-seed0"
-    line = read_metrics(run)[1]
+def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(
+    agent, tmp_path, monkeypatch, capfd
+):
+    rows = [json.dumps({"question": f"Who is {n}?", "answer": str(n)}) for n in range(5)]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    train.main(["--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files])
+    told = capfd.readouterr().out
+    assert "environment alone" not in told and "| trained agent |" in told
+    run_folder = tmp_path / "runs/mini-alone-seed0"
+    line = read_metrics(run_folder)[1]
     assert line["turns"] == 1 and line["env/calls"] == line["env/paid"] == 0 and line["reward/mean"] <= 0
-    assert "environment alone" not in done.stdout and "**trained agent**" in done.stdout
-    config = (run / "config.yaml").read_text()
+    config = (run_folder / "config.yaml").read_text()
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
@@ -327,6 +333,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "5"], "--max-env-usd needs --env-price"),
     (["train.py", "--agent", "AGENT", "--device", "cuda"], "no usable GPU"),
+    (["train.py", "--agent", "AGENT", "--offload", "all"], "give --parallel fsdp or hsdp"),
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),

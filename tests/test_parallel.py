@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from prompt_r1.distributed import Ranks, choose_parallel, deal, start_ranks, stop_ranks
+from prompt_r1.distributed import Ranks, choose_parallel, deal, make_mesh, start_ranks, stop_ranks
 from prompt_r1.fsdp import whole
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.log import read_metrics
@@ -214,6 +214,12 @@ def test_what_auto_means():
     assert chosen == ["none", "none", "ddp", "fsdp"]
     with pytest.raises(UsageError, match="--parallel none is for one process, and torchrun started 2"):
         choose_parallel("none", 2, cpu)
+
+
+def test_nodes_of_different_sizes_cannot_hold_the_same_slices(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="--parallel hsdp needs equal nodes: 3 processes, 2 of them here"):
+        make_mesh("hsdp", 3, torch.device("cpu"))
 
 
 def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
