@@ -189,3 +189,8 @@ def test_self_consistency_samples_as_often_as_the_agent_asks(asking_agent):
 def test_without_validation_questions_the_number_of_samples_must_be_given():
     with pytest.raises(UsageError, match="--samples K"):
         asyncio.run(method("self-consistency", pool(PricedSource(str))).prepare([], []))
+
+
+def test_few_shots_without_training_questions_are_an_error():
+    with pytest.raises(UsageError, match="--train-data"):
+        asyncio.run(method("cot-few-shot", pool(PricedSource(str))).prepare([], []))

@@ -257,14 +257,20 @@ def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
         assert setting in config
 
 
-def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(agent, tmp_path):
-    done = call(tmp_path, "train.py", "--agent", agent, *SMALL, "--env", "none", "--steps", "1")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs/mini-alone-seed0"
-    line = read_metrics(run)[1]
+def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(
+    agent, tmp_path, monkeypatch, capfd
+):
+    rows = [json.dumps({"question": f"Who is {n}?", "answer": str(n)}) for n in range(5)]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    train.main(["--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files])
+    told = capfd.readouterr().out
+    assert "environment alone" not in told and "| trained agent |" in told
+    run_folder = tmp_path / "runs/mini-alone-seed0"
+    line = read_metrics(run_folder)[1]
     assert line["turns"] == 1 and line["env/calls"] == line["env/paid"] == 0 and line["reward/mean"] <= 0
-    assert "environment alone" not in done.stdout and "**trained agent**" in done.stdout
-    config = (run / "config.yaml").read_text()
+    config = (run_folder / "config.yaml").read_text()
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
@@ -286,6 +292,22 @@ def test_evaluate_scores_every_method_and_writes_each_prediction(trained):
     assert done.stdout.count("**all**") == 3 and "| untrained | bridge |" in done.stdout
     lines = [json.loads(line) for line in (trained / "scores/predictions.jsonl").read_text().splitlines()]
     assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
+
+
+def test_the_papers_tables_are_filled_once_and_made_again_for_nothing(trained, monkeypatch, capsys):
+    """One command: ablations, transfer, questions out of distribution. The second time nobody is asked."""
+    monkeypatch.chdir(trained)
+    line = ["--tables", "--agent", "runs/small", "--env", "mini", "mini-b", "--limit", "6", "--out", "tables",
+            "--method", "direct", "untrained", "agent-only", "prompt-r1"]  # fmt: skip
+    evaluate.main(line)
+    first = capsys.readouterr().out
+    assert all(f"### Table {number}" in first for number in (2, 3, 4, 5))
+    assert "| w/o R.L. |" in first and "tested with mini-b |" in first and "| math_ood (n = " in first
+    lines = (trained / "tables/predictions.jsonl").read_bytes()
+    assert lines.count(b"\n") == 12 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
+    evaluate.main(line)
+    assert capsys.readouterr().out == first
+    assert (trained / "tables/predictions.jsonl").read_bytes() == lines
 
 
 def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
@@ -327,6 +349,12 @@ BAD_INPUT = [
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
+    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: no folder with a config.json"),
+    (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
+    (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),
+    (["evaluate.py", "--compare", "empty.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
+    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "comes twice"),
+    (["evaluate.py", "--method", "direct"], "nobody to ask: give --env SPEC"),
 ]
 
 

@@ -139,7 +139,7 @@ def games(agent: KnownAgent, game: TrainConfig) -> list[Trajectory]:
 
 @pytest.mark.parametrize(
     ("manner", "prompts", "stop_tags"),
-    [("vllm", "tokens", True), ("plain", "tokens", False), ("plain", "text", True)],
+    [("vllm", "tokens", True), ("plain", "text", False)],
 )
 def test_a_served_agent_plays_the_games_of_the_local_one(manner, prompts, stop_tags, asking_agent, request):
     server, game = request.getfixturevalue(manner), replace(GAME, stop_tags=stop_tags)

@@ -156,12 +156,33 @@ def search(name: str, config: MethodConfig, seed: int) -> Search:
     begin = {"seed_prompt": config.seed_prompt, "seed": seed}
     match name:
         case "opro":
-            return partial(opro, steps=config.opro_steps, train_limit=config.opro_train, **begin)
+            return partial(
+                opro,
+                steps=config.opro_steps,
+                per_step=config.opro_per_step,
+                shown=config.opro_shown,
+                threshold=config.opro_threshold,
+                exemplars=config.opro_exemplars,
+                train_limit=config.opro_train,
+                **begin,
+            )
         case "textgrad":
             return partial(
-                textgrad, epochs=config.textgrad_epochs, validation_limit=config.optimize_val, **begin
+                textgrad,
+                epochs=config.textgrad_epochs,
+                updates=config.textgrad_updates,
+                batch_size=config.textgrad_batch,
+                short_value=config.textgrad_short_value,
+                validation_limit=config.optimize_val,
+                **begin,
             )
-    return partial(gepa, max_task_calls=config.gepa_calls, validation_limit=config.optimize_val, **begin)
+    return partial(
+        gepa,
+        max_task_calls=config.gepa_calls,
+        batch_size=config.gepa_batch,
+        validation_limit=config.optimize_val,
+        **begin,
+    )
 
 
 def open_optimizer(name: str, config: MethodConfig, spec: str, open_environment: Callable[..., Pool]) -> Pool:

@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> None:
 
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
+    if not questions:
+        raise UsageError("sft needs training questions: give --train-data")
     game = game_of(config)
     if served_parts(config.agent):
         raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")

@@ -28,7 +28,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 SILENCE = Reply("I have nothing to say about this.", "")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mixture:
     """Replies as `other` (None: mute) to that share of all prompts, else as `home`."""
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from prompt_r1.agents import find_agent, trained_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.export import GAME_FILE
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
-from prompt_r1.players import Player, find_agent, load_player, trained_config
+from prompt_r1.players import Player, load_player
 from prompt_r1.types import Environment, Question, Trajectory, UsageError
 
 
@@ -30,7 +31,7 @@ def find_runs(under: Path) -> list[Path]:
     found: dict[int, tuple[int, Path]] = {}
     for file in sorted(under.glob(f"*/agent/{GAME_FILE}")):
         config = trained_config(file.parent)
-        if config.agent == "mini" and config.env == "mini":
+        if config and config.agent == "mini" and config.env == "mini":
             found[config.seed] = max(found.get(config.seed, (0, file)), (config.steps, file.parent.parent))
     return [folder for _, folder in found.values()]
 
