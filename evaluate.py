@@ -11,6 +11,7 @@ again asks only for what is missing or failed, and makes the tables anew.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -59,8 +60,8 @@ def main(arguments: list[str]) -> None:
         asyncio.run(check_served(agent))
         check_fit(questions, codec_of(agent), agent.game.max_tokens)
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
-    file = PredictionFile(folder / "predictions.jsonl")
-    predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
+    with closing(PredictionFile(folder / "predictions.jsonl")) as file:
+        predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
     scores = score_predictions(predictions, rules=config.metrics, similarity=similarity)
     print(write_results(folder, scores, trained_with(agents), tables=config.tables))
     print(left_out(config) + f"\nAll of it, with plot, LaTeX and CSV, is in {folder}/")

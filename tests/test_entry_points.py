@@ -294,6 +294,22 @@ def test_evaluate_scores_every_method_and_writes_each_prediction(trained):
     assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
 
 
+def test_the_papers_tables_are_filled_once_and_made_again_for_nothing(trained, monkeypatch, capsys):
+    """One command: ablations, transfer, questions out of distribution. The second time nobody is asked."""
+    monkeypatch.chdir(trained)
+    line = ["--tables", "--agent", "runs/small", "--env", "mini", "mini-b", "--limit", "6", "--out", "tables",
+            "--method", "direct", "untrained", "agent-only", "prompt-r1"]  # fmt: skip
+    evaluate.main(line)
+    first = capsys.readouterr().out
+    assert all(f"### Table {number}" in first for number in (2, 3, 4, 5))
+    assert "| w/o R.L. |" in first and "tested with mini-b |" in first and "| math_ood (n = " in first
+    lines = (trained / "tables/predictions.jsonl").read_bytes()
+    assert lines.count(b"\n") == 12 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
+    evaluate.main(line)
+    assert capsys.readouterr().out == first
+    assert (trained / "tables/predictions.jsonl").read_bytes() == lines
+
+
 def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
@@ -333,6 +349,12 @@ BAD_INPUT = [
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
+    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: no folder with a config.json"),
+    (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
+    (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),
+    (["evaluate.py", "--compare", "empty.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
+    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "comes twice"),
+    (["evaluate.py", "--method", "direct"], "nobody to ask: give --env SPEC"),
 ]
 
 
