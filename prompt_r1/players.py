@@ -43,12 +43,19 @@ class Player:
     codec: Codec
 
     async def generate(
-        self, tokens: list[int], *, max_new: int, seed: str, config: TrainConfig, temperature: float
+        self,
+        tokens: list[int],
+        *,
+        max_new: int,
+        seed: str,
+        config: TrainConfig,
+        temperature: float,
+        watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """One turn of a game."""
+        """One turn of a game; `watch` is called with each token as it is sampled."""
         stop = ACTION_ENDS if config.stop_tags else ()
         return await self.engine.generate(
-            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop
+            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop, watch=watch
         )
 
     async def play(
