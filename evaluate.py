@@ -11,6 +11,7 @@ again asks only for what is missing or failed, and makes the tables anew.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -33,10 +34,8 @@ from prompt_r1.lineup import (
     lineup,
     trained_with,
 )
-from prompt_r1.players import check_fit, environment_opener, find_questions
-from prompt_r1.policy import load_tokenizer
+from prompt_r1.players import check_fit, check_served, codec_of, environment_opener, find_questions
 from prompt_r1.predictions import Prediction, PredictionFile
-from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.results import compare_files, note_preparation, write_results
 from prompt_r1.reward import RULES, score
 from prompt_r1.scoring import Similarity, score_predictions, text_metrics
@@ -58,11 +57,11 @@ def main(arguments: list[str]) -> None:
     questions = questions_of(config, seed)
     entrants = lineup(config, agents, seed)
     for agent in agents.values():
-        codec = Codec(load_tokenizer(agent.path), INSTRUCTIONS[agent.game.instruction])
-        check_fit(questions, codec, agent.game.max_tokens)
+        asyncio.run(check_served(agent))
+        check_fit(questions, codec_of(agent), agent.game.max_tokens)
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
-    file = PredictionFile(folder / "predictions.jsonl")
-    predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
+    with closing(PredictionFile(folder / "predictions.jsonl")) as file:
+        predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
     scores = score_predictions(predictions, rules=config.metrics, similarity=similarity)
     print(write_results(folder, scores, trained_with(agents), tables=config.tables))
     print(left_out(config) + f"\nAll of it, with plot, LaTeX and CSV, is in {folder}/")
@@ -107,7 +106,7 @@ async def evaluate(
     stage = Stage(config, seed, folder)
     try:
         for _, group in groupby(entrants_by_agent(entrants), key=lambda entrant: entrant.agent.path):
-            stage.agents.clear()
+            await stage.dismiss()
             for entrant in group:
                 missing = [pair for pair in wanted if file.find(entrant.setting, *pair) is None]
                 if missing:
@@ -160,7 +159,14 @@ class Stage:
         note_preparation(self.folder, system, asdict(method.ledger))
         return method
 
+    async def dismiss(self) -> None:
+        """Let the agents of the moment go."""
+        for agents in self.agents.values():
+            await agents.close()
+        self.agents.clear()
+
     async def close(self) -> None:
+        await self.dismiss()
         for environment in self._environments.values():
             await environment.close()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TextIO
 
+from prompt_r1.agents import know_agent
 from prompt_r1.asked import questions_of, typed
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import TrainConfig
@@ -24,8 +25,8 @@ from prompt_r1.dialogue import Dialogue, Game, as_json, cost_line
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import knob
-from prompt_r1.players import Player, check_fit, know_agent, load_player
+from prompt_r1.knobs import ServedConfig, knob
+from prompt_r1.players import Player, check_fit, check_served, load_known
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
 from prompt_r1.terminal import has_colours
@@ -33,7 +34,7 @@ from prompt_r1.types import Completion, Message, Question, Resumable, Turn, Usag
 
 
 @dataclass(frozen=True)
-class InferConfig:
+class InferConfig(ServedConfig):
     """Settings of infer.py."""
 
     EVERYDAY: ClassVar = (
@@ -42,7 +43,7 @@ class InferConfig:
 
     question: str = knob("", "what to ask; -: each line of standard input")
     questions: str = knob("", "file of questions: .txt, one a line, or .jsonl with the field question")
-    agent: str = knob("", "run folder, model folder, hub id, or mini (default: the newest mini run)")
+    agent: str = knob("", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
     json: bool = knob(False, "print a JSON object for each question instead of the dialogue")
     save: str = knob("", "file for the transcript: .jsonl, or any other for text")
@@ -62,7 +63,9 @@ def main(arguments: list[str]) -> None:
     about = "Ask; the agent questions the environment, turn by turn, and answers."
     config = parse_arguments(InferConfig, "infer.py", about, arguments)
     asked = questions_of(question=config.question.strip(), file=config.questions)
-    agent = know_agent(config.agent, kv_tokens=0)
+    agent = know_agent(
+        config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts
+    )
     game = replace(agent.game, kv_tokens=agent.game.max_tokens)  # one game at a time
     seed = game.seed if config.seed < 0 else config.seed
     environment = environment_of(config, game, seed)
@@ -70,7 +73,8 @@ def main(arguments: list[str]) -> None:
         session = Session(config, game, seed, environment, str(agent.path), file)
         try:
             runner.run(environment.check())  # before a large agent is loaded
-            session.player = load_player(agent.path, game, pick_device(config.device))
+            runner.run(check_served(agent))
+            session.player = load_known(replace(agent, game=game), pick_device(config.device))
             for text in asked or typed():
                 runner.run(session.ask(text))
         except KeyboardInterrupt:
@@ -78,7 +82,7 @@ def main(arguments: list[str]) -> None:
             sys.exit(130)
         finally:
             session.tell_total()
-            runner.run(environment.close())
+            runner.run(session.close())
     broken = [game for game in session.games if game.stop == "env_error"]
     if broken:
         raise Resumable(f"the environment {environment.name} failed in {len(broken)} of {len(session.games)} "
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> None:
 class Session:
     """Plays one question after another, and shows, prints and saves each as the flags want it."""
 
-    player: Player
+    player: Player | None = None  # once it is loaded
 
     def __init__(
         self, config: InferConfig, game: TrainConfig, seed: int, environment: Pool, agent: str, file: TextIO
@@ -107,6 +111,12 @@ class Session:
         self._views = [] if config.json else [Dialogue(_write_out, colours=has_colours(sys.stdout))]
         if config.save and self._lines is None:
             self._views.append(Dialogue(file.write, colours=False))
+
+    async def close(self) -> None:
+        """Close the connections of the agent and the environment."""
+        await self._environment.close()
+        if self.player is not None:
+            await self.player.close()
 
     async def ask(self, text: str) -> None:
         """One game. Raises UsageError for a question that is too long to play."""

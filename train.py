@@ -9,6 +9,7 @@ One step of Prompt-R1 (paper, section 3), in `Trainer.step`:
 """
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import torch
 
+from prompt_r1.agents import find_agent
 from prompt_r1.command_line import run, train_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.console import Console, summary
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.distributed import RankLost, Ranks, deal, start_ranks, stop_ranks, together
 from prompt_r1.environments.pool import Pool
 from prompt_r1.estimate import estimate
 from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
@@ -33,7 +35,6 @@ from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
     check_fit,
-    find_agent,
     find_questions,
     load_learner,
     load_player,
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> None:
         explain(config, print)
         return
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.parallel)
+        ranks = start_ranks(config.device, config.parallel, patience=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(config, folder, ranks, runner, interrupt)
@@ -113,7 +114,7 @@ def train(
         log.say("\n" + summary(folder, state.best_step, config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step: nothing to save, and a fatal error is the user's to mend.
-        if state.step < (1 if isinstance(error, FatalEnvError) else 0):
+        if state.step < (1 if isinstance(error, FatalEnvError) else 0) or isinstance(error, RankLost):
             raise
         keeper.save(state, wait=True)
         stop_ranks(ranks)  # they have agreed on this stop
@@ -201,6 +202,7 @@ class Trainer:
             rows["environment alone"] = self.gather(alone)
         for name, path in [("untrained agent", start), ("trained agent", self.log.folder / "agent")]:
             rows[name] = self.results(load_player(path, self.config, self.ranks.device), test)
+            gc.collect()  # an engine is part of a cycle, and two more agents may be one too many
         return rows
 
 
@@ -219,7 +221,8 @@ def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, 
     return Updater(
         policy=policy,
         reference=reference,
-        optimizer=torch.optim.AdamW(policy.parameters(), **adam),
+        # Fused: one kernel, without temporary tensors as large as the weights.
+        optimizer=torch.optim.AdamW(policy.parameters(), **adam, fused=ranks.device.type == "cuda"),
         ranks=ranks,
         clip=config.clip,
         kl_coef=config.kl_coef,

@@ -128,18 +128,23 @@ class Checkpoints:
         """The newest checkpoint whose manifest verifies, or None where there is none at all; says what it
         passed over. Raises UsageError when none verifies.
         """
-        ranks = self._ranks
         self._on_first(lambda: manifest.sweep(self.folder))
-        found = ranks.from_first(lambda: checkpoints_of(self.folder.parent))
+        found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
         for folder in reversed(found):
-            faults = ranks.gather(manifest.fault(folder, share=ranks.rank, shares=ranks.count))
-            if not any(faults):
+            fault = self.fault(folder)
+            if not fault:
                 return folder
-            self._say(f"Passed over {folder}: {next(filter(None, faults))}")
+            self._say(f"Passed over {folder}: {fault}")
         if found:
             raise UsageError(f"none of the {len(found)} checkpoints in {self.folder} is whole: mend them, "
                              "or begin anew with another --out")  # fmt: skip
         return None
+
+    def fault(self, folder: Path) -> str:
+        """What is wrong with a checkpoint, "" if nothing is. Each rank reads its share of the files."""
+        ranks = self._ranks
+        faults = ranks.gather(manifest.fault(folder, share=ranks.rank, shares=ranks.count))
+        return next(filter(None, faults), "")
 
     def load(self, folder: Path, *, rollbacks: int = 0) -> State:
         """Load a checkpoint into policy and optimiser, whose learning rate is halved for each rollback.

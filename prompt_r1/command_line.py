@@ -70,10 +70,12 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
 
 
 def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
-    """The game without an environment: one turn, with an own rule, and not told to ask unless it must be."""
-    game = {"max_turns": 1, "rule": "alone"}
+    """The game without an environment: one turn, with a rule of its own. In place of the paper's instruction
+    to ask there is one to answer, and the turn may be as long as a game.
+    """
+    game: dict[str, Any] = {"max_turns": 1, "rule": "alone"}
     if config.instruction.startswith("paper"):
-        game["instruction"] = "alone"
+        game |= {"instruction": "alone", "max_new": config.max_tokens}
     return replace(config, **{name: value for name, value in game.items() if name not in given})
 
 

@@ -81,6 +81,8 @@ def compare(
     """
     scores, kinds = first[0], first[0].kinds
     metrics = {name: metric or FIGURES[kind][0] for name, kind in kinds.items()}
+    if metric in ("em", "sm"):  # long texts are never equal, and never within each other
+        metrics = {name: metric for name, kind in kinds.items() if kind != "text"}
     pairs: dict[str, tuple[Floats, Floats]] = {}
     lost: dict[str, int] = {}
     for name, wanted in metrics.items():
@@ -171,10 +173,9 @@ def comparison_table(differences: Sequence[Difference], first: str, second: str)
 
 def verdict(one: Difference) -> str:
     """What may be said of a difference, after Holm's correction."""
-    if one.p >= 0.05 and one.too_small:
-        return "n too small"
-    real = (one.p if one.p_holm is None else one.p_holm) < 0.05
-    return ("real" if real else "not shown") + (", n too small to size it" if one.too_small else "")
+    if (one.p if one.p_holm is None else one.p_holm) < 0.05:
+        return "real, n too small to size it" if one.too_small else "real"
+    return "n too small" if one.too_small else "not shown"
 
 
 def _p_text(p: float) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 720, 440
-LEFT, RIGHT, TOP, BOTTOM = 60, 190, 24, 52  # margins; the names stand right of their points
+WIDTH, HEIGHT = 860, 440
+LEFT, RIGHT, TOP, BOTTOM = 60, 300, 24, 52  # margins; the names stand right of their points
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ Every collective is called by all ranks or by none.
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -19,6 +21,12 @@ from prompt_r1.types import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
+SHARDED = ("fsdp", "hsdp")  # ways to be parallel
+
+
+class RankLost(Resumable):
+    """The others cannot act together any more, not even to save: the last checkpoint counts."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -28,6 +36,8 @@ class Ranks:
     count: int
     device: torch.device
     mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
+    meeting: dist.ProcessGroup | None = None  # where it is told which rank is missing
+    patience: float = 3600.0  # seconds that a rank waits for another
 
     @property
     def first(self) -> bool:
@@ -80,6 +90,18 @@ class Ranks:
         """Scale the gradients down to a norm of `limit`; the norm before, over all weights and ranks."""
         return whole(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
 
+    def meet(self) -> None:
+        """Wait for all ranks, after work that may take long on one of them."""
+        if self.meeting is None:
+            return
+        try:
+            dist.monitored_barrier(self.meeting, timedelta(seconds=self.patience), wait_all_ranks=True)
+        except RuntimeError as error:
+            missing = re.search(r"Ranks ([\d, ]+) failed", str(error))  # rank 0 knows who
+            named = f"rank {missing.group(1)}" if missing else "another rank"
+            raise RankLost(f"{named} did not come: it hangs, or has died; the same command goes on from the "
+                           "last checkpoint") from None  # fmt: skip
+
     def barrier(self) -> None:
         if self.count > 1:
             dist.barrier()
@@ -110,10 +132,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
 
 
-def start_ranks(device: str, parallel: str = "auto") -> Ranks:
+def start_ranks(device: str, parallel: str = "auto", *, patience: float = 3600.0) -> Ranks:
     """Join the process group that torchrun announces; without torchrun be the only rank.
 
-    Raises UsageError for a `parallel` that these processes cannot do.
+    A rank that waits `patience` seconds for another gives up. Raises UsageError for a `parallel` that these
+    processes cannot do.
     """
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = pick_device(device)
@@ -122,14 +145,13 @@ def start_ranks(device: str, parallel: str = "auto") -> Ranks:
     way = choose_parallel(parallel, count, place)
     # With a GPU, gloo too: weights that are kept in CPU memory have their norm there.
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+    meeting = None
     if count > 1:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+        meeting = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
     elif way in SHARDED:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Ranks(rank, count, place, make_mesh(way, count, place))
-
-
-SHARDED = ("fsdp", "hsdp")
+    return Ranks(rank, count, place, make_mesh(way, count, place), meeting, patience)
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:
@@ -178,7 +200,8 @@ def deal(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:
     """Run a rank's share of some work with the environment. Where it stops one rank it stops all of them:
-    none waits in a collective for one that has left. Called by every rank.
+    none waits in a collective for one that has left. Called by every rank. Raises RankLost where one does not
+    come in time.
     """
     failures: list[FatalEnvError | Resumable | UsageError] = []
     results: list[T] = []
@@ -186,6 +209,7 @@ def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Rank
         results.append(runner.run(work))
     except (FatalEnvError, Resumable, UsageError) as error:
         failures.append(error)
+    ranks.meet()
     failures = [failure for share in ranks.gather(failures) for failure in share]
     if failures:
         raise failures[0]

@@ -105,6 +105,17 @@ VALIDATION = {
 }
 
 
+ASKING = (
+    "# An agent that questions a large language model",
+    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
+    "environment, over several turns, and then answers.",
+)
+ALONE = (
+    "# An agent that answers on its own",
+    "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
+)
+
+
 def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
     """What the agent is, how it was made, and its curves, as the README.md of its folder."""
     environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in config.env.split(","))
@@ -126,10 +137,8 @@ def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
     }
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [prompt-r1, grpo]\n---",
-        "# An agent that questions a large language model",
-        "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
-        "environment, over several turns, and then answers. Every setting is in "
-        f"`{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
+        *(ALONE if config.env == "none" else ASKING),
+        f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]),
         "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
         "## Training (sampled games)\n\n" + _table(shown, CURVES),

@@ -128,7 +128,10 @@ class Keeper:
         if state.best_step < 0 or number > MAX_ROLLBACKS:
             raise Resumable(f"the curves have collapsed, after {state.rollbacks} rollbacks")
         self.checkpoints.drop_after(state.best_step)
-        state = self.checkpoints.load(self.checkpoints.newest(), rollbacks=number)
+        found = self.checkpoints.newest()
+        if found is None:
+            raise Resumable("the curves have collapsed, and the best checkpoint could not be written")
+        state = self.checkpoints.load(found, rollbacks=number)
         self.log.say(f"Back to step {state.step}; the learning rate is halved, for the {number}. time")
         self.sampler.restore(state.sampler)
         self.refresh()
@@ -152,7 +155,7 @@ class Keeper:
         """A kill may have come between the export of a better agent and its checkpoint."""
         there = self.ranks.from_first(lambda: exported_step(self.log.folder / "agent"))
         best = self.checkpoints.folder / f"step-{state.best_step:06d}"
-        if state.best_step not in (-1, there) and self.ranks.from_first(best.exists):
+        if state.best_step not in (-1, there) and not self.checkpoints.fault(best):
             now = self.checkpoints.folder / f"step-{state.step:06d}"
             self.checkpoints.load(best)
             self._told(self._export(state.best_step))

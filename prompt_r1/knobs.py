@@ -12,6 +12,14 @@ def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), group: str =
     return field(default=default, metadata={"help": help, "choices": choices, "group": group})
 
 
+@dataclass(frozen=True)
+class ServedConfig:
+    """An agent behind an endpoint, --agent MODEL@URL, which plays but is not trained."""
+
+    agent_tokenizer: str = knob("", "what a served agent is: run folder, model folder or hub id (its MODEL)")
+    agent_prompts: str = knob("tokens", "what a served agent is sent", choices=("tokens", "text"))
+
+
 METHODS = (
     "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa",
     "sft", "grpo-only", "untrained", "agent-only", "prompt-r1",
@@ -43,9 +51,17 @@ class MethodConfig:
     seed_prompt: str = knob(
         "Answer the question as well as you can.", "system message that the searches begin with"
     )
-    opro_steps: int = knob(200, "steps of 8 new instructions")
+    opro_steps: int = knob(200, "steps at most")
+    opro_per_step: int = knob(8, "new instructions of a step")
+    opro_shown: int = knob(20, "best instructions so far that the optimiser sees")
+    opro_threshold: float = knob(0.3, "score that an instruction must have to be seen")
+    opro_exemplars: int = knob(3, "training questions that the optimiser sees")
     opro_train: int = knob(261, "training questions that score an instruction")
-    textgrad_epochs: int = knob(3, "epochs of 4 updates")
+    textgrad_epochs: int = knob(3, "epochs")
+    textgrad_updates: int = knob(4, "updates of an epoch")
+    textgrad_batch: int = knob(3, "training questions of an update")
+    textgrad_short_value: int = knob(10, "words of a long prompt's ends that the rewriter sees; 0: all")
+    gepa_batch: int = knob(3, "training questions that a parent and its child are compared on")
     gepa_calls: int = knob(150, "calls of the environment before the last iteration")
     sft_agent: str = knob("", "fine-tuned agent of sft (one is fine-tuned in --out, from the agent's start)")
     sft_lr: float = knob(1e-4, "learning rate of sft")

@@ -9,19 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prompt_r1.agents import find_agent, newest_mini_run, trained_config
 from prompt_r1.config import TrainConfig
 from prompt_r1.distributed import Ranks
 from prompt_r1.grpo import Batch, Loss, Sample, collate, group_advantages, grpo_loss, sequence_mean_weight
 from prompt_r1.players import (
     Player,
-    find_agent,
     find_questions,
     load_learner,
     load_player,
     load_reference,
-    newest_mini_run,
     open_environments,
-    trained_config,
 )
 from prompt_r1.policy import Policy
 from prompt_r1.protocol import Codec

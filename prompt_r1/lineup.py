@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+from prompt_r1.agents import KnownAgent, find_agent, know_agent, newest_mini_run, trained_config
 from prompt_r1.config import EvaluateConfig, TrainConfig
 from prompt_r1.knobs import METHODS, MethodConfig
-from prompt_r1.players import KnownAgent, find_agent, know_agent, newest_mini_run, trained_config
 from prompt_r1.predictions import System
 from prompt_r1.types import UsageError
 
@@ -91,7 +91,9 @@ def know_agents(config: EvaluateConfig) -> dict[str, KnownAgent]:
     if not config.agent and not needed:
         return {}
     names = config.agent or (str(newest_mini_run()),)
-    return {name: know_agent(name, kv_tokens=config.kv_tokens) for name in names}
+    known = partial(know_agent, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer,
+                    prompts=config.agent_prompts)  # fmt: skip
+    return {name: known(name) for name in names}
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, KnownAgent]) -> Sequence[str]:

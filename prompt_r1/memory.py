@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from prompt_r1.agents import find_agent
 from prompt_r1.arena import SHARE
 from prompt_r1.config import TrainConfig
 from prompt_r1.hub import loading_options
-from prompt_r1.players import find_agent
 from prompt_r1.policy import CHUNK
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200

@@ -148,7 +148,7 @@ def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: flo
     """
     from torch.nn.attention.varlen import varlen_attn  # compiles where torch was built without CUDA
 
-    at = _offsets(groups, query.device)
+    at = offsets(groups, query.device)
     keys, values = (rows.transpose(0, 1).index_select(0, at.columns) for rows in (key, value))
     options = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     out = varlen_attn(
@@ -159,7 +159,7 @@ def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: flo
 
 
 @dataclass(frozen=True)
-class _Offsets:
+class Offsets:
     """The games of a packed row as FlashAttention reads them."""
 
     queries: Tensor  # (games + 1,) where each one's columns begin
@@ -170,7 +170,7 @@ class _Offsets:
 
 
 @lru_cache(maxsize=1)  # all layers of a forward have the same
-def _offsets(groups: Groups, device: torch.device) -> _Offsets:
+def offsets(groups: Groups, device: torch.device) -> Offsets:
     columns: list[int] = []
     queries, keys = [0], [0]
     for group in groups:
@@ -182,7 +182,7 @@ def _offsets(groups: Groups, device: torch.device) -> _Offsets:
             columns += [*opening, *range(own.start, own.stop)]
             queries.append(own.stop)
             keys.append(len(columns))
-    return _Offsets(
+    return Offsets(
         torch.tensor(queries, dtype=torch.int32, device=device),
         torch.tensor(keys, dtype=torch.int32, device=device),
         torch.tensor(columns, device=device),

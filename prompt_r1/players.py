@@ -1,13 +1,14 @@
-"""Who plays and on what, from the names that a user writes: agents, question sets, the newest run."""
+"""Who plays, where and on what: agents, environments and question sets, by the names that a user writes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig, read_yaml
+from prompt_r1.agents import KnownAgent
+from prompt_r1.config import EvaluateConfig, TrainConfig
 from prompt_r1.data import load_questions
 from prompt_r1.distributed import Ranks
 from prompt_r1.engine import Engine
@@ -15,14 +16,12 @@ from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.pool import Pool
-from prompt_r1.export import GAME_FILE
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
+from prompt_r1.served import ServedAgent, served_parts
 from prompt_r1.types import Completion, Environment, Question, Trajectory, UsageError
 
-RUNS = Path("runs")
-CACHE = RUNS / "cache"
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
 # For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
 ALONE = {
@@ -36,11 +35,16 @@ Think about the question, then answer it. Write:
 
 @dataclass(frozen=True)
 class Player:
-    """An agent that is ready to play: weights, cache, tokens."""
+    """An agent that is ready to play: its engine, in this process or behind an endpoint, and its codec."""
 
-    policy: Policy
-    engine: Engine
+    engine: Engine | ServedAgent
     codec: Codec
+
+    @property
+    def policy(self) -> Policy:
+        """The weights that play, of an agent in this process."""
+        assert isinstance(self.engine, Engine)
+        return self.engine.policy
 
     async def generate(
         self,
@@ -52,11 +56,12 @@ class Player:
         temperature: float,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """One turn of a game; `watch` is called with each token as it is sampled."""
+        """One turn of a game; `watch` is called with each token as it is sampled in this process."""
         stop = ACTION_ENDS if config.stop_tags else ()
-        return await self.engine.generate(
-            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop, watch=watch
-        )
+        generate = self.engine.generate
+        if isinstance(self.engine, Engine):
+            generate = partial(self.engine.generate, watch=watch)
+        return await generate(tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop)
 
     async def play(
         self,
@@ -75,12 +80,17 @@ class Player:
                           max_tokens=config.max_tokens, max_new=config.max_new, seed=seed,
                           max_reply=config.max_reply_tokens, force_answer=config.force_answer)  # fmt: skip
 
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        if isinstance(self.engine, ServedAgent):
+            await self.engine.close()
+
 
 def make_player(policy: Policy, codec: Codec, config: TrainConfig) -> Player:
     """Give a policy an engine for games of `config`."""
     engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens,
                     kv_tokens=config.kv_tokens, decode=codec.decode)  # fmt: skip
-    return Player(policy, engine, codec)
+    return Player(engine, codec)
 
 
 def load_player(
@@ -95,6 +105,34 @@ def load_player(
         path, device=device, compute=compute, weights=weights or compute, temperature=config.temperature
     )
     return make_player(policy, codec, config)
+
+
+def codec_of(known: KnownAgent) -> Codec:
+    """The codec of an agent's tokenizer and game."""
+    return Codec(
+        load_tokenizer(known.tokenizer or known.path), (INSTRUCTIONS | ALONE)[known.game.instruction]
+    )
+
+
+def load_known(known: KnownAgent, device: torch.device) -> Player:
+    """The agent that a user named, ready to play its game."""
+    served = served_parts(str(known.path))
+    if served is None:
+        return load_player(known.path, known.game, device)
+    codec = codec_of(known)
+    return Player(ServedAgent(*served, codec, prompts=known.prompts), codec)
+
+
+async def check_served(known: KnownAgent) -> None:
+    """Raise UsageError or FatalEnvError for a served agent that plainly cannot play."""
+    served = served_parts(str(known.path))
+    if served is None:
+        return
+    agent = ServedAgent(*served, codec_of(known), prompts=known.prompts)
+    try:
+        await agent.check()
+    finally:
+        await agent.close()
 
 
 def load_learner(start: Path | str, config: TrainConfig, player: Player, ranks: Ranks) -> Policy:
@@ -134,36 +172,6 @@ def _load_share(
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     """The dtype of matrix products: what the config says; float32 on a CPU, where bfloat16 is slow."""
     return torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
-
-
-def find_agent(name: str, seed: int) -> str | Path:
-    """Where the model is that a user calls `name`: mini is built when it is not there yet."""
-    if name == "mini":
-        from prompt_r1.miniworld import mini_agent
-
-        return mini_agent(seed, CACHE)
-    folder = Path(name)
-    return folder / "agent" if (folder / "agent" / "config.json").exists() else name
-
-
-def trained_config(path: str | Path) -> TrainConfig | None:
-    """How an exported agent was trained to play; None for a model that was not trained here."""
-    file = Path(path) / GAME_FILE
-    return TrainConfig(**read_yaml(file, TrainConfig)) if file.exists() else None
-
-
-def newest_mini_run() -> Path:
-    """The run folder under runs/ whose mini agent was saved last, of those that have learnt to ask."""
-
-    def asks(game: TrainConfig) -> bool:
-        return game.agent == "mini" and game.env != "none"
-
-    found = [path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if asks(trained_config(path.parent))]
-    if not found:
-        raise UsageError(
-            f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
-        )
-    return max(found, key=lambda path: path.stat().st_mtime).parent.parent
 
 
 def environment_opener(
@@ -238,26 +246,6 @@ def _mini_questions(split: str, seed: int) -> list[Question]:
     if split not in splits:
         raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(splits)}")
     return getattr(mini_world(seed), split)
-
-
-@dataclass(frozen=True)
-class KnownAgent:
-    """Where an agent lies, the game it plays, and the name of what it was before training, if it was."""
-
-    path: str | Path
-    game: TrainConfig
-    start: str
-
-
-def know_agent(name: str, *, kv_tokens: int) -> KnownAgent:
-    """The agent that a user names for infer and evaluate; "" is the newest mini run.
-
-    An agent that was not trained here plays the paper's game, the warm-started mini agent the mini world's.
-    """
-    path = find_agent(name or str(newest_mini_run()), seed=0)
-    trained = trained_config(path)
-    game = trained or TrainConfig(**PRESETS["mini" if name == "mini" else "paper"])
-    return KnownAgent(path, replace(game, kv_tokens=kv_tokens), start=trained.agent if trained else name)
 
 
 def check_fit(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:

@@ -1,5 +1,6 @@
 """The agent's weights: load a Hugging Face causal model; tokens in, log-probabilities out."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -56,8 +57,8 @@ class Policy(nn.Module):
             packed.tokens[None], position_ids=packed.positions[None], packed=partial(way, packed.groups)
         )
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
-        rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
-        return Scores(*_ChunkedLogprobs.apply(rows, weight, packed.targets, self.temperature))
+        rows = hidden[0].index_select(0, packed.sources) / self.temperature  # (N, hidden)
+        return Scores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets))
 
     def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
         """Last hidden states (B, T, hidden); keywords of the forward reach the attention function."""
@@ -66,7 +67,9 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (R, V), float32, of hidden states (R, hidden)."""
-        return _logits(hidden.to(self.compute), self.model.get_output_embeddings().weight.to(self.compute))
+        return (
+            hidden.to(self.compute) @ self.model.get_output_embeddings().weight.to(self.compute).T
+        ).float()
 
     def checkpoint_activations(self) -> None:
         """Keep only each layer's input, and compute the rest again in backward."""
@@ -91,56 +94,58 @@ class Policy(nn.Module):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target], and the entropy, chunk by chunk.
+    """log softmax(hidden @ head.T)[target], and the entropy, chunk by chunk.
 
     The logits of a chunk are dropped at once and computed again in backward: one more product with the head
     for a memory that does not grow with tokens × vocabulary.
     """
 
     @staticmethod
-    def forward(
-        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         ctx.save_for_backward(hidden, weight, targets)
-        ctx.temperature = temperature
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         head = weight.to(hidden.dtype)
-        for rows in _chunks(len(targets), head):
-            logits = _logits(hidden[rows], head).div_(temperature)  # (chunk, V)
-            log_p = torch.log_softmax(logits, dim=-1)
+        for rows, logits, log_p in _chunks(len(targets), head):
+            torch.log_softmax(_product(hidden[rows], head, into=logits), -1, out=log_p)  # (chunk, V)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         hidden, weight, targets = ctx.saved_tensors
+        scaled = grad[:, None].to(hidden.dtype) * hidden
         grad_hidden = torch.empty_like(hidden)
         # Sums over many chunks would lose bits in bfloat16.
         grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         head = weight.to(hidden.dtype)
-        for rows in _chunks(len(targets), head):
-            # d log p[target] / d logits = (one-hot - p) / temperature
-            p = torch.softmax(_logits(hidden[rows], head).div_(ctx.temperature), dim=-1)
-            p.mul_(-grad[rows, None]).scatter_add_(1, targets[rows, None], grad[rows, None])
-            grad_logits = p.div_(ctx.temperature).to(hidden.dtype)
-            grad_hidden[rows] = grad_logits @ head
-            if grad_head.dtype == hidden.dtype:
-                grad_head.addmm_(grad_logits.T, hidden[rows])  # no second matrix of the head's size
+        for rows, logits, p in _chunks(len(targets), head):
+            torch.softmax(_product(hidden[rows], head, into=logits), -1, out=p)
+            # d log p[target] / d logits = one-hot - p; here its negative. Subtracted before it is rounded.
+            p[torch.arange(len(p), device=p.device), targets[rows]] -= 1
+            slope = p.to(hidden.dtype)
+            grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
+            if grad_head.dtype == hidden.dtype:  # without a second matrix of the head's size
+                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
             else:
-                grad_head += grad_logits.T @ hidden[rows]
-        return grad_hidden, grad_head.to(weight.dtype), None, None
+                grad_head -= slope.T @ scaled[rows]
+        return grad_hidden, grad_head.to(weight.dtype), None
 
 
-def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    return (hidden @ head.T).float()
+def _product(hidden: Tensor, head: Tensor, *, into: Tensor) -> Tensor:
+    """hidden @ head.T in `into`, which may be wider than the product."""
+    return torch.mm(hidden, head.T, out=into) if into.dtype == hidden.dtype else into.copy_(hidden @ head.T)
 
 
-def _chunks(count: int, head: Tensor) -> list[slice]:
-    size = max(1, CHUNK.get(head.device.type, CHUNK["cpu"]) // len(head))
-    return [slice(start, start + size) for start in range(0, count, size)]
+def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Slices of the tokens, each with two matrices (chunk, V) to compute in: fresh ones cost page faults."""
+    size = min(count, max(1, CHUNK.get(head.device.type, CHUNK["cpu"]) // len(head)))
+    buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
+    for start in range(0, count, size or 1):
+        rows = slice(start, min(start + size, count))
+        yield rows, *buffers[:, : rows.stop - start]
 
 
 def load_policy(

@@ -82,7 +82,8 @@ def averages(scores: Scores, system: System, datasets: Sequence[str]) -> dict[st
     """Plain means over the questions; failed calls are left out, and counted."""
     group = [one for name in datasets for one in scores.groups.get((system, name), [])]
     ended = [one for one in group if not one.prediction.error]
-    found: dict[str, float] = {"n": len(ended), "errors": len(group) - len(ended)}
+    asked = {(one.prediction.dataset, one.prediction.id) for one in ended}
+    found: dict[str, float] = {"n": len(asked), "errors": len(group) - len(ended)}
     for metric in ("em", "sm", "f1", "ssim", "math"):
         values = [one.values[metric] for one in ended if metric in one.values]
         found |= {metric: mean(values)} if values else {}

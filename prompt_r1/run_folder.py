@@ -61,11 +61,12 @@ def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
 def _lock(file: int, run: Path, kind: int) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         holder = (run / LOCK).read_text("utf-8") or "another process"
-        raise UsageError(
-            f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
-        ) from None
+        sentence = f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
+        raise UsageError(sentence) from None
+    except OSError:
+        pass  # a file system without locks: training matters more
 
 
 def trim_metrics(run: Path, steps: int, *, aside: str = "") -> None:

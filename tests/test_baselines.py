@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from prompt_r1.agents import KnownAgent
 from prompt_r1.baselines import Agents, Attempt, Method, make_method
 from prompt_r1.baselines.direct import FORMATS
 from prompt_r1.baselines.self_consistency import vote
@@ -15,7 +16,6 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.retry import Outcome
-from prompt_r1.players import KnownAgent
 from prompt_r1.types import EnvError, Message, Question, UsageError
 from tests.tiny import ScriptedEnvironment
 
@@ -189,3 +189,8 @@ def test_self_consistency_samples_as_often_as_the_agent_asks(asking_agent):
 def test_without_validation_questions_the_number_of_samples_must_be_given():
     with pytest.raises(UsageError, match="--samples K"):
         asyncio.run(method("self-consistency", pool(PricedSource(str))).prepare([], []))
+
+
+def test_few_shots_without_training_questions_are_an_error():
+    with pytest.raises(UsageError, match="--train-data"):
+        asyncio.run(method("cot-few-shot", pool(PricedSource(str))).prepare([], []))

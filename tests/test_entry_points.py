@@ -1,5 +1,6 @@
 """train.py, infer.py and evaluate.py as a user runs them: on tiny models, in the mini world, from a shell."""
 
+import io
 import json
 import os
 import subprocess
@@ -159,7 +160,9 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
         "2",
         *SMALL,
     ]
-    assert call(tmp_path, *line, "--steps", "2").returncode == 0
+    (tmp_path / "runs/small/report.html").mkdir(parents=True)  # a report that cannot be written stops no run
+    begun = call(tmp_path, *line, "--steps", "2")
+    assert begun.returncode == 0 and "report.html could not be written: Is a directory" in begun.stdout
     # As if a kill had come after the next step's line was written and before its checkpoint.
     with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
@@ -255,14 +258,20 @@ def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
         assert setting in config
 
 
-def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(agent, tmp_path):
-    done = call(tmp_path, "train.py", "--agent", agent, *SMALL, "--env", "none", "--steps", "1")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs/mini-alone-seed0"
-    line = read_metrics(run)[1]
+def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(
+    agent, tmp_path, monkeypatch, capfd
+):
+    rows = [json.dumps({"question": f"Who is {n}?", "answer": str(n)}) for n in range(5)]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    train.main(["--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files])
+    told = capfd.readouterr().out
+    assert "environment alone" not in told and "| trained agent |" in told
+    run_folder = tmp_path / "runs/mini-alone-seed0"
+    line = read_metrics(run_folder)[1]
     assert line["turns"] == 1 and line["env/calls"] == line["env/paid"] == 0 and line["reward/mean"] <= 0
-    assert "environment alone" not in done.stdout and "**trained agent**" in done.stdout
-    config = (run / "config.yaml").read_text()
+    config = (run_folder / "config.yaml").read_text()
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
@@ -284,6 +293,22 @@ def test_evaluate_scores_every_method_and_writes_each_prediction(trained):
     assert done.stdout.count("**all**") == 3 and "| untrained | bridge |" in done.stdout
     lines = [json.loads(line) for line in (trained / "scores/predictions.jsonl").read_text().splitlines()]
     assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
+
+
+def test_the_papers_tables_are_filled_once_and_made_again_for_nothing(trained, monkeypatch, capsys):
+    """One command: ablations, transfer, questions out of distribution. The second time nobody is asked."""
+    monkeypatch.chdir(trained)
+    line = ["--tables", "--agent", "runs/small", "--env", "mini", "mini-b", "--limit", "6", "--out", "tables",
+            "--method", "direct", "untrained", "agent-only", "prompt-r1"]  # fmt: skip
+    evaluate.main(line)
+    first = capsys.readouterr().out
+    assert all(f"### Table {number}" in first for number in (2, 3, 4, 5))
+    assert "| w/o R.L. |" in first and "tested with mini-b |" in first and "| math_ood (n = " in first
+    lines = (trained / "tables/predictions.jsonl").read_bytes()
+    assert lines.count(b"\n") == 12 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
+    evaluate.main(line)
+    assert capsys.readouterr().out == first
+    assert (trained / "tables/predictions.jsonl").read_bytes() == lines
 
 
 def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
@@ -309,9 +334,11 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "5"], "--max-env-usd needs --env-price"),
     (["train.py", "--agent", "AGENT", "--device", "cuda"], "no usable GPU"),
+    (["train.py", "--agent", "AGENT", "--offload", "all"], "give --parallel fsdp or hsdp"),
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
+    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "plays, but cannot be trained"),
     (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
     (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),
@@ -323,6 +350,12 @@ BAD_INPUT = [
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
+    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: no folder with a config.json"),
+    (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
+    (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),
+    (["evaluate.py", "--compare", "empty.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
+    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "comes twice"),
+    (["evaluate.py", "--method", "direct"], "nobody to ask: give --env SPEC"),
 ]
 
 
@@ -335,6 +368,7 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
     (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.argv", [str(agent) if word == "AGENT" else word for word in line])
     with pytest.raises(SystemExit) as left:
         run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[line[0]])

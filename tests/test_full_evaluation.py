@@ -33,6 +33,9 @@ UNKNOWN = "qqxzy vvwzz"  # in no gold answer
 
 
 def known(question: str) -> bool:
+    """A prompt that BookSum holds twice has two stories: nobody knows which is meant."""
+    if question in TWICE:
+        return False
     return hashlib.md5(question.encode()).digest()[0] < 0.6 * 256
 
 
@@ -45,26 +48,29 @@ def published(path: Path) -> list[tuple[str, list[str]]]:
     return [(text[:cut], gold) for text, cut, gold in zip(texts, cuts, golds, strict=True)]
 
 
+FILES = sorted(PUBLISHED.glob("*.parquet"))
+COUNTS = Counter(text for path in FILES for text, _ in published(path))
+TWICE = {text for text, count in COUNTS.items() if count > 1}
+
+
 class KnowingServer(MiniServer):
     """Answers what it knows with the first gold answer; after `last` replies it answers nobody any more."""
 
     def __init__(self, *, last: int = 10**9) -> None:
         super().__init__(rng=random.Random(0))
-        self.golds = {text: golds for path in FILES for text, golds in published(path)}
-        self.last, self.reached = last, asyncio.Event()
+        rows = [row for path in FILES for row in published(path)]
+        self.replies = {text: golds[0] if known(text) else UNKNOWN for text, golds in rows}
+        self.last, self.reached, self.released = last, asyncio.Event(), asyncio.Event()
         self.asked: Counter[str] = Counter()
 
     async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
         question = REQUEST.sub("", json.loads(body)["messages"][-1]["content"])
         if self.asked.total() >= self.last:
             self.reached.set()
-            await asyncio.Event().wait()
+            await self.released.wait()
+            return 500, {}  # nobody is there any more
         self.asked[question] += 1
-        reply = self.golds[question][0] if known(question) else UNKNOWN
-        return 200, body_of(f"I think it is <answer>{reply}</answer>")
-
-
-FILES = sorted(PUBLISHED.glob("*.parquet"))
+        return 200, body_of(f"I think it is <answer>{self.replies[question]}</answer>")
 
 
 async def evaluate(server: KnowingServer, folder: Path) -> asyncio.subprocess.Process:
@@ -110,12 +116,12 @@ def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(
     async def killed(server: KnowingServer) -> None:
         process = await evaluate(server, tmp_path / "parts")
         await server.reached.wait()
-        await asyncio.sleep(1)  # replies under way arrive
+        while len((tmp_path / "parts/journal/rank0.jsonl").read_text().splitlines()) < 700:
+            await asyncio.sleep(0.1)  # replies under way arrive
         process.kill()
         await process.wait()
-        lines = (tmp_path / "parts/predictions.jsonl").read_text().splitlines()
-        assert len(lines) == server.asked.total() == 700
         server.last = 10**9
+        server.released.set()
         assert await (await evaluate(server, tmp_path / "parts")).wait() == 0
 
     undisturbed, interrupted = KnowingServer(), KnowingServer(last=700)
@@ -125,9 +131,11 @@ def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(
     assert max(interrupted.asked.values()) == max(undisturbed.asked.values()) == 1
     assert interrupted.asked == undisturbed.asked
     for name in ("tables.md", "cells.csv", "results.md", "table2.tex", "table3.csv"):
-        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+        texts = [(tmp_path / folder / name).read_text() for folder in ("whole", "parts")]
+        texts = [re.sub(r"127.0.0.1.\d+", "here", text) for text in texts]  # two servers, two ports
+        assert texts[0] == texts[1] and len(texts[0]) > 500
 
-    cells = list(csv.DictReader((tmp_path / "whole/cells.csv").open()))
+    cells = list(csv.DictReader((tmp_path / "whole/cells.csv").read_text().splitlines()))
     for stem, (rate, low, high, n) in expected().items():
         rows = {row["row"]: row for row in cells if row["row"].startswith(f"{NAMES[stem]} (n = {n})")}
         row = rows[f"{NAMES[stem]} (n = {n}) {'F1' if kind_is_text(stem) else 'EM'}"]

@@ -1,5 +1,7 @@
 """The estimate of memory against what autograd keeps, what a model weighs, and what a rank holds."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import Qwen3Config
@@ -11,6 +13,7 @@ from prompt_r1.policy import Policy
 from tests import tiny
 from tests.test_grpo import CPU, game
 
+README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 PAPER = TrainConfig(**PRESETS["paper"])
 
 
@@ -69,7 +72,7 @@ def test_shards_of_a_model_add_up_to_the_model():
         assert eight[name] == one[name] / (1 if name == "copy that plays" else 8), name
 
 
-def test_the_paper_s_preset_fits_eight_gpus_of_40_gb_and_not_four(tmp_path):
+def test_the_paper_s_preset_fits_eight_gpus_of_40_gb_and_not_four_as_the_readme_says(tmp_path):
     qwen3_4b().save_pretrained(tmp_path)
     rows = memory_table(TrainConfig(agent=str(tmp_path))).splitlines()
     columns = {row[:40].strip(): row[40:].split() for row in rows}
@@ -78,6 +81,10 @@ def test_the_paper_s_preset_fits_eight_gpus_of_40_gb_and_not_four(tmp_path):
     assert sum(shown) == pytest.approx(float(columns["together"][3]), abs=0.3)  # the table adds up
     assert columns["40 GB: left over"] == ["4.3", "8.4"]  # of 8 and of 16 GPUs: more are too small
     assert float(columns["40 GB: KV cache, thousand tokens"][-2]) * 1e3 > PAPER.max_tokens
+
+    table = README.split("| sharded over |")[1].split("\n\n")[0].replace("**", "").splitlines()[2:]
+    for name, *cells in ([cell.strip() for cell in row.split("|")[1:-1]] for row in table):
+        assert " ".join(cells).split() == columns[name], name
 
 
 def test_recomputing_blocks_saves_most_of_the_activations():

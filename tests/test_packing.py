@@ -1,13 +1,15 @@
 """Packed rows: every game is there, nothing is padded, and attention sees what it would see alone."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.packed_attention import choose_attention, game_by_game, merged
+from prompt_r1.packed_attention import choose_attention, game_by_game, merged, offsets
 from prompt_r1.packing import Group, fill, pack
 from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
@@ -86,3 +88,18 @@ def test_merged_attention_and_its_gradients_equal_attention_game_by_game(dtype, 
 
 def test_a_cpu_joins_partial_attentions():
     assert choose_attention(CPU, torch.float32, 4, 2, 16) is merged
+
+
+def test_the_offsets_that_a_gpu_reads_describe_the_same_attention():
+    """FlashAttention's contract in plain words: queries [q, q'), keys [k, k'), causal at the bottom right."""
+    groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(heads, 116, 16) for heads in (4, 2, 2))
+    at, parts = offsets(groups, CPU), []
+    for (q, q_end), (k, k_end) in zip(pairwise(at.queries.tolist()), pairwise(at.keys.tolist()), strict=True):
+        visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool).tril(k_end - k - (q_end - q))
+        columns = at.columns[k:k_end]
+        rows = query[None, :, q:q_end], key[None, :, columns], value[None, :, columns]
+        parts.append(F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=0.3, enable_gqa=True)[0])
+    assert torch.allclose(torch.cat(parts, 1), game_by_game(groups, query, key, value, 0.3), atol=1e-5)
+    assert at.longest_query == 40 and at.longest_key == 47

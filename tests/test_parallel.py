@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from prompt_r1.distributed import Ranks, choose_parallel, deal, start_ranks, stop_ranks
+from prompt_r1.distributed import Ranks, choose_parallel, deal, make_mesh, start_ranks, stop_ranks
 from prompt_r1.fsdp import whole
 from prompt_r1.grpo import Sample, group_advantages, survivors
 from prompt_r1.log import read_metrics
@@ -39,6 +39,7 @@ class Case:
     tied: bool = True
     recompute: bool = False
     offload: bool = False
+    compute: torch.dtype = torch.float32
 
 
 CASES = {
@@ -48,6 +49,7 @@ CASES = {
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "hsdp, two nodes of one": Case("hsdp", on_node=1),
     "hsdp, one node of two": Case("hsdp"),
+    "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
 }
 
 
@@ -91,8 +93,9 @@ def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[Sample]]:
 
 def five_steps(case: Case, ranks: Ranks) -> Outcome:
     """Train on this rank's share of STEPS. Called by every rank."""
-    policy, reference = (tiny.policy(tied=case.tied) for _ in range(2))
-    player, sampled_by = tiny.policy(tied=case.tied, seed=5), tiny.policy(tied=case.tied)
+    policy, reference = (Policy(tiny.model(tied=case.tied), compute=case.compute) for _ in range(2))
+    player = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
+    sampled_by = tiny.policy(tied=case.tied)
     if case.recompute:
         policy.checkpoint_activations()
     if ranks.mesh is not None:
@@ -169,7 +172,12 @@ def check_that_both_trained_alike(two: Outcome, one: Outcome) -> None:
         assert got["update/skipped"] == want["update/skipped"] == 0
     assert 0 < distance(two.gradients, one.gradients) < 1e-6  # 0: nothing was added up
     assert distance(two.weights, one.weights) < 1e-5
-    assert all(torch.equal(got, want) for got, want in zip(two.player, two.weights, strict=True))
+    check_that_the_player_follows(two)
+
+
+def check_that_the_player_follows(outcome: Outcome) -> None:
+    for copied, weight in zip(outcome.player, outcome.weights, strict=True):
+        assert torch.equal(copied, weight.to(copied.dtype))
 
 
 def distance(got: list[Tensor], want: list[Tensor]) -> float:
@@ -189,9 +197,15 @@ def test_two_ranks_with_whole_or_sharded_weights_train_as_one_process(tmp_path):
 @pytest.mark.slow
 def test_every_way_to_shard_trains_as_one_process(tmp_path):
     one = {tied: five_steps(Case("none", tied=tied), ONE) for tied in (True, False)}
-    others = [name for name in CASES if name not in ("ddp", "fsdp")]
-    for name, two in on_two_ranks(others, tmp_path).items():
-        check_that_both_trained_alike(two, one[CASES[name].tied])
+    two = on_two_ranks([name for name in CASES if name not in ("ddp", "fsdp")], tmp_path)
+    rounded = two.pop("fsdp, bfloat16 products")
+    for name, outcome in two.items():
+        check_that_both_trained_alike(outcome, one[CASES[name].tied])
+
+    assert {tensor.dtype for tensor in rounded.gradients + rounded.weights} == {torch.float32}
+    assert {tensor.dtype for tensor in rounded.player} == {torch.bfloat16}
+    check_that_the_player_follows(rounded)
+    assert 1e-4 < distance(rounded.gradients, one[True].gradients) < 0.1
 
 
 def test_what_auto_means():
@@ -200,6 +214,12 @@ def test_what_auto_means():
     assert chosen == ["none", "none", "ddp", "fsdp"]
     with pytest.raises(UsageError, match="--parallel none is for one process, and torchrun started 2"):
         choose_parallel("none", 2, cpu)
+
+
+def test_nodes_of_different_sizes_cannot_hold_the_same_slices(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="--parallel hsdp needs equal nodes: 3 processes, 2 of them here"):
+        make_mesh("hsdp", 3, torch.device("cpu"))
 
 
 def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():

@@ -43,10 +43,16 @@ def test_every_flag_in_the_commands_is_a_flag():
     flags = {f"--{f.name.replace('_', '-')}" for kind in (TrainConfig, InferConfig, EvaluateConfig)
              for f in fields(kind)}  # fmt: skip
     data_flags = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "prompt_r1/data/__main__.py").read_text("utf-8")))
+    torchrun = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
+                "--signals-to-handle"}  # fmt: skip
+    slurm = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--signal", "--requeue",
+             "--open-mode"}  # fmt: skip
     known = (
         flags
         | data_flags
-        | {"--config", "--help", "--help-all", "--nproc-per-node", "--port", "--fail", "--no-deps"}
+        | torchrun
+        | slurm
+        | {"--config", "--help", "--help-all", "--port", "--fail", "--no-deps"}
     )
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert used <= known

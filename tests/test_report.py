@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,15 @@ def test_of_a_large_run_whole_steps_are_shown_first_and_last_included(tmp_path):
     some = choose_steps(files, games=55)
     assert some == [1, 11, 21, 30, 40]
     assert choose_steps(files, games=3) == [40] and choose_steps({}, games=3) == []
+
+
+def test_games_of_steps_that_were_undone_are_not_shown(run, tmp_path):
+    """After a rollback, or a kill before the line was written, files lie there that no curve speaks of."""
+    whole = shutil.copytree(run, tmp_path / "run")
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    (whole / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    [shown] = data_of(write_report(whole))["runs"]
+    assert shown["metrics"]["step"] == [0, 1] and {group["step"] for group in shown["groups"]} == {1}
 
 
 def test_the_cost_of_a_call_comes_from_the_journal(run):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agents import trained_config
 from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
     example_of,
@@ -18,7 +19,7 @@ from prompt_r1.baselines.sft import (
     schedule,
 )
 from prompt_r1.knobs import SftConfig
-from prompt_r1.players import Player, load_player, make_player, trained_config
+from prompt_r1.players import Player, load_player, make_player
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Question, Trajectory, UsageError
 from tests import tiny
@@ -163,6 +164,14 @@ def test_the_method_fine_tunes_once_for_the_same_settings(tmp_path):
     first = prepared(1e-3)
     assert prepared(1e-3) == first
     assert prepared(2e-3) > first
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"), [({"epochs": 0}, "--epochs must be above 0"), ({}, "--train-data")]
+)
+def test_what_cannot_be_learnt_is_told(knobs, told, tmp_path):
+    with pytest.raises(UsageError, match=told):
+        fine_tune([], replace(SMALL, **knobs), tmp_path, quiet=True)
 
 
 def test_methods_without_their_agent_say_how_to_get_one(tmp_path):

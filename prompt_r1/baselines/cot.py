@@ -7,6 +7,7 @@ of the datasets only.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Sequence
 
@@ -14,7 +15,9 @@ from prompt_r1.baselines.direct import AnswerFormat, ask_once
 from prompt_r1.baselines.method import Attempt, Ledger
 from prompt_r1.baselines.optimise import score
 from prompt_r1.environments.pool import Pool
-from prompt_r1.types import Message, Question, Resumable
+from prompt_r1.types import Message, Question, Resumable, UsageError
+
+logger = logging.getLogger(__name__)
 
 STEP_BY_STEP = "Let's think step by step."
 TRIED_PER_SHOT = 20  # training questions at most, before there are fewer shots
@@ -37,6 +40,8 @@ class ChainOfThought:
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Ask training questions, as many at a time as shots are missing, until enough were right."""
+        if self._shots and not train:
+            raise UsageError(f"{self.name} needs training questions: give --train-data")
         order = random.Random(f"shots {self._seed}").sample(list(train), len(train))
         order = order[: self._shots * TRIED_PER_SHOT]
         kept: list[Message] = []
@@ -50,6 +55,9 @@ class ChainOfThought:
                     raise Resumable(f"the environment failed while {self.name} was prepared: {attempt.error}")
                 if score(attempt.answer, question) >= RIGHT:
                     kept += [self._wording(question), {"role": "assistant", "content": attempt.raw}]
+        if len(kept) < 2 * self._shots:
+            logger.warning("%s has %d of %d examples: no more were answered right", self.name, len(kept) // 2,
+                           self._shots)  # fmt: skip
         self._examples = kept
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Attempt:

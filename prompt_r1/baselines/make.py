@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from prompt_r1.agents import KnownAgent, find_agent, know_agent
 from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
 from prompt_r1.baselines.games import Game
@@ -16,11 +17,11 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.config import TrainConfig
 from prompt_r1.environments import MINI_SPECS, parse_fields
 from prompt_r1.environments.pool import Pool
 from prompt_r1.knobs import METHODS, MethodConfig, SftConfig
-from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, know_agent, load_player
+from prompt_r1.players import Player, find_questions, load_known
+from prompt_r1.served import served_parts
 from prompt_r1.types import Question, UsageError
 
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
@@ -39,19 +40,28 @@ class Agents:
         self._loaded: dict[str, Player] = {}
 
     def trained(self) -> Player:
-        return self._load(self.known.path, self.known.game)
+        return self._load(self.known)
 
     def untrained(self) -> Player:
         """What the agent was before training; the agent itself when it was not trained here."""
-        return self._load(find_agent(self.known.start, self.known.game.seed), self.known.game)
+        start, game = self.known.start, self.known.game
+        return self._load(
+            self.known if served_parts(start) else KnownAgent(find_agent(start, game.seed), game, start)
+        )
 
     def other(self, known: KnownAgent) -> Player:
-        return self._load(known.path, known.game)
+        return self._load(known)
 
-    def _load(self, path: str | Path, game: TrainConfig) -> Player:
-        if str(path) not in self._loaded:
-            self._loaded[str(path)] = load_player(path, game, self.device)
-        return self._loaded[str(path)]
+    async def close(self) -> None:
+        """Close the connections to those that are served elsewhere."""
+        for player in self._loaded.values():
+            await player.close()
+
+    def _load(self, known: KnownAgent) -> Player:
+        path = str(known.path)
+        if path not in self._loaded:
+            self._loaded[path] = load_known(known, self.device)
+        return self._loaded[path]
 
 
 def make_method(
@@ -122,6 +132,10 @@ def fine_tuned(
         known = know_agent(config.sft_agent, kv_tokens=0)
         load = partial(agents.other, known)
         return Game("sft", load, None, game=known.game, temperature=temperature, thinks=False)
+    if served_parts(agents.known.start):
+        raise UsageError(
+            "sft needs an agent's weights, not an endpoint: give --sft-agent with one that is there"
+        )
     if place is None:
         raise UsageError("sft makes an agent: give --out DIR for it, or --sft-agent with one that is there")
     from prompt_r1.baselines.sft import FineTuned  # only here: it is also a program of its own
@@ -142,12 +156,33 @@ def search(name: str, config: MethodConfig, seed: int) -> Search:
     begin = {"seed_prompt": config.seed_prompt, "seed": seed}
     match name:
         case "opro":
-            return partial(opro, steps=config.opro_steps, train_limit=config.opro_train, **begin)
+            return partial(
+                opro,
+                steps=config.opro_steps,
+                per_step=config.opro_per_step,
+                shown=config.opro_shown,
+                threshold=config.opro_threshold,
+                exemplars=config.opro_exemplars,
+                train_limit=config.opro_train,
+                **begin,
+            )
         case "textgrad":
             return partial(
-                textgrad, epochs=config.textgrad_epochs, validation_limit=config.optimize_val, **begin
+                textgrad,
+                epochs=config.textgrad_epochs,
+                updates=config.textgrad_updates,
+                batch_size=config.textgrad_batch,
+                short_value=config.textgrad_short_value,
+                validation_limit=config.optimize_val,
+                **begin,
             )
-    return partial(gepa, max_task_calls=config.gepa_calls, validation_limit=config.optimize_val, **begin)
+    return partial(
+        gepa,
+        max_task_calls=config.gepa_calls,
+        batch_size=config.gepa_batch,
+        validation_limit=config.optimize_val,
+        **begin,
+    )
 
 
 def open_optimizer(name: str, config: MethodConfig, spec: str, open_environment: Callable[..., Pool]) -> Pool:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from prompt_r1.agents import KnownAgent, find_agent, trained_config
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
@@ -29,7 +30,8 @@ from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.export import export_agent
 from prompt_r1.knobs import SftConfig
 from prompt_r1.packing import pack
-from prompt_r1.players import KnownAgent, Player, find_agent, find_questions, load_player, trained_config
+from prompt_r1.players import Player, find_questions, load_player
+from prompt_r1.served import served_parts
 from prompt_r1.types import Completion, Question, Resumable, Trajectory, UsageError
 
 ANSWER_TAGS = ("<answer>", "</answer>")
@@ -49,7 +51,14 @@ def main(arguments: list[str]) -> None:
 
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
+    for name in ("rank", "lr", "epochs", "batch_size", "accumulate", "cutoff"):
+        if not getattr(config, name) > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {getattr(config, name)}")
+    if not questions:
+        raise UsageError("sft needs training questions: give --train-data")
     game = game_of(config)
+    if served_parts(config.agent):
+        raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
     player = load_player(start, game, pick_device(config.device), weights=torch.float32)
     model = player.policy.model
@@ -119,10 +128,11 @@ def learn(
     steps = config.epochs * math.ceil(len(examples) / per_step)
     optimizer = torch.optim.AdamW(trainable, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     rng = random.Random(f"sft {config.seed}")
-    order = [example for _ in range(config.epochs) for example in rng.sample(examples, len(examples))]
-    epochs = [order[start : start + len(examples)] for start in range(0, len(order), len(examples))]
-    chosen = [epoch[start : start + per_step] for epoch in epochs for start in range(0, len(epoch), per_step)]
-    for step, batch in enumerate(tqdm(chosen, desc="sft", unit="step", disable=True if quiet else None)):
+    epochs = [rng.sample(examples, len(examples)) for _ in range(config.epochs)]
+    batches = [
+        epoch[first : first + per_step] for epoch in epochs for first in range(0, len(epoch), per_step)
+    ]
+    for step, batch in enumerate(tqdm(batches, desc="sft", unit="step", disable=True if quiet else None)):
         lr = config.lr * schedule(step, steps)
         optimizer.param_groups[0]["lr"] = lr
         targets = sum(sum(example.sampled) for example in batch)

@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from prompt_r1.environments.endpoint import checked_base_url, checked_key, is_loopback, scrub
+from prompt_r1.environments.endpoint import (
+    Request,
+    Response,
+    checked_base_url,
+    checked_key,
+    is_loopback,
+    scrub,
+    without_key,
+)
 from prompt_r1.environments.pace import Pace
 from prompt_r1.environments.retry import Outcome, back_off, classify, model_names, reply_of
 from prompt_r1.types import Message, UsageError
@@ -26,8 +34,6 @@ logger = logging.getLogger(__name__)
 USUAL_REPLY = 200  # tokens, for the limit of tokens a minute; corrected when the true number is known
 CHECK_SECONDS = 3.0
 JSON_HEADERS = {"Content-Type": "application/json"}
-LONGEST_REASON = 300  # characters of a provider's message
-SHORTEST_SECRET = 12  # a shorter key ("EMPTY", "ollama") is a placeholder: replies may say the word
 
 
 @dataclass
@@ -40,11 +46,7 @@ class Connection:
     quiet_until: float = 0.0  # loop time; nobody sends before, because the provider asked us to wait
 
 
-@dataclass(frozen=True)
-class Response:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+HELLO = Request("/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, USUAL_REPLY)
 
 
 class ChatEnvironment:
@@ -102,17 +104,24 @@ class ChatEnvironment:
         """What the call came to in the end. The provider draws its own samples: it is not told `sample`."""
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
+        letters = sum(len(message["content"]) for message in messages)
+        return await self.send(
+            Request("/chat/completions", {"messages": messages}, letters // 4 + USUAL_REPLY)
+        )
+
+    async def send(self, request: Request) -> Outcome:
+        """What any request came to in the end."""
         connection = self._connect()
         async with connection.slots:
-            wait = self._turn(connection, messages)
+            wait = self._turn(connection, request)
             if wait > 0:
                 await self._sleep(wait)  # our own limit: the provider's clock does not run
-            outcome = await self._call(connection, messages)
-        outcome = self._without_key(outcome)
+            outcome = await self._call(connection, request)
+        outcome = without_key(outcome, self._key)
         self._count(outcome)
         return outcome
 
-    async def check(self) -> None:
+    async def check(self, probe: Request = HELLO) -> None:
         """Find a wrong URL, key or model within seconds. Where the endpoint's list of models does not settle
         it (some have none, some know more names than they list), one short call does. Raises UsageError or
         FatalEnvError; says nothing of an endpoint that is only slow or busy.
@@ -125,11 +134,11 @@ class ChatEnvironment:
                     return
                 if isinstance(found, Outcome) and found.reason.startswith("ConnectError"):
                     raise UsageError(f"nobody answers at {self._base_url}: {scrub(found.reason, self._key)}")
-                outcome = await self._attempt(client, [{"role": "user", "content": "Hi"}], self._fields)
+                outcome = await self._attempt(client, probe, self._fields)
         except TimeoutError:
             return
         if outcome.verdict == "fatal" and outcome.rejected not in self._fields:
-            reply_of(self._without_key(outcome), f"{self.name} at {self._base_url}")
+            reply_of(without_key(outcome, self._key), f"{self.name} at {self._base_url}")
 
     async def close(self) -> None:
         """Close the connections of the running event loop. A later call opens new ones."""
@@ -150,7 +159,7 @@ class ChatEnvironment:
             self._connection = Connection(loop, client, asyncio.Semaphore(self._concurrency))
         return self._connection
 
-    async def _call(self, connection: Connection, messages: list[Message]) -> Outcome:
+    async def _call(self, connection: Connection, request: Request) -> Outcome:
         """Send the same request until it succeeds, cannot succeed, or attempts or time are used up."""
         failures, wait, outcome = 0, 0.0, Outcome("retry", reason="no attempt ended")
         try:
@@ -160,16 +169,16 @@ class ChatEnvironment:
                     if wait > 0:
                         await self._sleep(wait)
                     sent = self._fields
-                    outcome = await self._attempt(connection.client, messages, sent)
+                    outcome = await self._attempt(connection.client, request, sent)
                     if outcome.rejected in sent:
                         self._adapt(outcome.rejected)
-                        wait = self._turn(connection, messages)
+                        wait = self._turn(connection, request)
                         continue
                     if outcome.verdict != "retry":
                         return outcome
                     failures += 1
                     wait = outcome.wait or back_off(failures, self._rng)
-                    wait = max(wait, self._turn(connection, messages))
+                    wait = max(wait, self._turn(connection, request))
                     if outcome.busy and outcome.wait:
                         quiet_until = connection.loop.time() + outcome.wait
                         connection.quiet_until = max(connection.quiet_until, quiet_until)
@@ -180,16 +189,16 @@ class ChatEnvironment:
         return replace(outcome, verdict="retry", reason=f"{limit}, the last problem: {outcome.reason}")
 
     async def _attempt(
-        self, client: httpx.AsyncClient, messages: list[Message], fields: Mapping[str, object]
+        self, client: httpx.AsyncClient, request: Request, fields: Mapping[str, object]
     ) -> Outcome:
         self.counts["attempts"] += 1
-        request = {"model": self.name, "messages": messages, **fields}
-        response = await self._request(client, "POST", "/chat/completions", request)
+        body = {"model": self.name, **request.content, **fields}
+        response = await self._request(client, "POST", request.path, body)
         if isinstance(response, Outcome):
             return response
         outcome = classify(response.status, response.headers, response.body, now=time.time())
         if outcome.tokens_in or outcome.tokens_out:
-            self._pace.correct(self._expected_tokens(messages), outcome.tokens_in + outcome.tokens_out)
+            self._pace.correct(request.tokens, outcome.tokens_in + outcome.tokens_out)
         return outcome
 
     async def _request(
@@ -216,13 +225,10 @@ class ChatEnvironment:
             return Outcome("retry", reason=f"{type(error).__name__}: {error}".removesuffix(": "))
         return Response(response.status_code, response.headers, bytes(body))
 
-    def _turn(self, connection: Connection, messages: list[Message]) -> float:
+    def _turn(self, connection: Connection, request: Request) -> float:
         """Seconds until our own limits let the next request start."""
         now = connection.loop.time()
-        return self._pace.start(now, self._expected_tokens(messages)) - now
-
-    def _expected_tokens(self, messages: list[Message]) -> int:
-        return sum(len(message["content"]) for message in messages) // 4 + USUAL_REPLY
+        return self._pace.start(now, request.tokens) - now
 
     def _adapt(self, field: str) -> None:
         """Go on without a field that the model refuses; later calls begin with what was learnt."""
@@ -239,12 +245,3 @@ class ChatEnvironment:
         self.counts["errors"] += outcome.verdict in ("retry", "fatal")
         if outcome.label:
             self.counts[f"outcome/{outcome.label}"] += 1
-
-    def _without_key(self, outcome: Outcome) -> Outcome:
-        """Servers echo headers, in errors and (proxies for debugging) in replies."""
-        # Cut after scrubbing: half a key would not be found.
-        reason = " ".join(scrub(outcome.reason, self._key).split())[:LONGEST_REASON]
-        if len(self._key) < SHORTEST_SECRET:
-            return replace(outcome, reason=reason)
-        text, reasoning = scrub(outcome.text, self._key), scrub(outcome.reasoning, self._key)
-        return replace(outcome, text=text, reason=reason, reasoning=reasoning)

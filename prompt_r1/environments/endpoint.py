@@ -1,11 +1,33 @@
-"""What a user gives to reach an endpoint: its URL and a key. Checked before anything is sent."""
+"""What goes to an endpoint and comes back; its URL and key, checked before anything is sent."""
 
 import ipaddress
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import httpx
 
+from prompt_r1.environments.retry import Outcome
 from prompt_r1.types import UsageError
+
+LONGEST_REASON = 300  # characters of a provider's message
+SHORTEST_SECRET = 12  # a shorter key ("EMPTY", "ollama") is a placeholder: replies may say the word
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is posted where, besides model and fields; `tokens` that it and its reply may take."""
+
+    path: str
+    content: Mapping[str, object]
+    tokens: int
 
 
 def checked_key(key: str) -> str:
@@ -35,6 +57,16 @@ def is_loopback(base_url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def without_key(outcome: Outcome, key: str) -> Outcome:
+    """Servers echo headers, in errors and (proxies for debugging) in replies."""
+    # Cut after scrubbing: half a key would not be found.
+    reason = " ".join(scrub(outcome.reason, key).split())[:LONGEST_REASON]
+    if len(key) < SHORTEST_SECRET:
+        return replace(outcome, reason=reason)
+    text, reasoning = scrub(outcome.text, key), scrub(outcome.reasoning, key)
+    return replace(outcome, text=text, reason=reason, reasoning=reasoning)
 
 
 def scrub(text: str, key: str) -> str:

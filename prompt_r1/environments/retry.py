@@ -26,7 +26,10 @@ LONGEST_HONOURED_WAIT = 120.0  # seconds; a provider that asks for more is not b
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0
 
 # Newer models refuse these with a 400; the client then goes on without them.
-ADAPTABLE_FIELDS = ("max_tokens", "temperature", "top_p", "stop")
+ADAPTABLE_FIELDS = (
+    "max_tokens", "temperature", "top_p", "stop",
+    "return_token_ids", "stop_token_ids", "skip_special_tokens",  # vLLM's own
+)  # fmt: skip
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)
 TOO_LONG = re.compile(
@@ -56,6 +59,7 @@ class Outcome:
     busy: bool = False  # the provider is overloaded, not only this call
     tokens_in: int = 0
     tokens_out: int = 0
+    token_ids: tuple[int, ...] = ()  # of a text completion, where the server tells them
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,15 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
         return Outcome("retry", reason=f"an error instead of a completion: {error.message}", wait=wait)
     choices = data.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
+    usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
+    if isinstance(choice, dict) and isinstance(choice.get("text"), str):
+        return _classify_text(choice, usage)
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         return Outcome("retry", reason="the response has no choices", wait=wait)
     text = _joined(message.get("content"))
     refusal = _joined(message.get("refusal"))
     finish = choice.get("finish_reason")
-    usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
     reply = Outcome(
         "ok",
         text=text or refusal,
@@ -147,6 +153,20 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     if finish == "length":
         return replace(reply, verdict="outcome", label="length")
     return Outcome("retry", reason=f"an empty reply (finish_reason {finish})", wait=wait)
+
+
+def _classify_text(choice: Mapping[str, object], usage: Mapping[str, object]) -> Outcome:
+    """A text completion; an empty one is what the model wrote."""
+    ids = choice.get("token_ids")
+    known = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    return Outcome(
+        "ok",
+        text=clean(str(choice["text"])),
+        finish=str(choice.get("finish_reason")),
+        tokens_in=_count(usage.get("prompt_tokens")),
+        tokens_out=_count(usage.get("completion_tokens")),
+        token_ids=tuple(ids) if known else (),  # type: ignore[arg-type]
+    )
 
 
 def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Outcome:

@@ -76,10 +76,15 @@ function drawAxes(svg, spec, range, steps, x, y) {
   if (spec.reference) svg.append(shape("line", { class: "reference", x1: BOX.left, x2: BOX.width - BOX.right, y1: y(spec.reference), y2: y(spec.reference) }));
 }
 
+function power(value) {
+  const [mantissa, exponent] = value.toExponential(0).split("e");
+  return `${mantissa}·10${[...String(Number(exponent))].map((digit) => SUPERSCRIPT[digit]).join("")}`;
+}
+
 function axisNumber(tick, log) {
   if (log) return tick >= 0.01 && tick <= 100 ? String(tick) : "10" + [...String(Math.round(Math.log10(tick)))].map((digit) => SUPERSCRIPT[digit]).join("");
   const rounded = Number(tick.toPrecision(6));
-  return Math.abs(rounded) >= 1000 ? `${rounded / 1000}k` : Math.abs(rounded) < 0.001 && rounded ? rounded.toExponential(0) : String(rounded);
+  return Math.abs(rounded) >= 1000 ? `${rounded / 1000}k` : Math.abs(rounded) < 0.001 && rounded ? power(rounded) : String(rounded);
 }
 
 function drawSeries(svg, { style, points }, x, y) {
@@ -148,7 +153,7 @@ function read(chart, step) {
     if (!point) return "";
     const interval = point.low === undefined ? "" : ` [${number(point.low, 2)}, ${number(point.high, 2)}]`;
     const name = chart.spec.stacked ? `${one.label} ` : chart.spec.letters ? `${chart.spec.letters[chart.series.indexOf(one)]} ` : "";
-    return { point, text: element("span", { class: one.style }, name + number(point.value) + interval) };
+    return { point, text: element("span", { class: chart.spec.stacked ? "" : one.style }, name + number(point.value) + interval) };
   }).filter(Boolean);
   const steps = [...new Set(told.map(({ point }) => point.step))];
   const values = chart.spec.stacked ? told.slice(0, 2) : told;

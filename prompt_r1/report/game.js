@@ -79,9 +79,9 @@ function rewardParts(reward, epsilon) {
   const shut = element("span", { class: "shut" }, "gate shut");
   const open = element("span", { class: "open" }, "gate open");
   const isOpen = reward.gate_is_open ?? (epsilon !== null && reward.format >= epsilon - 1e-9);
-  const sum = element("p", { class: "sum" }, `format ${fixed(reward.format)}${epsilon === null ? "" : ` / ${fixed(epsilon)}`} · `, isOpen ? open : shut, ` · F1 ${fixed(reward.answer)}`);
+  const sum = element("p", { class: "sum" }, `format ${fixed(reward.format)}${epsilon === null ? "" : ` / ${fixed(epsilon)}`} · `, isOpen ? open : shut);
   const formula = epsilon === null ? [] : [element("p", { class: "sum muted" },
-    `R = −${fixed(epsilon)} + ${fixed(reward.format)}${isOpen ? ` + ${fixed(reward.answer)}` : ""} = ${fixed(reward.total)}`)];
+    `F1 ${fixed(reward.answer)} · R = −${fixed(epsilon)} + ${fixed(reward.format)}${isOpen ? ` + ${fixed(reward.answer)}` : ""} = ${fixed(reward.total)}`)];
   return [...(reward.terms ? [termsBar(reward, epsilon ?? 1)] : []), sum, ...formula];
 }
 
@@ -159,6 +159,6 @@ function bill(game) {
   const wait = game.calls.reduce((sum, call) => sum + call.latency, 0);
   const usd = game.calls.reduce((sum, call) => sum + (call.usd ?? 0), 0);
   const wrote = game.spans.filter((span) => span.lengths !== undefined).reduce((sum, span) => sum + span.tokens, 0);
-  const facts = [`${game.calls.length} call${game.calls.length === 1 ? "" : "s"}`, seconds(wait), usd ? dollars(usd) : "no cost", wrote ? `${wrote} tokens written` : ""];
+  const facts = [`${game.calls.length} call${game.calls.length === 1 ? "" : "s"}`, game.calls.length ? seconds(wait) : "", usd ? dollars(usd) : "no cost", wrote ? `${wrote} tokens written` : ""];
   return element("p", { class: "bill" }, facts.filter(Boolean).join(" · "));
 }

@@ -29,9 +29,12 @@ def write_report(
     name = "report.html" if other is None else f"report-with-{other.resolve().name}.html"
     path = out or run / name
     text = page({"runs": [read_run(folder, games=games) for folder in folders]})
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, "utf-8")
-    os.replace(temporary, path)
+    part = path.with_name(f".{path.name}.part")  # what a kill leaves, the next report writes over
+    try:
+        part.write_text(text, "utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

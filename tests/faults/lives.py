@@ -36,6 +36,7 @@ class Life:
     codes: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     struck: float = 0.0  # when it was struck; 0: never
+    over: float = 0.0  # when its last rank had ended
 
     def standing(self, rank: int) -> str:
         """The innermost phase that a rank had begun and not ended when its last event came."""
@@ -68,10 +69,13 @@ class Nursery:
         arguments: list[str],
         *,
         ranks: int = 2,
+        poisoned: int = -1,
+        steps: int = 0,
         strike: Callable[[Event, list[int]], bool] = lambda event, processes: False,
     ) -> Life:
         """One life of `train.py` in a folder. `strike` sees every event, and the process ids; when it has
-        done something to them it returns True and is not called again.
+        done something to them it returns True and is not called again. Rank `poisoned` has infinite
+        advantages in the first `steps` steps.
         """
         folder.mkdir(parents=True, exist_ok=True)
         pipe = folder / "events"
@@ -96,13 +100,15 @@ class Nursery:
 
         started, watcher = threading.Event(), threading.Thread(target=watch)
         watcher.start()
-        order = {"ranks": ranks, "arguments": arguments, "folder": str(folder), "events": str(pipe)}
+        order = {"ranks": ranks, "arguments": arguments, "folder": str(folder), "events": str(pipe),
+                 "poisoned": poisoned, "steps": steps}  # fmt: skip
         try:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
             processes += json.loads(self.process.stdout.readline())
             started.set()
             life.codes = json.loads(self.process.stdout.readline())
+            life.over = time.monotonic()
         finally:
             started.set()
             os.write(reader, b"end\n")
@@ -146,7 +152,7 @@ def striker(
     return strike
 
 
-CLOCKED = ("time/", "tokens/s", "env/latency", "env/paid", "env/reused")
+CLOCKED = ("time/", "tokens/s", "games/s", "env/latency", "env/paid", "env/reused")
 
 
 def curves(run: Path) -> list[dict[str, float]]:

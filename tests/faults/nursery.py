@@ -1,6 +1,6 @@
 """Starts the ranks of a run again and again without importing torch again: `python -m tests.faults.nursery`.
 
-A line of JSON on standard input (`ranks`, `arguments`, `folder`, `events`) forks the ranks of one life of
+A line of JSON on standard input (`ranks`, `arguments`, `folder`, `events`, …) forks the ranks of one life of
 `train.py`; a line comes back with their process ids, and one with their exit codes when all have ended. What
 torchrun does when a rank dies is done here too: the others get SIGTERM, and SIGKILL after three seconds.
 
@@ -8,12 +8,14 @@ The forked processes tell where they stand, in the pipe `events`: each phase as 
 """
 
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +27,8 @@ import train
 from prompt_r1 import manifest
 from prompt_r1.command_line import run
 
+SHORT = ("backward", "step", "seal")
+
 
 class Phases:
     """Wraps functions so that they say when they begin and end."""
@@ -35,6 +39,8 @@ class Phases:
 
     def tell(self, sign: str, name: str) -> None:
         os.write(self.pipe, f"{self.rank} {sign} {name} {time.monotonic()}\n".encode())
+        if sign == "+" and name in SHORT:
+            time.sleep(0.003)  # else the phase is over before anybody could strike
 
     def wrap(self, home: object, attribute: str, name: str) -> None:
         inner: Callable = getattr(home, attribute)
@@ -47,6 +53,19 @@ class Phases:
                 self.tell("-", name)
 
         setattr(home, attribute, told)
+
+    def poison(self, rank: int, steps: int) -> None:
+        """Make the advantages of a rank's games infinite, in so many steps."""
+        inner, left = train.compare, [steps]
+
+        def compare(*arguments, **options):
+            samples_PG = inner(*arguments, **options)
+            left[0] -= 1
+            if rank != self.rank or left[0] < 0:
+                return samples_PG
+            return [[replace(sample, advantage=math.inf) for sample in group] for group in samples_PG]
+
+        train.compare = compare
 
     def wrap_games(self) -> None:
         inner = train.play_groups
@@ -74,6 +93,7 @@ def live(rank: int, order: dict, port: int) -> None:
         os.environ |= {name: str(value) for name, value in place.items()}
     phases = Phases(order["events"], rank)
     phases.wrap_games()
+    phases.poison(order["poisoned"], order["steps"])
     for home, attribute, name in [
         (train.Trainer, "validate", "validation"),
         (prompt_r1.update.Updater, "update", "update"),

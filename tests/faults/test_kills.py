@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -10,9 +11,10 @@ from tests.faults.lives import Life, curves, games, paid, striker, tensors
 
 pytestmark = pytest.mark.faults
 
-KILLS = 36
-KILLS_OF_A_RUN = 9
-PHASES = ("rollout", "backward", "step", "save", "seal", "validation", "export")
+KILLS = 32
+KILLS_OF_A_RUN = 8
+AIMED_AT = ("rollout", "backward", "step", "save", "seal", "backward", "step", "validation", "export")
+FAMILIES = ("rollout",), ("backward",), ("step", "update"), ("save", "seal")  # as found, not as aimed at
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +32,10 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(nurse, li
         run += 1
         folder = tmp_path / f"run{run}"
         for _ in range(KILLS_OF_A_RUN):
-            phase = PHASES[landed.total() % len(PHASES)]
+            phase = AIMED_AT[landed.total() % len(AIMED_AT)]
             rank = 0 if phase == "seal" else rng.randrange(2)  # only the first rank seals
-            span = max(reference.spans(phase, rank))
-            strike = striker(phase, times=rng.randint(1, 3), rank=rank, delay=span * rng.random(),
+            delay = rng.random() * median(reference.spans(phase, rank))
+            strike = striker(phase, times=rng.randint(1, 2), rank=rank, delay=delay,
                              victims=rng.choice([(0, 1), (1, 0), (rank,)]))  # fmt: skip
             life = nurse.live(folder, line, strike=strike)
             if not life.struck:
@@ -45,7 +47,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(nurse, li
         assert life.codes == [0, 0], (folder / "rank0.log").read_text()
         check(folder, whole)
     print(f"{landed.total()} kills in {run} runs, by the phase in which they landed: {dict(landed)}")
-    assert all(landed[phase] for phase in ("rollout", "backward", "step", "save"))
+    for family in FAMILIES:
+        assert any(landed[phase] for phase in family), family
 
 
 def check(folder: Path, whole: Path) -> None:

@@ -1,0 +1,71 @@
+"""The trained mini agents that the studies are about, each in its own world, and how they are played."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from prompt_r1.agents import find_agent, trained_config
+from prompt_r1.config import TrainConfig
+from prompt_r1.distributed import pick_device
+from prompt_r1.export import GAME_FILE
+from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
+from prompt_r1.players import Player, load_player
+from prompt_r1.types import Environment, Question, Trajectory, UsageError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its agent before and after training, the world's environment, its test questions."""
+
+    folder: Path
+    config: TrainConfig
+    agents: dict[str, Player]  # "untrained", "trained"
+    environment: MiniEnvironment
+    questions: list[Question]
+
+
+def find_runs(under: Path) -> list[Path]:
+    """The mini runs below a folder that trained with the environment mini, the longest of each seed."""
+    found: dict[int, tuple[int, Path]] = {}
+    for file in sorted(under.glob(f"*/agent/{GAME_FILE}")):
+        config = trained_config(file.parent)
+        if config and config.agent == "mini" and config.env == "mini":
+            found[config.seed] = max(found.get(config.seed, (0, file)), (config.steps, file.parent.parent))
+    return [folder for _, folder in found.values()]
+
+
+def load_run(folder: Path, *, per_kind: int) -> Run:
+    """A run with the first `per_kind` test questions of each kind. Raises UsageError for no mini run."""
+    config = trained_config(folder / "agent")
+    if config is None or config.env != "mini":
+        raise UsageError(f"{folder} is no run in the mini world: the studies ask its environment")
+    config = replace(config, data=("mini",))
+    device, world = pick_device("cpu"), mini_world(config.seed)
+    kinds = dict.fromkeys(question.dataset for question in world.test)
+    questions = [
+        question
+        for kind in kinds
+        for question in [one for one in world.test if one.dataset == kind][:per_kind]
+    ]
+    agents = {
+        "untrained": load_player(find_agent(config.agent, config.seed), config, device),
+        "trained": load_player(folder / "agent", config, device),
+    }
+    environment = MiniEnvironment(make_world(config.seed), "A", seed=config.seed)
+    return Run(folder, config, agents, environment, questions)
+
+
+def play_greedily(
+    player: Player, questions: Sequence[Question], environment: Environment, config: TrainConfig
+) -> list[Trajectory]:
+    """One greedy game of each question, all at once."""
+    play = partial(player.play, environment=environment, config=config, temperature=0.0)
+
+    async def games() -> list[Trajectory]:
+        return await asyncio.gather(*(play(question, f"study/{question.id}") for question in questions))
+
+    played = asyncio.run(games())
+    assert all(game.stop != "env_error" for game in played), "the mini world never fails"
+    return played

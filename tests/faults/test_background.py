@@ -1,0 +1,65 @@
+"""Sharded checkpoints of two ranks that are written beside training, as on GPUs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.distributed.fsdp import fully_shard
+
+from prompt_r1.checkpoint import Checkpoints, State
+from prompt_r1.config import TrainConfig
+from prompt_r1.distributed import Ranks, start_ranks, stop_ranks
+from prompt_r1.fsdp import whole
+from tests import tiny
+from tests.test_parallel import free_ports
+
+pytestmark = pytest.mark.faults
+
+
+class Run:
+    """A sharded policy that learns something."""
+
+    def __init__(self, folder: Path, ranks: Ranks, *, seed: int) -> None:
+        self.policy = tiny.policy(seed=seed)
+        for module in (*self.policy.model.model.layers, self.policy.model):
+            fully_shard(module, mesh=ranks.mesh)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-2)
+        config = TrainConfig(agent="tiny", data=("own",), lr=1e-2)
+        self.checkpoints = Checkpoints(
+            folder, self.policy, self.optimizer, config, ranks, say=print, background=True
+        )
+
+    def learn(self, step: int) -> None:
+        tokens = torch.tensor([tiny.random_tokens(20, seed=step)])
+        self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def weights(self) -> list[torch.Tensor]:
+        return [whole(weight.data).clone() for weight in self.policy.parameters()]
+
+
+def rank_of_two(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = start_ranks("cpu", "fsdp")
+    one = Run(folder, ranks, seed=0)
+    one.learn(1)
+    assert one.checkpoints.save(State(1)) == ""
+    for step in (2, 3):  # meanwhile step 1 is written
+        one.learn(step)
+    assert one.checkpoints.finish(wait=True) == ""
+    two = Run(folder, ranks, seed=1)
+    assert two.checkpoints.load(two.checkpoints.newest()).step == 1
+    for step in (2, 3):
+        two.learn(step)
+    assert all(torch.equal(*pair) for pair in zip(one.weights(), two.weights(), strict=True))
+    stop_ranks(ranks)
+
+
+def test_a_sharded_checkpoint_that_is_written_beside_training_is_that_of_its_step(tmp_path):
+    [port] = free_ports(1)
+    mp.spawn(rank_of_two, (port, tmp_path), nprocs=2)
+    assert (tmp_path / "checkpoints/step-000001/manifest.json").exists()
