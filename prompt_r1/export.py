@@ -107,8 +107,8 @@ VALIDATION = {
 
 ASKING = (
     "# An agent that questions a large language model",
-    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the environment, "
-    "over several turns, and then answers.",
+    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
+    "environment, over several turns, and then answers.",
 )
 ALONE = (
     "# An agent that answers on its own",

@@ -71,7 +71,7 @@ class ServedAgent:
         """The next turn; its log-probabilities are unknown and stand as 0. Raises Resumable for an endpoint
         that does not answer, FatalEnvError for one that never will."""
         content: dict[str, object] = {
-            "prompt": tokens if self._prompts == "tokens" else self._codec.tokenizer.decode(tokens),
+            "prompt": tokens if self._prompts == "tokens" else self._text(tokens),
             "max_tokens": max_new,
             "temperature": temperature,
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
@@ -96,8 +96,8 @@ class ServedAgent:
     async def close(self) -> None:
         await self._endpoint.close()
 
-    def forget(self) -> None:
-        """Nothing is kept here; the server's weights do not change."""
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._codec.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
     def _encode(self, text: str) -> list[int]:
         text = text.partition(self._turn_end)[0]

@@ -21,7 +21,7 @@ from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.retry import Outcome
-from prompt_r1.types import Message, Question, Resumable
+from prompt_r1.types import Message, Question, Resumable, UsageError
 from tests.test_baselines import PricedSource, pool
 
 PHRASE = "Check the units."
@@ -271,3 +271,9 @@ def test_the_scripted_optimiser_says_the_same_to_the_same_request_and_something_
     replies = [write(sample) for sample in range(20)]
     assert replies == [write(sample) for sample in range(20)] and len(set(replies)) > 5
     assert all(reply.startswith("<INS>Keep the answer short. ") for reply in replies)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_without_questions_says_which_flag_gives_them(name):
+    with pytest.raises(UsageError, match="--train-data"):
+        asyncio.run(SEARCHES[name](bench(), [], VALIDATION, seed_prompt=SEED))

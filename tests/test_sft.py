@@ -166,6 +166,14 @@ def test_the_method_fine_tunes_once_for_the_same_settings(tmp_path):
     assert prepared(2e-3) > first
 
 
+@pytest.mark.parametrize(
+    ("knobs", "told"), [({"epochs": 0}, "--epochs must be above 0"), ({}, "--train-data")]
+)
+def test_what_cannot_be_learnt_is_told(knobs, told, tmp_path):
+    with pytest.raises(UsageError, match=told):
+        fine_tune([], replace(SMALL, **knobs), tmp_path, quiet=True)
+
+
 def test_methods_without_their_agent_say_how_to_get_one(tmp_path):
     with pytest.raises(UsageError, match="--sft-agent"):
         method("sft", pool(PricedSource(str)), agent="x")

@@ -57,11 +57,12 @@ async def gepa(
     seed: int = 0,
 ) -> str:
     """The prompt with the best mean score on the validation questions; of equals the first."""
-    if not train or not validation:
-        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data")
+    held_out = chosen(validation, validation_limit, seed)
+    if not train or not held_out:
+        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data, "
+                         "and --optimize-val above 0")  # fmt: skip
     rng = random.Random(seed)
     batches = minibatches(train, batch_size, rng)
-    held_out = chosen(validation, validation_limit, seed)
 
     async def candidate(prompt: str, **event: object) -> Candidate:
         scores = [trial.score for trial in await bench.trials(prompt, held_out)]

@@ -45,9 +45,9 @@ async def opro(
 
     `train_limit`: of the training questions so many are used (3.5 % of GSM8K's by default).
     """
-    if not train:
-        raise UsageError("opro needs training questions: give --train-data")
     train = chosen(train, train_limit, seed)
+    if not train:
+        raise UsageError("opro needs training questions: give --train-data, and --opro-train above 0")
     scores: dict[str, float] = {}
     may_have_digits = not all(question.kind == "math" for question in train)  # else they leak an answer
 

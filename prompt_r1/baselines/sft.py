@@ -51,6 +51,9 @@ def main(arguments: list[str]) -> None:
 
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """The folder of the agent that learnt from the questions; metrics.jsonl lies beside it."""
+    for name in ("rank", "lr", "epochs", "batch_size", "accumulate", "cutoff"):
+        if not getattr(config, name) > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {getattr(config, name)}")
     if not questions:
         raise UsageError("sft needs training questions: give --train-data")
     game = game_of(config)
@@ -125,10 +128,11 @@ def learn(
     steps = config.epochs * math.ceil(len(examples) / per_step)
     optimizer = torch.optim.AdamW(trainable, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     rng = random.Random(f"sft {config.seed}")
-    order = [example for _ in range(config.epochs) for example in rng.sample(examples, len(examples))]
-    epochs = [order[start : start + len(examples)] for start in range(0, len(order), len(examples))]
-    chosen = [epoch[start : start + per_step] for epoch in epochs for start in range(0, len(epoch), per_step)]
-    for step, batch in enumerate(tqdm(chosen, desc="sft", unit="step", disable=True if quiet else None)):
+    epochs = [rng.sample(examples, len(examples)) for _ in range(config.epochs)]
+    batches = [
+        epoch[first : first + per_step] for epoch in epochs for first in range(0, len(epoch), per_step)
+    ]
+    for step, batch in enumerate(tqdm(batches, desc="sft", unit="step", disable=True if quiet else None)):
         lr = config.lr * schedule(step, steps)
         optimizer.param_groups[0]["lr"] = lr
         targets = sum(sum(example.sampled) for example in batch)
