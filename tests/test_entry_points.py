@@ -179,7 +179,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
     assert curves[0] == curves[1]
 
 
-def test_two_ranks_train_as_one(trained, agent, tmp_path):
+def test_two_ranks_with_sharded_weights_train_as_one(trained, agent, tmp_path):
     """The same games and the same losses, but for the order of sums."""
     done = call(
         tmp_path,
@@ -187,6 +187,8 @@ def test_two_ranks_train_as_one(trained, agent, tmp_path):
         "--agent",
         agent,
         *FOUR_STEPS,
+        "--parallel",
+        "fsdp",
         ranks=2,
     )
     assert done.returncode == 0, done.stderr
