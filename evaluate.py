@@ -59,11 +59,14 @@ def main(arguments: list[str]) -> None:
     for agent in agents.values():
         asyncio.run(check_served(agent))
         check_fit(questions, codec_of(agent), agent.game.max_tokens)
-    folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
+    name = Path(next(iter(agents), "environment").partition("@")[0]).name
+    folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file:
         predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
     scores = score_predictions(predictions, rules=config.metrics, similarity=similarity)
     print(write_results(folder, scores, trained_with(agents), tables=config.tables))
+    if failed := sum(bool(one.error) for one in predictions):
+        print(f"\n{failed} answers failed with their calls; the same command asks for them again.")
     print(left_out(config) + f"\nAll of it, with plot, LaTeX and CSV, is in {folder}/")
 
 

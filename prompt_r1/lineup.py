@@ -117,7 +117,8 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, KnownAgent]) -> int
 
 def trained_with(agents: Mapping[str, KnownAgent]) -> dict[str, str]:
     """Agent → the environment it was trained with; agents that were trained here only."""
-    return {name: agent.game.env for name, agent in agents.items() if trained_config(agent.path)}
+    return {name: agent.game.env for name, agent in agents.items()
+            if trained_config(agent.tokenizer or agent.path)}  # fmt: skip
 
 
 def _setting(system: System, agent: KnownAgent, config: EvaluateConfig, seed: int) -> str:

@@ -102,6 +102,31 @@ def test_zeros_everywhere_are_no_certainty():
     assert cell.mean == 0 and 0.08 < cell.high < 0.13
 
 
+def test_ssim_is_of_texts_only_and_its_absence_is_told():
+    rows = scored({"XSum": [True, False], "PopQA": [True, False]})
+
+    def similarity(predictions, answers):
+        assert list(predictions) == ["Paris", "Lyon"] and len(answers) == 2
+        return [0.9, 0.5]
+
+    with_it, without = score_predictions(rows, similarity=similarity), score_predictions(rows)
+    system = System("direct", "large")
+    assert with_it.cell(system, "XSum", "ssim").mean == pytest.approx(0.7)
+    assert with_it.cell(system, "PopQA", "ssim") is None and without.cell(system, "XSum", "ssim") is None
+    told = ["\n".join(map(markdown, paper_tables(scores, {}))) for scores in (with_it, without)]
+    assert "SSim was not measured" not in told[0] and "| XSum (n = 2) | SSim | **70.0** [" in told[0]
+    assert "SSim was not measured" in told[1] and "| SSim |" not in told[1]
+
+
+def test_repeats_are_compared_by_sign_flips_not_by_mcnemar():
+    """Means over repeats are no wins and losses: McNemar's test would not take 1/2."""
+    first = [answer(n, sample=s) for n in range(12) for s in range(2)]
+    second = [answer(n, "Paris" if s else "Lyon", sample=s) for n in range(12) for s in range(2)]
+    sides = [score_predictions(rows) for rows in (first, second)]
+    [one] = compare(*((side, side.systems[0]) for side in sides))
+    assert (one.test, one.n, one.difference) == ("sign flip", 12, 0.5) and one.p < 0.005
+
+
 # --- The paper's layout -----------------------------------------------------------------------------------
 
 

@@ -59,8 +59,8 @@ async def gepa(
     """The prompt with the best mean score on the validation questions; of equals the first."""
     held_out = chosen(validation, validation_limit, seed)
     if not train or not held_out:
-        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data, and "
-                         "--optimize-val above 0")  # fmt: skip
+        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data, "
+                         "and --optimize-val above 0")  # fmt: skip
     rng = random.Random(seed)
     batches = minibatches(train, batch_size, rng)
 
