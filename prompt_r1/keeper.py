@@ -75,7 +75,8 @@ class Keeper:
         state.line = {}
         due = step > 0 and (step % config.save_every == 0 or step == config.steps)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # free text has no EM: then by reward
-        better = "val/em" in line and score >= (state.best_em, state.best_reward)
+        # Of equals the first one: an agent that has collapsed must not become the best by being no worse.
+        better = "val/em" in line and score > (state.best_em, state.best_reward)
         if better or (due and not config.val_data):  # what is not validated is kept because it is the newest
             with self.clock.phase("save"):
                 failed = self._export(step)

@@ -81,9 +81,9 @@ def test_what_validates_better_is_saved_and_exported_at_once(base, tmp_path):
 
 def test_equal_answers_are_told_apart_by_the_reward(base, tmp_path):
     run = Run(tmp_path, base)
-    for reward in (0.2, 0.5, 0.4):
+    for reward in (0.2, 0.5, 0.4, 0.5):
         run.step(val_em=0.0, val_reward=reward)
-    assert run.state.best_step == 1
+    assert run.state.best_step == 1  # of equals the first
 
 
 def test_without_validation_the_newest_agent_is_kept(base, tmp_path):
