@@ -1,6 +1,8 @@
-"""Ask one question: the agent questions the environment, turn by turn, and answers.
+"""Ask: the agent questions the environment, turn by turn, and answers.
 
     python infer.py --question "Who is the mother of the director of …?"
+    python infer.py                              # asks you, question after question
+    python infer.py --questions FILE --json      # .txt or .jsonl; one JSON object a line
 
 Without other flags the newest mini run plays in its mini world; --agent and --env take any model and
 environment.
@@ -8,108 +10,201 @@ environment.
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, TextIO
 
 from prompt_r1.agents import know_agent
+from prompt_r1.asked import questions_of, typed
 from prompt_r1.command_line import parse_arguments, run
 from prompt_r1.config import TrainConfig
+from prompt_r1.dialogue import Dialogue, Game, as_json, cost_line
 from prompt_r1.distributed import pick_device
-from prompt_r1.environments import make_environment, parse_fields
+from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.pool import Pool
 from prompt_r1.knobs import ServedConfig, knob
 from prompt_r1.players import Player, check_fit, check_served, load_known
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
-from prompt_r1.types import Completion, Environment, Message, Question, Resumable, Trajectory, UsageError
+from prompt_r1.terminal import has_colours
+from prompt_r1.types import Completion, Message, Question, Resumable, Turn, UsageError
 
 
 @dataclass(frozen=True)
 class InferConfig(ServedConfig):
     """Settings of infer.py."""
 
-    EVERYDAY: ClassVar = ("question", "agent", "env", "json", "seed", "temperature")
+    EVERYDAY: ClassVar = (
+        "question", "questions", "agent", "env", "json", "save", "seed", "temperature", "env_price",
+    )  # fmt: skip
 
-    question: str = knob("", "what to ask")
+    question: str = knob("", "what to ask; -: each line of standard input")
+    questions: str = knob("", "file of questions: .txt, one a line, or .jsonl with the field question")
     agent: str = knob("", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)")
     env: str = knob("", "environment (default: the one the agent was trained with)")
-    json: bool = knob(False, "print one JSON object instead of the dialogue")
+    json: bool = knob(False, "print a JSON object for each question instead of the dialogue")
+    save: str = knob("", "file for the transcript: .jsonl, or any other for text")
     seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
     temperature: float = knob(0.0, "0: greedy")
     env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
     env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
+    env_price: tuple[str, ...] = knob(
+        (), "IN,OUT in dollars per million tokens, for all environments or each"
+    )
     device: str = knob("auto", "auto, cpu or cuda")
 
 
 def main(arguments: list[str]) -> None:
-    """Ask one question from a command line."""
-    config = parse_arguments(
-        InferConfig,
-        "infer.py",
-        "Ask one question; the agent questions the environment and answers.",
-        arguments,
-    )
-    question = Question("asked", "infer", config.question.strip(), answers=())
-    if not question.text:
-        raise UsageError('nothing to ask: give --question "…"')
+    """Ask from a command line."""
+    about = "Ask; the agent questions the environment, turn by turn, and answers."
+    config = parse_arguments(InferConfig, "infer.py", about, arguments)
+    asked = questions_of(question=config.question.strip(), file=config.questions)
     agent = know_agent(
         config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts
     )
-    game = agent.game
+    game = replace(agent.game, kv_tokens=agent.game.max_tokens)  # one game at a time
     seed = game.seed if config.seed < 0 else config.seed
     environment = environment_of(config, game, seed)
-    asyncio.run(environment.check())  # before a large agent is loaded
-    asyncio.run(check_served(agent))
-    player = load_known(agent, pick_device(config.device))
-    check_fit([question], player.codec, game.max_tokens)
+    with open_transcript(config.save) as file, asyncio.Runner() as runner:
+        session = Session(config, game, seed, environment, str(agent.path), file)
+        try:
+            runner.run(environment.check())  # before a large agent is loaded
+            runner.run(check_served(agent))
+            session.player = load_known(replace(agent, game=game), pick_device(config.device))
+            for text in asked or typed():
+                runner.run(session.ask(text))
+        except KeyboardInterrupt:
+            session.end(session.games[-1] if session.games else None)
+            sys.exit(130)
+        finally:
+            session.tell_total()
+            runner.run(session.close())
+    broken = [game for game in session.games if game.stop == "env_error"]
+    if broken:
+        raise Resumable(f"the environment {environment.name} failed in {len(broken)} of {len(session.games)} "
+                        f"dialogues: {broken[0].error}; try again later")  # fmt: skip
 
-    if not config.json:
-        print(f"question     {question.text}\n")
-    trajectory = asyncio.run(dialogue(question, player, environment, config, game, seed))
-    if config.json:
-        print(json.dumps(as_json(trajectory, str(agent.path), environment)))
-    if trajectory.stop == "env_error":
-        raise Resumable(f"the environment {environment.name} failed: {trajectory.error}; try again later")
-    if trajectory.stop != "answered" and not config.json:
-        print(f"no answer    the game ended: {trajectory.stop.replace('_', ' ')}")
 
+class Session:
+    """Plays one question after another, and shows, prints and saves each as the flags want it."""
 
-async def dialogue(
-    question: Question, player: Player, environment: Pool, config: InferConfig, game: TrainConfig, seed: int
-) -> Trajectory:
-    """One game, shown as it goes on unless it is wanted as JSON."""
+    player: Player | None = None  # once it is loaded
 
-    async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        completion = await player.generate(
-            tokens, max_new=max_new, seed=seed, config=game, temperature=config.temperature
-        )
-        if not config.json:
-            show_turn(player.codec.decode(completion.tokens))
+    def __init__(
+        self, config: InferConfig, game: TrainConfig, seed: int, environment: Pool, agent: str, file: TextIO
+    ) -> None:
+        self.games: list[Game] = []
+        self._config = config
+        self._settings = game
+        self._seed = seed
+        self._environment = environment
+        self._agent = agent
+        self._lines = file if config.save.endswith(".jsonl") else None
+        self._live = sys.stdout.isatty()
+        self._begin = time.perf_counter()
+        self._ended = 0
+        # Whoever wants the dialogue as text: the screen, and the file of --save.
+        self._views = [] if config.json else [Dialogue(_write_out, colours=has_colours(sys.stdout))]
+        if config.save and self._lines is None:
+            self._views.append(Dialogue(file.write, colours=False))
+
+    async def close(self) -> None:
+        """Close the connections of the agent and the environment."""
+        await self._environment.close()
+        if self.player is not None:
+            await self.player.close()
+
+    async def ask(self, text: str) -> None:
+        """One game. Raises UsageError for a question that is too long to play."""
+        settings, codec = self._settings, self.player.codec
+        question = Question("asked", "infer", text, answers=())
+        check_fit([question], codec, settings.max_tokens)
+        game = Game(text)
+        self.games.append(game)
+        self._begin = time.perf_counter()
+        for view in self._views:
+            view.question(text)
+        trajectory = await play(
+            question, self._generate, self._reply, codec, max_turns=settings.max_turns,
+            max_tokens=settings.max_tokens, max_new=settings.max_new, max_reply=settings.max_reply_tokens,
+            force_answer=settings.force_answer, seed=str(self._seed),
+        )  # fmt: skip
+        game.stop, game.error = trajectory.stop, trajectory.error
+        self.end(game)
+
+    async def _generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        game, codec = self.games[-1], self.player.codec
+
+        def watch(token: int) -> None:
+            game.spoken.append(token)
+            if self._live and self._views:
+                self._views[0].turn(codec.decode(game.spoken), ended=False)
+
+        completion = await self.player.generate(
+            tokens, max_new=max_new, seed=seed, config=self._settings,
+            temperature=self._config.temperature, watch=watch,
+        )  # fmt: skip
+        text = codec.decode(completion.tokens)
+        for view in self._views:
+            view.turn(text, ended=True)
+        game.turns.append(Turn(text, parse(text), reply=None))
+        game.spoken = []
         return completion
 
-    async def ask(messages: list[Message]) -> str:
-        reply = await environment.ask(messages, session=question.text)
-        if not config.json:
-            print(f"environment  {reply}\n")
+    async def _reply(self, messages: list[Message]) -> str:
+        game, begin = self.games[-1], time.perf_counter()
+        reply = await self._environment.ask(messages, session=game.question)
+        game.turns[-1] = replace(game.turns[-1], reply=reply, latency=time.perf_counter() - begin)
+        for view in self._views:
+            view.reply(reply)
         return reply
 
-    try:
-        return await play(
-            question,
-            generate,
-            ask,
-            player.codec,
-            max_turns=game.max_turns,
-            max_tokens=game.max_tokens,
-            max_new=game.max_new,
-            max_reply=game.max_reply_tokens,
-            force_answer=game.force_answer,
-            seed=str(seed),
-        )
-    finally:
-        await environment.close()
-        await player.close()
+    def end(self, game: Game | None) -> None:
+        """Tell how a game ended and what it cost; also one that was cut off."""
+        if game is None or self._ended == len(self.games):
+            return
+        self._ended = len(self.games)
+        if game.spoken:
+            text = self.player.codec.decode(game.spoken)
+            game.turns.append(Turn(text, parse(text), reply=None))
+        game.cost = self._take_cost()
+        for view in self._views:
+            view.end_line()
+            if game.stop != "answered":
+                view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
+            view.note("cost", cost_line(game.cost))
+        line = json.dumps(as_json(game, self._agent, self._environment.name))
+        if self._config.json:
+            _write_out(line + "\n")
+        if self._lines is not None:
+            self._lines.write(line + "\n")
+
+    def tell_total(self) -> None:
+        """After several questions: what they cost together."""
+        costs = [game.cost for game in self.games if game.cost]
+        if len(costs) < 2:
+            return
+        total: dict[str, float | None] = {name: sum(cost[name] or 0.0 for cost in costs) for name in costs[0]}
+        if costs[0]["usd"] is None:
+            total["usd"] = None
+        for view in self._views:
+            view.note("together", f"{len(costs)} questions, {cost_line(total)}")
+
+    def _take_cost(self) -> dict[str, float | None]:
+        """Calls, tokens, dollars (None without a price) and seconds since the last game."""
+        counts = self._environment.take_metrics()
+        usd = self._environment.budget.spent.usd - sum(game.cost.get("usd") or 0.0 for game in self.games)
+        return {
+            "calls": counts["env/paid"],
+            "tokens_in": counts["env/tokens_in"],
+            "tokens_out": counts["env/tokens_out"],
+            "usd": usd if self._config.env_price else None,
+            "seconds": time.perf_counter() - self._begin,
+        }
 
 
 def environment_of(config: InferConfig, game: TrainConfig, seed: int) -> Pool:
@@ -120,34 +215,22 @@ def environment_of(config: InferConfig, game: TrainConfig, seed: int) -> Pool:
         attempt_timeout=config.env_timeout,
         fields=parse_fields(config.env_args or game.env_args),
         route=config.route,
+        prices=parse_prices(config.env_price),
         device=config.device,
     )
 
 
-def show_turn(text: str) -> None:
-    """One turn of the agent, by its blocks; a turn without any is printed as it is."""
-    action = parse(text)
-    if action.think is not None:
-        print(f"agent thinks {action.think}")
-    if action.answer is not None:
-        print(f"answer       {action.answer}")
-    elif action.prompt is not None:
-        print(f"agent asks   {action.prompt}")
-    else:
-        print(f"agent writes {text}")
+def open_transcript(name: str) -> TextIO:
+    """The file of --save, or one that swallows all. Raises UsageError where it cannot be written."""
+    try:
+        return Path(name or os.devnull).open("w", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(f"--save {name}: {error.strerror}") from None
 
 
-def as_json(trajectory: Trajectory, agent: str, environment: Environment) -> dict[str, object]:
-    """The dialogue for programs. `answer` is null when there was none; `stop`: how the game ended."""
-    return {
-        "question": trajectory.question.text,
-        "answer": trajectory.answer,
-        "stop": trajectory.stop,
-        "error": trajectory.error,
-        "turns": [asdict(turn) for turn in trajectory.turns],
-        "agent": agent,
-        "environment": environment.name,
-    }
+def _write_out(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One update of the same model by the same games: ours, TRL's GRPO trainer, and padded rows with all logits.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.update [--vocabulary 8192 151936] [--questions 2 2] [--rounds 3 1]
+    OMP_NUM_THREADS=1 python -m benchmarks.update [--vocabulary 8192 151936] [--questions 4 1] [--rounds 2 2]
 
 Each variant is a process of its own, with the weights and AdamW's moments in memory before it begins; they
 take turns. An update is the packing or padding, loss and backward of each micro-batch (five games of a
@@ -239,8 +239,8 @@ def difference(ours: Run, theirs: Run) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[8192, 151936])
-    parser.add_argument("--questions", type=int, nargs="+", default=[2, 2], help="for each vocabulary")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[3, 1], help="for each vocabulary")
+    parser.add_argument("--questions", type=int, nargs="+", default=[4, 1], help="for each vocabulary")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[2, 2], help="for each vocabulary")
     parser.add_argument("--serve", metavar="VARIANT", help="be the process of one variant")
     options = parser.parse_args()
     if options.serve:

@@ -46,6 +46,7 @@ class Job:
     stop: tuple[str, ...]
     random: random.Random
     done: asyncio.Future[Completion]
+    watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)
 
     @property
@@ -106,12 +107,14 @@ class Engine:
         top_p: float = 1.0,
         top_k: int = 0,
         stop: tuple[str, ...] = (),
+        watch: Callable[[int], None] | None = None,
     ) -> Completion:
         """Sample the next tokens until a stop token, the end of a `stop` string or `max_new` tokens.
 
         Temperature 0 takes the likeliest token. The log-probabilities are those of softmax(logits /
         temperature) over the whole vocabulary, or of softmax(logits) when greedy. What is sampled depends on
-        the weights, the tokens and these arguments, not on the games that run beside.
+        the weights, the tokens and these arguments, not on the games that run beside. `watch` is called with
+        each token as it is sampled.
         """
         if not 0 < len(tokens) <= self.max_tokens - max_new or max_new < 1:
             raise ValueError(f"{len(tokens)} tokens and {max_new} new ones do not fit a game of "
@@ -119,7 +122,7 @@ class Engine:
         assert not stop or self._decode, "stop strings need an engine that can decode"
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         sampling = Sampling(temperature, top_p, top_k)
-        job = Job(list(tokens), len(tokens), max_new, sampling, stop, random.Random(seed), done)
+        job = Job(list(tokens), len(tokens), max_new, sampling, stop, random.Random(seed), done, watch)
         self._waiting.append(job)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
@@ -317,6 +320,8 @@ class Engine:
         for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             job.tokens.append(token)
             job.logprobs.append(logprob)
+            if job.watch is not None:
+                job.watch(token)
             finished = token in self.stop_ids or self._closes(job)
             if finished or len(job.logprobs) == job.max_new:
                 del self._running[job]

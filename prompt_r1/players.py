@@ -47,13 +47,21 @@ class Player:
         return self.engine.policy
 
     async def generate(
-        self, tokens: list[int], *, max_new: int, seed: str, config: TrainConfig, temperature: float
+        self,
+        tokens: list[int],
+        *,
+        max_new: int,
+        seed: str,
+        config: TrainConfig,
+        temperature: float,
+        watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """One turn of a game."""
+        """One turn of a game; `watch` is called with each token as it is sampled in this process."""
         stop = ACTION_ENDS if config.stop_tags else ()
-        return await self.engine.generate(
-            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop
-        )
+        generate = self.engine.generate
+        if isinstance(self.engine, Engine):
+            generate = partial(self.engine.generate, watch=watch)
+        return await generate(tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop)
 
     async def play(
         self,

@@ -23,8 +23,8 @@ from prompt_r1.packed_attention import choose_attention
 from prompt_r1.packing import Packed
 from prompt_r1.types import UsageError
 
-# Logits that exist at the same time, as powers of two: large products keep a GPU busy, a CPU wants its cache.
-CHUNK = {"cpu": 2**24, "cuda": 2**28}
+# Tokens whose logits exist at the same time: a CPU's cache should hold them, a GPU wants large products.
+CHUNK = {"cpu": 128, "cuda": 1024}
 
 
 class Scores(NamedTuple):
@@ -141,7 +141,7 @@ def _product(hidden: Tensor, head: Tensor, *, into: Tensor) -> Tensor:
 
 def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Slices of the tokens, each with two matrices (chunk, V) to compute in: fresh ones cost page faults."""
-    size = min(count, max(1, CHUNK.get(head.device.type, CHUNK["cpu"]) // len(head)))
+    size = min(count, CHUNK.get(head.device.type, CHUNK["cpu"]))
     buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
     for start in range(0, count, size or 1):
         rows = slice(start, min(start + size, count))

@@ -87,12 +87,14 @@ def every_cell(tables: Iterable[Table]) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table: two decimals as in the paper, the interval small beside them."""
+    caption = table.title.split(": ", 1)[-1]  # LaTeX counts its tables itself
+    caption = caption[:1].upper() + caption[1:]
     columns = [
         r"\shortstack{" + r"\\".join(map(_escape, filter(None, column))) + "}" for column in table.columns
     ]
     lines = [
         r"\begin{table*}[t]\centering\small\setlength{\tabcolsep}{3pt}",
-        rf"\caption{{{_escape(table.title)}. In brackets: 95\,\% interval over questions.}}",
+        rf"\caption{{{_escape(caption)}. In brackets: 95\,\% interval over questions.}}",
         r"\begin{tabular}{" + "l" * len(table.heads) + "r" * len(columns) + "}",
         r"\toprule",
         " & ".join([*map(_escape, table.heads), *columns]) + r" \\",

@@ -1,5 +1,6 @@
 """train.py, infer.py and evaluate.py as a user runs them: on tiny models, in the mini world, from a shell."""
 
+import io
 import json
 import os
 import subprocess
@@ -369,6 +370,7 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
     (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.argv", [str(agent) if word == "AGENT" else word for word in line])
     with pytest.raises(SystemExit) as left:
         run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[line[0]])

@@ -13,7 +13,7 @@ from prompt_r1.policy import Policy
 from tests import tiny
 from tests.test_grpo import CPU, game
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+CLUSTER = (Path(__file__).parent.parent / "docs/cluster.md").read_text("utf-8")
 PAPER = TrainConfig(**PRESETS["paper"])
 
 
@@ -82,7 +82,7 @@ def test_the_paper_s_preset_fits_eight_gpus_of_40_gb_and_not_four_as_the_readme_
     assert columns["40 GB: left over"] == ["4.3", "8.4"]  # of 8 and of 16 GPUs: more are too small
     assert float(columns["40 GB: KV cache, thousand tokens"][-2]) * 1e3 > PAPER.max_tokens
 
-    table = README.split("| sharded over |")[1].split("\n\n")[0].replace("**", "").splitlines()[2:]
+    table = CLUSTER.split("| sharded over |")[1].split("\n\n")[0].replace("**", "").splitlines()[2:]
     for name, *cells in ([cell.strip() for cell in row.split("|")[1:-1]] for row in table):
         assert " ".join(cells).split() == columns[name], name
 

@@ -35,7 +35,7 @@ def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tie
     """Packed, its opening computed once and its logits in chunks: the same numbers as log_softmax over all
     logits of each game on its own, in float64.
     """
-    monkeypatch.setitem(policy_module.CHUNK, "cpu", rows * len(tiny.tokenizer()))
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", rows)
     packed = some_batch()
     weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
     model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
@@ -60,7 +60,7 @@ def test_entropy_is_that_of_the_next_token_distribution():
 
 def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
     """The widest tensor that autograd keeps has the model's width, not the vocabulary's."""
-    monkeypatch.setitem(policy_module.CHUNK, "cpu", 4 * len(tiny.tokenizer()))
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", 4)
     policy = tiny.policy()
     shapes: list[torch.Size] = []
 

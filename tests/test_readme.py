@@ -10,6 +10,7 @@ from prompt_r1.config import EvaluateConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = {path: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 
 
 def test_every_file_of_the_tables_exists_and_every_module_is_in_them():
@@ -54,7 +55,7 @@ def test_every_flag_in_the_commands_is_a_flag():
         | slurm
         | {"--config", "--help", "--help-all", "--port", "--fail", "--no-deps"}
     )
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(PAGES.values())))
     assert used <= known
 
 
