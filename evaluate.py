@@ -120,6 +120,7 @@ async def evaluate(
 
 
 def entrants_by_agent(entrants: Sequence[Entrant]) -> list[Entrant]:
+    """The entrants in an order that loads each agent once."""
     paths = list(dict.fromkeys(entrant.agent.path for entrant in entrants))
     return sorted(entrants, key=lambda entrant: paths.index(entrant.agent.path))
 

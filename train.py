@@ -50,6 +50,7 @@ from prompt_r1.update import Updater, split
 
 
 def main(arguments: list[str]) -> None:
+    """Train from a command line, or only estimate or explain."""
     config, name = train_config(arguments)
     if config.dry_run:
         print(estimate(config))
@@ -126,6 +127,8 @@ def train(
 
 @dataclass
 class Trainer:
+    """What a step needs, on each rank; `step` is the algorithm."""
+
     config: TrainConfig
     ranks: Ranks
     runner: asyncio.Runner
@@ -215,6 +218,7 @@ def compare(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[list
 
 
 def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> Updater:
+    """The update with the settings of eq. 17 and AdamW; every rank makes one."""
     if config.checkpointing:
         policy.checkpoint_activations()
     adam = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}

@@ -131,7 +131,8 @@ def beside_bar(metrics: dict[str, float], *, priced: bool) -> str:
 
 
 def _dollars(metrics: dict[str, float]) -> str:
-    return f"${metrics.get('env/usd', 0.0):,.2f}"
+    usd = metrics.get("env/usd", 0.0)
+    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
 def summary(folder: Path, best_step: int, config: TrainConfig) -> str:

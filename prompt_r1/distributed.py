@@ -103,6 +103,7 @@ class Ranks:
                            "last checkpoint") from None  # fmt: skip
 
     def barrier(self) -> None:
+        """Wait until every rank is here."""
         if self.count > 1:
             dist.barrier()
 

@@ -25,6 +25,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds inside to those of the phase `name`."""
         begin = time.perf_counter()
         self._entered(name)
         try:

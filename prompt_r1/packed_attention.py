@@ -171,6 +171,7 @@ class Offsets:
 
 @lru_cache(maxsize=1)  # all layers of a forward have the same
 def offsets(groups: Groups, device: torch.device) -> Offsets:
+    """Where each causal block of the packed row begins and ends, as variable-length kernels want it."""
     columns: list[int] = []
     queries, keys = [0], [0]
     for group in groups:

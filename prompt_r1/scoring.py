@@ -61,6 +61,7 @@ class Scores:
         return dict(zip(dict.fromkeys(ids), map(float, means), strict=True))
 
     def errors(self, system: System, dataset: str) -> int:
+        """How many of a system's answers to a dataset the environment broke."""
         return sum(bool(one.prediction.error) for one in self.groups.get((system, dataset), []))
 
     def cell(self, system: System, dataset: str, metric: str) -> Cell | None:

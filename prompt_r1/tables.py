@@ -34,6 +34,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def entry(self, row: Label, column: Label) -> Entry:
+        """What stands in a cell; an empty entry where nothing does."""
         return self.entries.get((row, column), Entry())
 
 

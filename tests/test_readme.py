@@ -1,6 +1,5 @@
 """What the README says of files and flags is true."""
 
-import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -21,23 +20,6 @@ def test_every_file_of_the_tables_exists_and_every_module_is_in_them():
     rooms = {f"prompt_r1/{path.name}{'/' if path.is_dir() else ''}" for path in (ROOT / "prompt_r1").iterdir()
              if path.name[0] != "_"}  # fmt: skip
     assert rooms <= paths
-
-
-def test_files_import_only_what_stands_above_them():
-    """The layering that the README promises, read from the imports."""
-    first, second = (table.split("\n\n")[0] for table in README.split("| file | what it ")[1:])
-    rooms = dict.fromkeys(re.findall(r"prompt_r1/(\w+)", first), 0)
-    for height, row in enumerate(second.splitlines(), start=1):
-        named = re.findall(r"(\w+)(?:\.py|/)`", row.split("|")[1])
-        rooms |= dict.fromkeys(named, height)
-    for path in (ROOT / "prompt_r1").rglob("*.py"):
-        room = path.relative_to(ROOT / "prompt_r1").parts[0].removesuffix(".py")
-        tree = ast.walk(ast.parse(path.read_text("utf-8")))
-        modules = [node.module for node in tree if isinstance(node, ast.ImportFrom)]
-        modules = [module for module in modules if (module or "").startswith("prompt_r1.")]
-        imported = {module.split(".")[1] for module in modules}
-        if rooms.get(room):
-            assert not {name for name in imported if rooms[name] > rooms[room]}, path
 
 
 def test_every_flag_in_the_commands_is_a_flag():

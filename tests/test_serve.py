@@ -129,7 +129,7 @@ def test_what_was_spent_is_in_the_metrics_and_on_the_console(faulty) -> None:
     done, out = faulty
     lines, spent = read_metrics(out), Journal(out / "journal").spent
     assert lines[-1]["env/tokens_in"] > 0 and 0 < lines[-1]["env/usd"] <= spent.usd
-    assert f"spent ${lines[-1]['env/usd']:.4f}"[:9] in done.stdout
+    assert "spent" in done.stdout and f"${lines[-1]['env/usd']:.4f}" in done.stdout
 
 
 def leave(line: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int | str | None:

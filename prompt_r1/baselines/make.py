@@ -40,6 +40,7 @@ class Agents:
         self._loaded: dict[str, Player] = {}
 
     def trained(self) -> Player:
+        """The agent as the user named it."""
         return self._load(self.known)
 
     def untrained(self) -> Player:
@@ -50,6 +51,7 @@ class Agents:
         )
 
     def other(self, known: KnownAgent) -> Player:
+        """Another agent, ready to play; each is loaded once."""
         return self._load(known)
 
     async def close(self) -> None:

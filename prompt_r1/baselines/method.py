@@ -41,6 +41,7 @@ class Ledger:
         return self.task_calls + self.optimizer_calls
 
     def add(self, reply: Reply, *, optimizer: bool = False) -> None:
+        """Count one call of the environment, or of the model that writes prompts."""
         self.task_calls += not optimizer
         self.optimizer_calls += optimizer
         self.tokens_in += reply.tokens_in
@@ -48,6 +49,7 @@ class Ledger:
         self.usd += reply.usd
 
     def add_attempt(self, attempt: Attempt) -> None:
+        """Count all calls of an answered question."""
         self.task_calls += attempt.calls
         self.tokens_in += attempt.tokens_in
         self.tokens_out += attempt.tokens_out

@@ -136,6 +136,7 @@ def score(answer: str | None, question: Question) -> float:
 
 
 def mean_score(trials: Sequence[Trial]) -> float:
+    """The mean score of at least one trial."""
     return sum(trial.score for trial in trials) / len(trials)
 
 

@@ -93,6 +93,7 @@ async def update(bench: Bench, prompt: str, batch: Sequence[Question], *, short_
 
 
 def conversation(trial: Trial) -> str:
+    """Question and reply in the tags of TextGrad's prompts."""
     return f"<LM_INPUT>{trial.question.text}</LM_INPUT>\n<LM_OUTPUT>{trial.reply}</LM_OUTPUT>"
 
 

@@ -31,6 +31,7 @@ class QuestionSampler:
         return {"epoch": self.epoch, "position": self.position}
 
     def restore(self, state: Mapping[str, int]) -> None:
+        """Go on where `state` was taken. Raises UsageError when the data has become shorter than that."""
         if not 0 <= state["position"] <= len(self.questions):
             raise UsageError(f"the checkpoint stopped at question {state['position']}, but the data has only "
                              f"{len(self.questions)}: give the data that the run began with")  # fmt: skip

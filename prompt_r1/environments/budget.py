@@ -32,6 +32,7 @@ class Price:
     tokens_out: float = 0.0
 
     def of_call(self, tokens_in: int, tokens_out: int) -> Spending:
+        """What one call of so many tokens costs."""
         usd = (tokens_in * self.tokens_in + tokens_out * self.tokens_out) / 1e6
         return Spending(1, tokens_in + tokens_out, usd)
 

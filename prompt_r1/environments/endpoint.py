@@ -16,6 +16,8 @@ SHORTEST_SECRET = 12  # a shorter key ("EMPTY", "ollama") is a placeholder: repl
 
 @dataclass(frozen=True)
 class Response:
+    """An HTTP response, whole; the names in `headers` are lower-case."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes

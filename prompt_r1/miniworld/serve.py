@@ -48,6 +48,7 @@ class MiniServer:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, port: int = 0) -> None:
+        """Listen on this machine; `base_url` is then known. Port 0: any free one."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
@@ -153,22 +154,26 @@ class MiniServer:
 
 
 def respond(writer: asyncio.StreamWriter, status: int, body: object, *headers: str) -> None:
+    """Write a whole response; a body that is no text is sent as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     lines = [f"HTTP/1.1 {status} -", "Content-Type: application/json", f"Content-Length: {len(content)}"]
     writer.write("\r\n".join([*lines, *headers, "", ""]).encode() + content)
 
 
 def error(message: str, *, code: str = "") -> dict[str, object]:
+    """An error object as OpenAI's endpoints send it."""
     return {"error": {"message": message, "code": code or None}}
 
 
 async def serve(port: int, server: MiniServer) -> None:
+    """Serve until the program is ended."""
     await server.start(port)
     print(f"the mini world at {server.base_url}", flush=True)
     await asyncio.Event().wait()
 
 
 def main() -> None:
+    """Serve from a command line."""
     parser = argparse.ArgumentParser(
         "python -m prompt_r1.miniworld.serve", description=__doc__.split("\n")[0]
     )

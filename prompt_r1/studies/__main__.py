@@ -53,6 +53,7 @@ def train_one() -> Path:
 
 
 def write(study: Study, folder: Path) -> None:
+    """The study's plot (SVG) and table (Markdown)."""
     (folder / f"{study.name}.svg").write_text(svg(study), "utf-8")
     (folder / f"{study.name}.md").write_text(study.markdown(), "utf-8")
 

@@ -103,6 +103,7 @@ def measure(tally: Tally, run: Run, environment: Mixture, home: Sequence[Traject
 
 
 def share(flags: Sequence[bool]) -> float:
+    """The share of true ones; 0 of nothing."""
     return sum(flags) / max(1, len(flags))
 
 

@@ -29,6 +29,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
+    """A line of a plot: its points in order, and its label."""
+
     label: str
     points: Sequence[Point]
     dashed: bool = False
