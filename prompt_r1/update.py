@@ -139,8 +139,9 @@ class Updater:
         metrics["grad_norm"] = sum(watch.grad_norm for watch in watched) / steps
         metrics["update/skipped"] = float(skipped)
         metrics["engine/logprob_gap"] = self.ranks.max([gap])[0]
-        kl = [tokens for watch in watched for tokens in watch.kl]
-        metrics["kl_median"] = torch.cat(kl).median().item() if kl else 0.0
+        mine = [tokens.cpu() for watch in watched for tokens in watch.kl]
+        kl = torch.cat([tokens for share in self.ranks.gather(mine) for tokens in share] or [torch.zeros(1)])
+        metrics["kl_median"] = kl.median().item()
         return metrics
 
 

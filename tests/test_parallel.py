@@ -164,10 +164,13 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+# Loss and KL are small differences of terms of size 1: 1e-6 is relative to those.
+SIZES = {"loss": 1.0, "kl": 1.0, "kl_median": 1.0, "clip_frac": 1.0, "entropy": 0.0, "grad_norm": 0.0}
+
+
 def check_that_both_trained_alike(two: Outcome, one: Outcome) -> None:
     for got, want in zip(two.metrics, one.metrics, strict=True):
-        # Loss and KL are small differences of terms of size 1: 1e-6 is relative to those.
-        for key, size in {"loss": 1.0, "kl": 1.0, "clip_frac": 1.0, "entropy": 0.0, "grad_norm": 0.0}.items():
+        for key, size in SIZES.items():
             assert got[key] == pytest.approx(want[key], rel=1e-6, abs=1e-6 * size), key
         assert got["update/skipped"] == want["update/skipped"] == 0
     assert 0 < distance(two.gradients, one.gradients) < 1e-6  # 0: nothing was added up
