@@ -65,12 +65,12 @@ def test_every_equation_has_its_functions_and_tests():
     numbers = [part for equation, *_ in table for part in equation.split(", ")]
     assert numbers == [*map(str, range(1, 20)), "Prop. 1", "Prop. 2", "Prop. 3"]
     for _, _, functions, tests in table:
-        assert names(functions) and names(tests)
+        linked = re.findall(r"\[([\w ]+)\]\((tests/\w+\.py)\)", tests)
+        assert names(functions) and linked
         for function in names(functions):
             find(function)
-        for test in names(tests):
-            file, name = test.split("::")
-            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text("utf-8"), test
+        for words, file in linked:
+            assert f"\ndef test_{words.replace(' ', '_')}(" in (ROOT / file).read_text("utf-8"), words
 
 
 def find(dotted: str) -> object:
