@@ -34,6 +34,7 @@ from prompt_r1.lineup import (
     lineup,
     trained_with,
 )
+from prompt_r1.metrics import Rules
 from prompt_r1.players import check_fit, check_served, codec_of, environment_opener, find_questions
 from prompt_r1.predictions import Prediction, PredictionFile
 from prompt_r1.results import compare_files, note_preparation, write_results
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> None:
     if config.compare:
         if len(config.compare) != 2:
             raise UsageError("--compare takes two files: --compare A.jsonl B.jsonl")
-        print(compare_files(*config.compare, rules=config.metrics, similarity=similarity))
+        print(compare_files(*config.compare, rules=rules_of(config), similarity=similarity))
         return
     agents = know_agents(config)
     seed = common_seed(config, agents)
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file:
         predictions = asyncio.run(evaluate(entrants, questions, file, folder, config, seed))
-    scores = score_predictions(predictions, rules=config.metrics, similarity=similarity)
+    scores = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
     print(write_results(folder, scores, trained_with(agents), tables=config.tables))
     if failed := sum(bool(one.error) for one in predictions):
         print(f"\n{failed} answers failed with their calls; the same command asks for them again.")
@@ -84,13 +85,18 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     return questions
 
 
+def rules_of(config: EvaluateConfig) -> Rules:
+    """--metrics, whose two values the command line has checked."""
+    return "official" if config.metrics == "official" else "strict"
+
+
 def load_similarity(config: EvaluateConfig) -> Similarity | None:
     """SSim by the encoder of --ssim-model; None: it is not asked for."""
     if not config.ssim_model:
         return None
     given = "" if config.ssim_model == "auto" else config.ssim_model
     encoder = SentenceEncoder(find_encoder(given), device=pick_device(config.device))
-    return partial(semantic_similarity, encoder, rules=config.metrics)
+    return partial(semantic_similarity, encoder, rules=rules_of(config))
 
 
 async def evaluate(

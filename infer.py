@@ -118,9 +118,14 @@ class Session:
         if self.player is not None:
             await self.player.close()
 
+    @property
+    def _loaded(self) -> Player:
+        assert self.player is not None, "nothing is asked before the agent is loaded"
+        return self.player
+
     async def ask(self, text: str) -> None:
         """One game. Raises UsageError for a question that is too long to play."""
-        settings, codec = self._settings, self.player.codec
+        settings, codec = self._settings, self._loaded.codec
         question = Question("asked", "infer", text, answers=())
         check_fit([question], codec, settings.max_tokens)
         game = Game(text)
@@ -137,14 +142,14 @@ class Session:
         self.end(game)
 
     async def _generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        game, codec = self.games[-1], self.player.codec
+        game, codec = self.games[-1], self._loaded.codec
 
         def watch(token: int) -> None:
             game.spoken.append(token)
             if self._live and self._views:
                 self._views[0].turn(codec.decode(game.spoken), ended=False)
 
-        completion = await self.player.generate(
+        completion = await self._loaded.generate(
             tokens, max_new=max_new, seed=seed, config=self._settings,
             temperature=self._config.temperature, watch=watch,
         )  # fmt: skip
@@ -169,7 +174,7 @@ class Session:
             return
         self._ended = len(self.games)
         if game.spoken:
-            text = self.player.codec.decode(game.spoken)
+            text = self._loaded.codec.decode(game.spoken)
             game.turns.append(Turn(text, parse(text), reply=None))
         game.cost = self._take_cost()
         for view in self._views:

@@ -98,7 +98,8 @@ def train(
         with console.bar(state.step):
             while state.line or state.step < config.steps:
                 if not state.line:  # else the run had stopped after the update, before the line was written
-                    step, line = state.step + 1, {"step": state.step + 1}
+                    step = state.step + 1
+                    line: dict[str, float] = {"step": step}
                     if step > 0:  # step 0 only measures the start
                         line |= trainer.step(step, sampler.take(config.questions))
                     state.step, state.sampler, state.line = step, sampler.state(), line
@@ -175,7 +176,7 @@ class Trainer:
     def refresh(self) -> None:
         """Play with the weights as they are now. Called by every rank: sharded ones are gathered."""
         self.player.policy.follow(self.updater.policy)
-        self.player.engine.forget()  # what is cached was computed with the old weights
+        self.player.forget()  # what is cached was computed with the old weights
 
     def validate(self, questions: list[Question]) -> dict[str, float]:
         """Greedy games of held-out questions: val/em, val/f1, val/reward, val/format, val/turns."""
@@ -189,7 +190,7 @@ class Trainer:
         mine = questions[self.ranks.rank :: self.ranks.count]
         counted = self.console.counted(play, len(mine))
         results = self.gather(play_all(mine, counted, rule=RULES[self.config.rule]))
-        player.engine.forget()
+        player.forget()
         return results
 
     def gather(self, share: Coroutine[None, None, list[Result]]) -> list[Result]:
@@ -221,12 +222,18 @@ def make_updater(config: TrainConfig, policy: Policy, reference: Policy | None, 
     """The update with the settings of eq. 17 and AdamW; every rank makes one."""
     if config.checkpointing:
         policy.checkpoint_activations()
-    adam = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
+    # Fused: one kernel, without temporary tensors as large as the weights.
+    optimizer = torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=ranks.device.type == "cuda",
+    )
     return Updater(
         policy=policy,
         reference=reference,
-        # Fused: one kernel, without temporary tensors as large as the weights.
-        optimizer=torch.optim.AdamW(policy.parameters(), **adam, fused=ranks.device.type == "cuda"),
+        optimizer=optimizer,
         ranks=ranks,
         clip=config.clip,
         kl_coef=config.kl_coef,

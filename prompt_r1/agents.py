@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prompt_r1.config import PRESETS, TrainConfig, read_yaml
 from prompt_r1.export import GAME_FILE
-from prompt_r1.served import served_parts
+from prompt_r1.served import Prompts, served_parts
 from prompt_r1.types import UsageError
 
 RUNS = Path("runs")
@@ -31,8 +31,8 @@ def trained_config(path: str | Path) -> TrainConfig | None:
 def newest_mini_run() -> Path:
     """The run folder under runs/ whose mini agent was saved last, of those that have learnt to ask."""
 
-    def asks(game: TrainConfig) -> bool:
-        return game.agent == "mini" and game.env != "none"
+    def asks(game: TrainConfig | None) -> bool:
+        return game is not None and game.agent == "mini" and game.env != "none"
 
     found = [path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if asks(trained_config(path.parent))]
     if not found:
@@ -51,7 +51,7 @@ class KnownAgent:
     start: str
     # Of an agent behind an endpoint: whose tokenizer it has, and what it is sent.
     tokenizer: str | Path = ""
-    prompts: str = "tokens"
+    prompts: Prompts = "tokens"
 
 
 def know_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> KnownAgent:
@@ -68,4 +68,8 @@ def know_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str =
     game = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
     game = replace(game, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
-    return KnownAgent(name, game, start, path, prompts) if served else KnownAgent(path, game, start)
+    return (
+        KnownAgent(name, game, start, path, "text" if prompts == "text" else "tokens")
+        if served
+        else KnownAgent(path, game, start)
+    )

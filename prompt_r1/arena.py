@@ -44,10 +44,10 @@ class Arena:
 
     def __init__(self, policy: Policy, rows: int) -> None:
         layers, *shape = kv_shape(policy)
-        place = {"dtype": policy.compute, "device": policy.device}
         # Heads first: a head's rows of one sequence lie together, the fastest order for a CPU.
-        self.keys = [torch.empty(shape[0], rows + 1, shape[1], **place) for _ in range(layers)]
-        self.values = [torch.empty(shape[0], rows + 1, shape[1], **place) for _ in range(layers)]
+        size, dtype, device = (shape[0], rows + 1, shape[1]), policy.compute, policy.device
+        self.keys = [torch.empty(size, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.empty(size, dtype=dtype, device=device) for _ in range(layers)]
         self.rows = self.spare = rows
 
     def gap(self, size: int, segments: Iterable[Segment]) -> int | None:

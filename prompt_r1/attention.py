@@ -107,7 +107,9 @@ def attend(
     assert not dropout, "dropout would make the trained policy another one than the sampled"
     assert sliding_window is None, f"sliding-window attention ({sliding_window}) is not supported"
     if ragged is not None:
-        keys, values = ragged.keys[module.layer_idx], ragged.values[module.layer_idx]
+        layer = module.layer_idx
+        assert isinstance(layer, int)
+        keys, values = ragged.keys[layer], ragged.values[layer]
         keys.index_copy_(1, ragged.rows, key[0].to(keys.dtype))
         values.index_copy_(1, ragged.rows, value[0].to(values.dtype))
         rows = query[0].transpose(0, 1).to(keys.dtype)  # (T, H, D)
@@ -144,8 +146,8 @@ def one_by_one(query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scal
         )  # fmt: skip
         out[columns] = part[0].transpose(0, 1)
     if singles:
-        columns = [chunk.column for chunk in ragged.chunks if chunk.count == 1]
-        into[columns] = torch.stack(singles)
+        alone = [chunk.column for chunk in ragged.chunks if chunk.count == 1]
+        into[alone] = torch.stack(singles)
     return out
 
 
@@ -189,13 +191,13 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_heads
 def _agrees(
     kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
 ) -> bool:
-    shape = {"dtype": dtype, "device": device}
-    keys, values = torch.randn(kv_heads, 512, dim, **shape), torch.randn(kv_heads, 512, dim, **shape)
+    keys = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
+    values = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
     mixed = [Chunk(0, 1, 300, 200), Chunk(1, 40, 0, 150), Chunk(41, 1, 160, 7)]
     single = [Chunk(0, 1, 300, 200), Chunk(1, 1, 160, 130)]
     try:
         for chunks in (mixed, single):
-            query = torch.randn(chunks[-1].column + 1, heads, dim, **shape)
+            query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
             ragged = Ragged([], [], chunks, device, kernel)
             expected = one_by_one(query, keys, values, ragged, None)
             torch.testing.assert_close(

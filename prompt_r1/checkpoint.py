@@ -164,7 +164,12 @@ class Checkpoints:
         """Remove the checkpoints of later steps."""
         self.finish(wait=True)
         later = [folder for folder in checkpoints_of(self.folder.parent) if _step(folder) > step]
-        self._on_first(lambda: [shutil.rmtree(folder) for folder in reversed(later)])
+
+        def remove() -> None:
+            for folder in reversed(later):
+                shutil.rmtree(folder)
+
+        self._on_first(remove)
 
     def _write(self, temporary: Path) -> "Future[manifest.Sums]":
         if self._thread is not None:

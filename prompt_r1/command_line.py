@@ -114,7 +114,7 @@ def _add_flags(
         if everything and f.metadata["group"]:
             section = parser.add_argument_group(f.metadata["group"])
         options = _options(f, preset or {})
-        if not everything and f.name not in everyday:
+        if everyday is not None and not everything and f.name not in everyday:
             options["help"] = argparse.SUPPRESS
         section.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
     if everyday is not None:

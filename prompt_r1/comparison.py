@@ -59,7 +59,8 @@ def check_pairs(first: Sequence[Prediction], second: Sequence[Prediction], names
         {(one.dataset, one.id): (one.question, one.answers) for one in predictions}
         for predictions in (first, second)
     ]
-    for mine, other, name in [(*questions, names[1]), (*reversed(questions), names[0])]:
+    left, right = questions
+    for mine, other, name in [(left, right, names[1]), (right, left, names[0])]:
         missing = sorted(set(mine) - set(other))
         if missing:
             dataset, identity = missing[0]

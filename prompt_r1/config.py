@@ -177,7 +177,8 @@ def type_name(f: dataclasses.Field[Any]) -> str:
     """What a field takes, as --help and errors name it."""
     if get_origin(f.type) is tuple:
         return "NAME"
-    return {int: "N", float: "X", bool: "true|false"}.get(f.type, "TEXT")  # type: ignore[call-overload]
+    names: dict[object, str] = {int: "N", float: "X", bool: "true|false"}
+    return names.get(f.type, "TEXT")
 
 
 def _from_yaml(path: Path, f: dataclasses.Field[Any], value: Any) -> Any:

@@ -212,13 +212,14 @@ class Engine:
             source, moves = None, False
         else:
             moves = continues(source)
-        start = self._make_room(job.room, source, moves=moves)
+        start, arena = self._make_room(job.room, source, moves=moves), self._arena
         if start is None:
             return False
         segment = Segment(start, job.room, [])
         if source is not None:
+            assert arena is not None, "a segment lies in it"
             shared = usable[source]
-            self._arena.copy(source.start, start, shared)
+            arena.copy(source.start, start, shared)
             segment.tokens = prompt[:shared]
             segment.ends = {length: end for length, end in source.ends.items() if length <= shared}
         self._segments.append(segment)
@@ -231,20 +232,21 @@ class Engine:
 
         A source that moves may stay where it is and grow, or be overwritten by its own copy.
         """
-        busy = set(self._running.values())
+        busy, arena = set(self._running.values()), self._arena
+        assert arena is not None, "it is allocated before the first game is admitted"
         kept = [segment for segment in self._segments if not (moves and segment is source)]
         idle = [segment for segment in kept if segment not in busy]
         idle.sort(key=lambda segment: (segment is source, segment.last_used))
         for dropped in range(len(idle) + 1):
             gone = set(idle[:dropped])
             rest = [segment for segment in kept if segment not in gone]
-            start = self._arena.gap(size, rest)
+            start = arena.gap(size, rest)
             if start is not None:
-                limit = min(
-                    (s.start for s in rest if moves and s.start > source.start), default=self._arena.rows
-                )
                 self._segments = rest
-                return source.start if moves and source.start + size <= limit else start
+                if source is None or not moves:
+                    return start
+                limit = min((s.start for s in rest if s.start > source.start), default=arena.rows)
+                return source.start if source.start + size <= limit else start
         return None
 
     @torch.inference_mode()
@@ -301,8 +303,9 @@ class Engine:
         """Last hidden states (T, hidden) of a packed row; its keys and values are then in the arena."""
         if self._graphs is not None and self._graphs.takes(chunks):
             return self._graphs(ids, chunks)
-        device = self.policy.device
-        ragged = Ragged(self._arena.keys, self._arena.values, chunks, device, self._kernel)
+        device, arena = self.policy.device, self._arena
+        assert arena is not None
+        ragged = Ragged(arena.keys, arena.values, chunks, device, self._kernel)
         return self._hidden(torch.tensor(ids, device=device), ragged)
 
     def _hidden(self, tokens: Tensor, ragged: Ragged | Decoding) -> Tensor:
@@ -329,8 +332,9 @@ class Engine:
 
     def _closes(self, job: Job) -> bool:
         """Has the newest token completed a stop string? Only what was sampled counts."""
-        if not any(stop[-1] in self._text(job.tokens[-1]) for stop in job.stop):
+        decode, text = self._decode, self._text  # both there where anything can stop
+        if decode is None or text is None or not any(stop[-1] in text(job.tokens[-1]) for stop in job.stop):
             return False
         reach = max(map(len, job.stop))  # every token has at least one character of the string
-        tail = self._decode(job.tokens[max(job.prompt_length, len(job.tokens) - reach) :])
+        tail = decode(job.tokens[max(job.prompt_length, len(job.tokens) - reach) :])
         return any(stop in tail for stop in job.stop)

@@ -45,7 +45,7 @@ def explain(config: TrainConfig, say: Say) -> None:
     _tell_step(lesson.step, samples, config, say)
 
 
-def _heading(number: int, title: str, where: str, *functions: object) -> str:
+def _heading(number: int, title: str, where: str, *functions: Callable[..., object]) -> str:
     names = ", ".join(f"{f.__module__.removeprefix('prompt_r1.')}.{f.__qualname__}" for f in functions)
     return f"\n{number}. {title} ({where})\n   [{names}]"
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -66,19 +66,23 @@ def base_folder(base: Path | str) -> Path:
     """Where the files of a model lie: its folder, or the cache of the hub that it was loaded from."""
     if Path(base).is_dir():
         return Path(base)
-    return Path(cached_file(str(base), "config.json")).parent
+    file = cached_file(str(base), "config.json")
+    assert file is not None, "raises where there is none"
+    return Path(file).parent
 
 
-def _save(model: PreTrainedModel, weights: dict[str, Tensor], home: Path, folder: Path) -> str:
+def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, folder: Path) -> str:
     """Write the weights in the base's dtype; its name."""
     told = json.loads((home / "config.json").read_text("utf-8"))
     dtype = told.get("dtype") or told.get("torch_dtype") or "float32"
     own = {name for name, _ in model.named_parameters()}  # tied weights only once
     own |= {name for name in weights if name not in dict(model.named_parameters(remove_duplicate=False))}
-    kept = {
-        name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
-        for name, tensor in weights.items() if name in own
-    }  # fmt: skip
+    kept: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name not in own:
+            continue
+        assert isinstance(tensor, Tensor), f"{name} is a {type(tensor).__name__}"
+        kept[name] = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
     model.save_pretrained(folder, state_dict=kept)
     return dtype
 

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 
@@ -34,6 +40,7 @@ def shard(
             mp_policy=mixed,
             offload_policy=pinned if offload else OffloadPolicy(),
         )
+        assert isinstance(module, FSDPModule)  # what `fully_shard` made of it
         # The loss is a weighted sum over all ranks: gradients are added, not averaged (and gloo knows no
         # other way).
         module.set_gradient_divide_factor(1.0)

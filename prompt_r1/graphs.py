@@ -114,7 +114,7 @@ def recorder(kernel: Kernel) -> Record | None:
     return partial(_cuda_graph, pool=torch.cuda.graph_pool_handle()) if kernel in RECORDABLE else None
 
 
-def _cuda_graph(step: Step, *, pool: tuple[int, int]) -> Step:
+def _cuda_graph(step: Step, *, pool: "torch.cuda._POOL_HANDLE") -> Step:
     """Record a step as a CUDA graph; all sizes share one memory pool, for they never run at the same time."""
     stream = torch.cuda.Stream()  # warm-up must not happen on the stream that is recorded
     stream.wait_stream(torch.cuda.current_stream())

@@ -66,7 +66,7 @@ def take_step(policy: Policy, reference: Policy, samples: list[Sample], config: 
         return Look(batches, losses, logprobs)
 
     before = look()
-    sum(loss.total for loss in before.losses).backward()
+    torch.stack([loss.total for loss in before.losses]).sum().backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip).item()
     torch.optim.AdamW(
         policy.parameters(),

@@ -6,8 +6,9 @@ Three ways to the same numbers: `merged` on CPUs, `varlen` on GPUs in 16 bits, a
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +95,7 @@ class _Merged(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out = torch.empty_like(query)
         sums = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
@@ -112,7 +113,7 @@ class _Merged(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         query, key, value, out, sums = ctx.saved_tensors
@@ -150,11 +151,13 @@ def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: flo
 
     at = offsets(groups, query.device)
     keys, values = (rows.transpose(0, 1).index_select(0, at.columns) for rows in (key, value))
-    options = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-    out = varlen_attn(
+    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    attend = partial(varlen_attn, enable_gqa=True) if grouped else varlen_attn
+    out = attend(
         query.transpose(0, 1).contiguous(), keys, values, at.queries, at.keys, at.longest_query,
-        at.longest_key, scale=scale, window_size=(-1, 0), **options,
+        at.longest_key, scale=scale, window_size=(-1, 0),
     )  # fmt: skip
+    assert isinstance(out, Tensor), "the log-sum-exp was not asked for"
     return out.transpose(0, 1)
 
 

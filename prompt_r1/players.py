@@ -80,6 +80,11 @@ class Player:
                           max_tokens=config.max_tokens, max_new=config.max_new, seed=seed,
                           max_reply=config.max_reply_tokens, force_answer=config.force_answer)  # fmt: skip
 
+    def forget(self) -> None:
+        """Drop what was computed with weights that are others now."""
+        if isinstance(self.engine, Engine):
+            self.engine.forget()
+
     async def close(self) -> None:
         """Close the connections of the running event loop."""
         if isinstance(self.engine, ServedAgent):
@@ -97,8 +102,7 @@ def load_player(
     path: str | Path, config: TrainConfig, device: torch.device, *, weights: torch.dtype | None = None
 ) -> Player:
     """An agent from its folder or hub id, to play the game of `config`, its weights in the compute dtype or
-    in `weights`. Raises UsageError where it cannot.
-    """
+    in `weights`. Raises UsageError where it cannot."""
     codec = Codec(load_tokenizer(path), (INSTRUCTIONS | ALONE)[config.instruction])
     compute = compute_dtype(config, device)
     policy = load_policy(
@@ -109,9 +113,8 @@ def load_player(
 
 def codec_of(known: KnownAgent) -> Codec:
     """The codec of an agent's tokenizer and game."""
-    return Codec(
-        load_tokenizer(known.tokenizer or known.path), (INSTRUCTIONS | ALONE)[known.game.instruction]
-    )
+    instruction = (INSTRUCTIONS | ALONE)[known.game.instruction]
+    return Codec(load_tokenizer(known.tokenizer or known.path), instruction)
 
 
 def load_known(known: KnownAgent, device: torch.device) -> Player:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,9 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
         """Keep a slice of every weight on each rank; from now on every forward is called by all ranks."""
-        shard(self, self.model.base_model.layers, mesh=mesh, compute=self.compute, offload=offload)
+        layers = self.model.base_model.layers
+        assert isinstance(layers, nn.ModuleList)
+        shard(self, layers, mesh=mesh, compute=self.compute, offload=offload)
         self.device = device
 
     @torch.no_grad()
@@ -101,7 +103,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
@@ -114,7 +116,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, targets = ctx.saved_tensors
         scaled = grad[:, None].to(hidden.dtype) * hidden
         grad_hidden = torch.empty_like(hidden)
@@ -176,7 +178,8 @@ def load_policy(
         raise UsageError(
             f"the model at {str(path)!r} does more to its logits than one matrix product: not supported"
         )
-    return Policy(model.to(device).eval(), compute=compute, temperature=temperature)
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    return Policy(model.eval(), compute=compute, temperature=temperature)
 
 
 def _alters_logits(config: object) -> bool:

@@ -154,7 +154,7 @@ def compare_files(
     Raises UsageError when a name does not choose one system, or the questions are not the same.
     """
     sides = [_choose(text) for text in (first, second)]
-    check_pairs(*sides, names=(first, second))
+    check_pairs(sides[0], sides[1], names=(first, second))
     scored = [(score_predictions(side, rules=rules, similarity=similarity), side[0].system) for side in sides]
     titles = [f"{label}: {system}" for label, (_, system) in zip("AB", scored, strict=True)]
     parts = ["\n".join(titles)]

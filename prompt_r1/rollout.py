@@ -77,7 +77,7 @@ async def play_groups(
     group. `play_one` gets question, seed and this number.
     """
     games = [
-        asyncio.create_task(play_one(question, f"{seed}/{number}", number))
+        asyncio.ensure_future(play_one(question, f"{seed}/{number}", number))
         for question, seed in zip(questions, seeds, strict=True)
         for number in range(group_size)
     ]

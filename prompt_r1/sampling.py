@@ -37,16 +37,16 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], uniform: Sequence[float])
     largest, likeliest = logits.max(-1)
     if all(how.temperature == 0 for how in sampling):
         return Drawn(likeliest, largest - logits.logsumexp(-1))
-    at = {"device": logits.device}
-    heat = torch.tensor([how.temperature or 1.0 for how in sampling], **at)[:, None]
-    numbers = torch.tensor(uniform, dtype=torch.float32, **at)[:, None]
+    device = logits.device
+    heat = torch.tensor([how.temperature or 1.0 for how in sampling], device=device)[:, None]
+    numbers = torch.tensor(uniform, dtype=torch.float32, device=device)[:, None]
     weights = ((logits - largest[:, None]) / heat).exp_()  # (R, V), not normalised
     cumulated = weights.cumsum(-1)
     drawn = _invert(cumulated, numbers)
     cut = [row for row, how in enumerate(sampling) if how.truncated]
     if cut:
         drawn[cut] = _draw_truncated(weights[cut], [sampling[row] for row in cut], numbers[cut])
-    greedy = torch.tensor([how.temperature == 0 for how in sampling], **at)
+    greedy = torch.tensor([how.temperature == 0 for how in sampling], device=device)
     tokens = torch.where(greedy, likeliest, drawn)
     picked = logits.gather(1, tokens[:, None]) - largest[:, None]
     return Drawn(tokens, (picked / heat - cumulated[:, -1:].log())[:, 0])
@@ -54,11 +54,11 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], uniform: Sequence[float])
 
 def _draw_truncated(weights: Tensor, sampling: Sequence[Sampling], numbers: Tensor) -> Tensor:
     """The same among the tokens that top_k, then top_p of what it left, keep (R, V)."""
-    at, size = {"device": weights.device}, weights.shape[1]
-    top_k = torch.tensor([how.top_k or size for how in sampling], **at)[:, None]
-    top_p = torch.tensor([how.top_p for how in sampling], **at)[:, None]
+    device, size = weights.device, weights.shape[1]
+    top_k = torch.tensor([how.top_k or size for how in sampling], device=device)[:, None]
+    top_p = torch.tensor([how.top_p for how in sampling], device=device)[:, None]
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
-    ranked = ranked * (torch.arange(size, **at) < top_k)
+    ranked = ranked * (torch.arange(size, device=device) < top_k)
     cumulated = ranked.cumsum(-1)
     # A token stays while those before it have less than top_p: the one that crosses the border is in.
     ranked = ranked * (cumulated - ranked < top_p * cumulated[:, -1:])

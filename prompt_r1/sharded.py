@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
 
@@ -36,7 +37,9 @@ def write_later(
     """
     tensors = _tensors(policy, optimizer)
     _hush()
-    return dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
+    saved = dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
+    assert isinstance(saved, Future)
+    return saved
 
 
 def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
@@ -47,13 +50,15 @@ def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> N
         saved = reader.read_metadata().state_dict_metadata
     except SafetensorError as error:
         raise UsageError(f"{folder} holds no tensors: {error}") from None
-    _check(folder, weights, {key: list(entry.size) for key, entry in saved.items()})
+    sizes = {key: entry.size for key, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
+    assert sizes.keys() == saved.keys(), "a file of safetensors holds nothing else"
+    _check(folder, weights, {key: list(size) for key, size in sizes.items()})
     tensors = {f"weights/{name}": weight for name, weight in weights.items()}
     states: dict[str, dict[str, Tensor]] = {}
-    for key in saved.keys() - tensors.keys():
+    for key in sizes.keys() - tensors.keys():
         _, name, entry = key.split("/")
-        like_weight = saved[key].size == weights[name].shape
-        tensors[key] = torch.zeros_like(weights[name]) if like_weight else torch.zeros(saved[key].size)
+        like_weight = sizes[key] == weights[name].shape
+        tensors[key] = torch.zeros_like(weights[name]) if like_weight else torch.zeros(sizes[key])
         states.setdefault(name, {})[entry] = tensors[key]
     _hush()
     dcp.load(tensors, storage_reader=reader, no_dist=ranks == 1)

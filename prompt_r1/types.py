@@ -158,7 +158,8 @@ class Environment(Protocol):
     this question: equal messages of two games are two calls, and all turns of a game go to one model.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str: ...
 

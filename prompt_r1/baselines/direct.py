@@ -49,9 +49,9 @@ async def ask_once(
     try:
         reply = await meter.ask(messages, sample=sample, session=question.id)
     except EnvError as error:
-        return meter.attempt(None, "", stop="env_error", error=str(error))
+        return meter.billed(Attempt(None, "", stop="env_error", error=str(error)))
     answer, marked = answer_format.read(reply)
-    return meter.attempt(answer, reply, format=marked)
+    return meter.billed(Attempt(answer, reply, format=marked))
 
 
 class Direct:

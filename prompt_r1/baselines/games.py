@@ -47,26 +47,28 @@ class Game:
     async def answer(self, question: Question, *, sample: int, seed: str) -> Attempt:
         if self._environment is None:
             trajectory = await self._play(question, Nobody(), sample, seed)
-            return Attempt(trajectory.answer, spoken(trajectory), **self._ending(trajectory))
+            return self._attempt(trajectory)
         meter = Meter(self._environment)
         trajectory = await self._play(question, meter, sample, seed)
-        return meter.attempt(trajectory.answer, spoken(trajectory), **self._ending(trajectory))
+        return meter.billed(self._attempt(trajectory))
 
     async def _play(self, question: Question, environment: Environment, sample: int, seed: str) -> Trajectory:
         return await self._load().play(
             question, seed, sample, environment=environment, config=self._game, temperature=self._temperature
         )
 
-    def _ending(self, trajectory: Trajectory) -> dict[str, object]:
+    def _attempt(self, trajectory: Trajectory) -> Attempt:
         failed = trajectory.stop == "env_error"
         formed = well_formed(trajectory) if self._thinks else trajectory.answer is not None
-        return {
-            "turns": len(trajectory.turns),
-            "stop": trajectory.stop,
-            "error": (trajectory.error or "the environment failed") if failed else None,
-            "format": None if failed else float(formed),
-            "trajectory": trajectory,
-        }
+        return Attempt(
+            trajectory.answer,
+            spoken(trajectory),
+            turns=len(trajectory.turns),
+            stop=trajectory.stop,
+            error=(trajectory.error or "the environment failed") if failed else None,
+            format=None if failed else float(formed),
+            trajectory=trajectory,
+        )
 
 
 def spoken(trajectory: Trajectory) -> str:

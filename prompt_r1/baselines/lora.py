@@ -17,9 +17,9 @@ class LoRA(nn.Module):
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
-        like = {"dtype": torch.float32, "device": base.weight.device}
-        self.a = nn.Parameter(torch.empty(rank, base.in_features, **like))
-        self.b = nn.Parameter(torch.zeros(base.out_features, rank, **like))
+        device = base.weight.device
+        self.a = nn.Parameter(torch.empty(rank, base.in_features, dtype=torch.float32, device=device))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=torch.float32, device=device))
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -155,7 +155,6 @@ def fine_tuned(
 
 def search(name: str, config: MethodConfig, seed: int) -> Search:
     """A prompt optimiser with its knobs."""
-    begin = {"seed_prompt": config.seed_prompt, "seed": seed}
     match name:
         case "opro":
             return partial(
@@ -166,7 +165,8 @@ def search(name: str, config: MethodConfig, seed: int) -> Search:
                 threshold=config.opro_threshold,
                 exemplars=config.opro_exemplars,
                 train_limit=config.opro_train,
-                **begin,
+                seed_prompt=config.seed_prompt,
+                seed=seed,
             )
         case "textgrad":
             return partial(
@@ -176,14 +176,16 @@ def search(name: str, config: MethodConfig, seed: int) -> Search:
                 batch_size=config.textgrad_batch,
                 short_value=config.textgrad_short_value,
                 validation_limit=config.optimize_val,
-                **begin,
+                seed_prompt=config.seed_prompt,
+                seed=seed,
             )
     return partial(
         gepa,
         max_task_calls=config.gepa_calls,
         batch_size=config.gepa_batch,
         validation_limit=config.optimize_val,
-        **begin,
+        seed_prompt=config.seed_prompt,
+        seed=seed,
     )
 
 

@@ -1,7 +1,7 @@
 """What every compared method is: it prepares once, then answers question after question."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from prompt_r1.environments.metered import Reply
@@ -92,8 +92,8 @@ class Meter:
     async def close(self) -> None:
         await self.environment.close()
 
-    def attempt(self, answer: str | None, raw: str, **others: object) -> Attempt:
-        """An attempt that cost what was counted here."""
+    def billed(self, attempt: Attempt) -> Attempt:
+        """The attempt with the costs that were counted here."""
         spent = self.spent
-        return Attempt(answer, raw, calls=spent.task_calls, tokens_in=spent.tokens_in,
-                       tokens_out=spent.tokens_out, usd=spent.usd, **others)  # type: ignore[arg-type] # fmt: skip
+        return replace(attempt, calls=spent.task_calls, tokens_in=spent.tokens_in,
+                       tokens_out=spent.tokens_out, usd=spent.usd)  # fmt: skip

@@ -56,13 +56,13 @@ class SelfConsistency:
         spent = Ledger()
         for attempt in attempts:
             spent.add_attempt(attempt)
-        cost = {"calls": spent.task_calls, "tokens_in": spent.tokens_in,
-                "tokens_out": spent.tokens_out, "usd": spent.usd}  # fmt: skip
-        if not alive:
-            return replace(attempts[0], **cost)
-        answers = [attempt.answer or "" for attempt in alive]
-        chosen = alive[vote(answers, free_text=question.kind == "text")]
-        return replace(chosen, raw="\n\n".join(attempt.raw for attempt in alive), **cost)
+        chosen = attempts[0]
+        if alive:
+            answers = [attempt.answer or "" for attempt in alive]
+            winner = alive[vote(answers, free_text=question.kind == "text")]
+            chosen = replace(winner, raw="\n\n".join(attempt.raw for attempt in alive))
+        return replace(chosen, calls=spent.task_calls, tokens_in=spent.tokens_in,
+                       tokens_out=spent.tokens_out, usd=spent.usd)  # fmt: skip
 
 
 def vote(answers: Sequence[str], *, free_text: bool) -> int:

@@ -138,10 +138,11 @@ def _mini(spec: str, seed: int) -> Source | None:
             raise UsageError(f"there is no environment {spec!r}: the mini world has {', '.join(MINI_SPECS)}")
         return None
 
+    from prompt_r1.miniworld.beliefs import Style
     from prompt_r1.miniworld.environment import MiniEnvironment, MuteEnvironment
     from prompt_r1.miniworld.world import make_world
 
     if spec == "mini-mute":
         return FreeSource(MuteEnvironment(), seed=seed)
-    style = "B" if spec == "mini-b" else "A"
+    style: Style = "B" if spec == "mini-b" else "A"
     return FreeSource(MiniEnvironment(make_world(seed), style=style, seed=seed), seed=seed)

@@ -46,7 +46,7 @@ class FreeSource:
 
     def __init__(self, environment: Environment, *, seed: int) -> None:
         self.name = environment.name
-        self.parameters = {"seed": seed}
+        self.parameters: Mapping[str, object] = {"seed": seed}
         self._environment = environment
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:

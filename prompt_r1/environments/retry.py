@@ -131,7 +131,7 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     if isinstance(choice, dict) and isinstance(choice.get("text"), str):
         return _classify_text(choice, usage)
     message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
+    if not isinstance(choice, dict) or not isinstance(message, dict):
         return Outcome("retry", reason="the response has no choices", wait=wait)
     text = _joined(message.get("content"))
     refusal = _joined(message.get("refusal"))
