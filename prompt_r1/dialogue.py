@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 
 from prompt_r1.terminal import colour, printable
 from prompt_r1.types import Turn
@@ -55,15 +54,13 @@ class Dialogue:
 
     def turn(self, text: str, *, ended: bool) -> None:
         """The agent's turn as far as it has come; writes what is new since the last call."""
-        for number, ((name, content), shown) in enumerate(
-            zip_longest(blocks(text, ended=ended), self._shown, fillvalue=0)
-        ):
+        for number, (name, content) in enumerate(blocks(text, ended=ended)):
             if number == len(self._shown):
                 if number:
                     self._write("\n")
                 self._label(LABELS[name])
                 self._shown.append(0)
-            self._say(COLOURS[name], content[shown:])
+            self._say(COLOURS[name], content[self._shown[number] :])
             self._shown[number] = len(content)
         if ended:
             self._write("\n" if self._shown else "")

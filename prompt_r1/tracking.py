@@ -3,9 +3,13 @@
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prompt_r1.types import UsageError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+    from wandb import Run
 
 
 class Tracker(Protocol):
@@ -33,7 +37,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
-        self._writer = None
+        self._writer: SummaryWriter | None = None
 
     def add(self, metrics: dict[str, float]) -> None:
         """One scalar for each metric of the step."""
@@ -60,7 +64,7 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._run = None
+        self._run: Run | None = None
 
     def add(self, metrics: dict[str, float]) -> None:
         """One line of the run's history."""
@@ -68,7 +72,7 @@ class WeightsAndBiases:
             self._run = self._open()
         self._run.log(metrics, step=int(metrics["step"]))
 
-    def _open(self):
+    def _open(self) -> "Run":
         import wandb
 
         file = self._folder / "wandb" / "run-id"

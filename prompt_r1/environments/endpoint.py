@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import httpx
 
 from prompt_r1.environments.retry import Outcome
+from prompt_r1.terminal import printable
 from prompt_r1.types import UsageError
 
 LONGEST_REASON = 300  # characters of a provider's message
@@ -64,7 +65,7 @@ def is_loopback(base_url: str) -> bool:
 def without_key(outcome: Outcome, key: str) -> Outcome:
     """Servers echo headers, in errors and (proxies for debugging) in replies."""
     # Cut after scrubbing: half a key would not be found.
-    reason = " ".join(scrub(outcome.reason, key).split())[:LONGEST_REASON]
+    reason = printable(" ".join(scrub(outcome.reason, key).split()))[:LONGEST_REASON]
     if len(key) < SHORTEST_SECRET:
         return replace(outcome, reason=reason)
     text, reasoning = scrub(outcome.text, key), scrub(outcome.reasoning, key)
