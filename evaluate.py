@@ -3,7 +3,7 @@
 
     direct      the environment alone: the question as it is
     untrained   the agent before training, in the same game
-    prompt-r1   the trained agent; the README has the other methods, the tables and the comparisons
+    prompt-r1   the trained agent; docs/evaluation.md has the other methods, tables and comparisons
 
 Every answer becomes a line of predictions.jsonl in the folder --out as soon as it is there. The same command
 again asks only for what is missing or failed, and makes the tables anew.

@@ -61,7 +61,9 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def rooms() -> dict[str, int]:
     """File or folder of prompt_r1 → its height in the README's tables: the method, then row by row."""
-    first, second = (table.split("\n\n")[0] for table in README.split("| file | what it ")[1:])
+    first, second = (
+        table.split("\n\n")[0] for table in re.split(r"\| file \|(?: lines \|)? what it ", README)[1:]
+    )
     heights = dict.fromkeys(re.findall(r"prompt_r1/(\w+)", first), 0)
     for height, line in enumerate(second.splitlines(), start=1):
         heights |= dict.fromkeys(re.findall(r"(\w+)(?:\.py|/)`", line.split("|")[1]), height)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,13 @@ def test_a_run_folder_holds_all_that_the_run_was(trained):
     ]
     assert all(key in line for line in lines[1:] for key in keys)
     assert all(line["engine/logprob_gap"] <= 1e-4 for line in lines[1:])
+
+
+def test_every_curve_of_a_run_is_in_the_readmes_table_and_the_other_way_round(trained):
+    table = (ROOT / "README.md").read_text("utf-8").split("| in `metrics.jsonl` |")[1].split("\n\n")[0]
+    explained = {name for line in table.splitlines()[2:]
+                 for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])}  # fmt: skip
+    assert explained == {name for line in read_metrics(trained / "runs/small") for name in line}
 
 
 def test_the_saved_agent_loads_with_the_auto_classes(trained):
