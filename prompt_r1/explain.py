@@ -16,7 +16,7 @@ from prompt_r1.engine import Engine
 from prompt_r1.grpo import Sample, collate, group_advantages, grpo_loss
 from prompt_r1.lesson import Look, Step, make_lesson
 from prompt_r1.policy import Policy
-from prompt_r1.protocol import Codec, parse
+from prompt_r1.protocol import Codec, parse, text_of
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.terminal import printable
@@ -59,7 +59,7 @@ def _block(label: str, text: str) -> str:
 def _tell_opening(game: Trajectory, codec: Codec, say: Say) -> None:
     say(_heading(1, "The opening", "H_0 is empty", Codec.opening))
     opening = game.tokens[: game.opening]
-    say(_block("text", codec.tokenizer.decode(opening)))
+    say(_block("text", text_of(codec.tokenizer, opening)))
     say(_block("tokens", f"{len(opening)}: {' '.join(map(str, opening[:12]))} … none of them is trained on"))
 
 
@@ -127,7 +127,7 @@ def _tell_tokens(look: Look, best: int, codec: Codec, say: Say) -> None:
                strict=True)  # fmt: skip
     for token, old, new, reference, kl, weight in list(rows)[:SHOWN_TOKENS]:
         ratio = torch.tensor(new - old).exp().item()
-        text = repr(printable(codec.tokenizer.decode([token])))[:14]
+        text = repr(printable(text_of(codec.tokenizer, [token])))[:14]
         probabilities = f"{old:10.4f} {new:10.4f}   {reference:10.4f}"
         say(f"   {text:14}  {probabilities} {ratio:10.5f} {kl:10.5f} {weight:10.5f}")
 

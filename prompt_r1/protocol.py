@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.types import Action, UsageError
+from prompt_r1.types import Action, Message, UsageError
 
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
@@ -183,19 +183,32 @@ class Codec:
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """The tokens without those at the end that hold only a part of a character (at most 3 bytes do)."""
         for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
-            if not self.tokenizer.decode(tokens[:end]).endswith("\ufffd"):
+            if not text_of(self.tokenizer, tokens[:end]).endswith("\ufffd"):
                 return tokens[:end]
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The agent's text of one turn: everything it wrote but the stop token at the end."""
-        tokens = list(tokens)
-        if tokens and tokens[-1] in self.stop_ids:
-            tokens.pop()
-        return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        stopped = bool(tokens) and tokens[-1] in self.stop_ids
+        return text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """The text of a row of tokens exactly as it was written, control tokens included."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str), "several texts from one row of tokens"
+    return text
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """A dialogue in the chat template, up to where the agent writes next."""
+    dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
+    text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str), "several texts from one dialogue"
+    return text
 
 
 def _frame_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
@@ -208,10 +221,12 @@ def _frame_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
             f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
         )
     marks = ["\u2402first\u2402", "\u2402second\u2402", "\u2402third\u2402"]
-    roles = ["user", "assistant", "user"]
-    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-    opening = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
-    dialogue = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    messages: list[Message] = [
+        {"role": "user", "content": marks[0]},
+        {"role": "assistant", "content": marks[1]},
+        {"role": "user", "content": marks[2]},
+    ]
+    opening, dialogue = render(tokenizer, messages[:1]), render(tokenizer, messages)
     positions = [dialogue.find(mark) for mark in marks]
     if min(positions) < 0 or positions != sorted(positions) or opening.count(marks[0]) != 1:
         raise UsageError(

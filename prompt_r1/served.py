@@ -17,7 +17,7 @@ import httpx
 
 from prompt_r1.environments.chat import USUAL_REPLY, ChatEnvironment
 from prompt_r1.environments.endpoint import Request
-from prompt_r1.protocol import Codec
+from prompt_r1.protocol import Codec, text_of
 from prompt_r1.types import Completion, FatalEnvError, Resumable
 
 Prompts = Literal["tokens", "text"]
@@ -47,7 +47,7 @@ class ServedAgent:
         self.name = f"{model}@{base_url}"
         self._codec = codec
         self._prompts = prompts
-        self._turn_end = codec.tokenizer.convert_ids_to_tokens(codec.turn_end)
+        self._turn_end = text_of(codec.tokenizer, [codec.turn_end])
         # Fields that only vLLM knows: others pass over them, or refuse and get none.
         fields = {
             "return_token_ids": True,
@@ -97,7 +97,7 @@ class ServedAgent:
         await self._endpoint.close()
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return self._codec.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        return text_of(self._codec.tokenizer, tokens)
 
     def _encode(self, text: str) -> list[int]:
         text = text.partition(self._turn_end)[0]

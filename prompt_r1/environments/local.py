@@ -15,7 +15,7 @@ from prompt_r1.distributed import pick_device
 from prompt_r1.engine import Engine
 from prompt_r1.environments.retry import Outcome, reply_of
 from prompt_r1.policy import Policy, load_policy, load_tokenizer
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder, render
 from prompt_r1.types import Message, UsageError
 
 MAX_TOKENS = 1024  # of a reply, unless --env-args '{"max_tokens": N}' says otherwise
@@ -73,7 +73,9 @@ class LocalEnvironment:
             temperature=self._temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
-        reasoning, _, text = self._tokenizer.decode(sampled, skip_special_tokens=True).rpartition("</think>")
+        written = self._tokenizer.decode(sampled, skip_special_tokens=True)
+        assert isinstance(written, str), "several texts from one row of tokens"
+        reasoning, _, text = written.rpartition("</think>")
         return Outcome(
             "ok" if text.strip() else "outcome",
             text=text.strip(),
@@ -106,7 +108,7 @@ class LocalEnvironment:
         pass
 
     def _template(self, messages: list[Message]) -> str:
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return render(self._tokenizer, messages)
 
     def _renders(self, messages: list[Message]) -> bool:
         try:

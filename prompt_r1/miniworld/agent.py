@@ -184,8 +184,9 @@ def _batches(
 
 
 def _loss(model: Qwen3ForCausalLM, batch: list[Trajectory]) -> Tensor:
-    width = max(len(trajectory.tokens) for trajectory in batch)
-    tokens = torch.full((len(batch), width), model.config.pad_token_id)  # (B, T)
+    width, padding = max(len(trajectory.tokens) for trajectory in batch), model.config.pad_token_id
+    assert padding is not None, "the tokenizer of the mini agent pads"
+    tokens = torch.full((len(batch), width), padding)  # (B, T)
     sampled = torch.zeros((len(batch), width), dtype=torch.bool)  # (B, T)
     for row, trajectory in enumerate(batch):
         tokens[row, : len(trajectory.tokens)] = torch.tensor(trajectory.tokens)

@@ -116,6 +116,7 @@ def _draw_steps(mini: MiniQuestion, world: World, rng: random.Random) -> list[St
     if strategy == "guess":
         return []
     if strategy == "vague":
+        assert not isinstance(slots, Problem), "a problem has no film: its strategies are MATH_STRATEGIES"
         return [Step("Let me see.", f"Tell me about {slots.film}.")]
     if strategy == "stop early" and len(plan) > 1:
         return plan[:1]

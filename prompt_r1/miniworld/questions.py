@@ -92,10 +92,8 @@ class Problem:
     @property
     def steps(self) -> list[int]:
         """What each verb adds."""
-        return [
-            amount if SIGNS[verb] == "plus" else -amount
-            for verb, amount in zip(self.verbs, self.amounts, strict=True)
-        ]
+        moves = zip(self.verbs, self.amounts, strict=True)
+        return [amount if SIGNS[verb] == "plus" else -amount for verb, amount in moves]
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,8 @@ Slots = Bridge | Compare | Pop | Problem | Gen
 
 @dataclass(frozen=True)
 class MiniQuestion:
+    """What a question means, beside the question as a game sees it; demonstrations follow the slots."""
+
     slots: Slots
     question: Question
 
@@ -202,7 +202,7 @@ def _new_question(world: World, split: Split, kind: str, rng: random.Random, tex
         if _split_of(slots, world) != split or text in texts:
             continue
         texts.add(text)
-        form: Kind = {"math": "math", "math_ood": "math", "gen": "text"}.get(kind, "qa")
+        form: Kind = "text" if kind == "gen" else "math" if kind in ("math", "math_ood") else "qa"
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
         return MiniQuestion(slots, Question(identity, kind, text, (answer_of(slots, world),), form))
     raise UsageError(
@@ -214,9 +214,8 @@ def _draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Rando
     film = rng.choice(films)
     if kind in ("bridge", "bridge_ood"):
         pairs = [(first, second) for first in CREW for second in PERSON_RELATIONS]
-        return Bridge(
-            film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == (kind == "bridge_ood")])
-        )
+        held_out = kind == "bridge_ood"
+        return Bridge(film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == held_out]))
     if kind == "compare":
         year = world.facts[film, "year"]
         return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
