@@ -93,11 +93,13 @@ def main() -> None:
     once = plan(choice.questions, 5, seed=1)
     twice = once + [in_other_words(game) for game in once]
     walls: dict[str, list[float]] = {"once": [], "twice": []}
+    cpus: dict[str, list[float]] = {"once": [], "twice": []}
     turns = []
     for number in range(choice.rounds):
         for name, games in (("once", once), ("twice", twice)):
             run = measured(lambda games=games: play_ours(policy, games, latency=False))
             walls[name].append(run.wall)
+            cpus[name].append(run.cpu)
             print(f"  round {number + 1}  {name:<6} {run.wall:7.2f} s wall {run.cpu:7.2f} s CPU", flush=True)
         turns.append(decode_by_turn(policy, 5 * choice.questions))
         print("  ms a token:", *(f"{whole:.3f} ({apart:.3f})" for whole, apart in turns[-1]), flush=True)
@@ -106,6 +108,7 @@ def main() -> None:
     )
     print(json.dumps({
         "twice_the_games": round(median(walls["twice"]) / median(walls["once"]), 3),
+        "twice_the_games_cpu": round(median(cpus["twice"]) / median(cpus["once"]), 3),
         "decode_ms_per_token": whole,
         "without_attention": apart,
         "fifth_to_first_without_attention": round(apart[-1] / apart[0], 3),

@@ -33,7 +33,7 @@ def sweep(parent: Path) -> None:
         else:
             os.replace(path, home)
     for path in parent.glob(".*.tmp"):
-        shutil.rmtree(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sums(folder: Path, names: Iterable[str]) -> Sums:

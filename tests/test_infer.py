@@ -159,8 +159,10 @@ def test_ctrl_c_ends_with_what_there_is(agent, tmp_path):
         while "agent asks" not in playing.stdout.readline():
             assert playing.poll() is None, playing.stderr.read()
         playing.send_signal(signal.SIGINT)
-        told, errors = playing.communicate(timeout=20)
+        told, errors = playing.communicate(timeout=60)
     finally:
+        playing.kill()
+        playing.communicate()
         server.kill()
         server.communicate()
     game = json.loads((tmp_path / "cut.jsonl").read_text())

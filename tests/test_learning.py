@@ -21,6 +21,6 @@ def test_the_mini_run_learns_to_question_its_environment(tmp_path):
         tmp_path, "evaluate.py", "--method", "prompt-r1", "--env", "mini", "mini-mute", "--limit", "100"
     )
     with_environment, mute = (
-        float(line.split("|")[5]) for line in alone.stdout.splitlines() if "**all**" in line
+        float(line.split("|")[5].split()[0]) for line in alone.stdout.splitlines() if "**all**" in line
     )
     assert with_environment >= 0.60 and mute <= 0.30
