@@ -188,6 +188,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
     assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 def test_two_ranks_with_sharded_weights_train_as_one(trained, agent, tmp_path):
     """The same games and the same losses, but for the order of sums."""
     done = call(
@@ -387,6 +388,7 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
     assert "Traceback" not in told and len(told.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others(agent, tmp_path):
     """Only the first rank opens the run: the others must not wait for ever when it cannot."""
     done = call(tmp_path, "train.py", "--agent", agent, "--resume", "nowhere", ranks=2, seconds=60)
