@@ -25,7 +25,6 @@ from prompt_r1.dialogue import Dialogue, Game, as_json, cost_line
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.pool import Pool
-from prompt_r1.interrupt import insistently
 from prompt_r1.knobs import ServedConfig, knob
 from prompt_r1.players import Player, check_fit, check_served, load_known
 from prompt_r1.protocol import parse
@@ -77,7 +76,7 @@ def main(arguments: list[str]) -> None:
             runner.run(check_served(agent))
             session.player = load_known(replace(agent, game=game), pick_device(config.device))
             for text in asked or typed():
-                runner.run(insistently(session.ask(text)))
+                runner.run(session.ask(text))
         except KeyboardInterrupt:
             session.end(session.games[-1] if session.games else None)
             sys.exit(130)

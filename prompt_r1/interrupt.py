@@ -18,19 +18,6 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-async def insistently(work: Coroutine[None, None, T]) -> T:
-    """Work that can be cancelled whatever it waits for: a connection that is being opened may lose a
-    cancellation, so the work is cancelled until it has ended.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    finally:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=1)
-
-
 class Interrupt:
     """Whether this process was told to stop: `name` is the signal's, or ""."""
 
@@ -49,12 +36,11 @@ class Interrupt:
 
     async def guard(self, work: Coroutine[None, None, T]) -> T:
         """Do the work until a signal comes; then cancel it and raise Resumable."""
-        if self.name:
-            work.close()
-            raise Resumable(self.reason)
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(insistently(work))
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         # The handler runs between two bytecodes of the loop's thread: the loop may be asleep.
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self.name:
+            task.cancel()
         try:
             return await task
         except asyncio.CancelledError:

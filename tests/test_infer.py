@@ -154,12 +154,14 @@ def test_ctrl_c_ends_with_what_there_is(agent, tmp_path):
             "--question", "abc def?", "--temperature", "1", "--seed", "0",
             "--save", str(tmp_path / "cut.jsonl")]  # fmt: skip
     playing = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+                               cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                               # A shell starts what runs in its background with Ctrl-C ignored.
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
     try:
         while "agent asks" not in playing.stdout.readline():
             assert playing.poll() is None, playing.stderr.read()
         playing.send_signal(signal.SIGINT)
-        told, errors = playing.communicate(timeout=60)
+        told, errors = playing.communicate(timeout=20)
     finally:
         playing.kill()
         playing.communicate()

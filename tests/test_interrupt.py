@@ -1,13 +1,12 @@
 """Signals: what runs is abandoned, and said so."""
 
 import asyncio
-import contextlib
 import os
 import signal
 
 import pytest
 
-from prompt_r1.interrupt import SIGNALS, Interrupt, insistently
+from prompt_r1.interrupt import SIGNALS, Interrupt
 from prompt_r1.types import Resumable
 
 
@@ -69,20 +68,3 @@ def test_the_handlers_before_come_back():
     with Interrupt():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_work_that_loses_a_cancellation_is_cancelled_again():
-    async def deaf() -> None:
-        for _ in range(2):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(100)
-        await asyncio.sleep(100)
-
-    async def interrupted() -> None:
-        main = asyncio.create_task(insistently(deaf()))
-        await asyncio.sleep(0)
-        main.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await main
-
-    asyncio.run(asyncio.wait_for(interrupted(), timeout=20))
