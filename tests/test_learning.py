@@ -1,4 +1,4 @@
-"""The main job, shortened: `python train.py` must learn. About two minutes: `python -m pytest -m learning`."""
+"""The main job, shortened: `python train.py` must learn. Two minutes: `python -m pytest -m learning`."""
 
 import pytest
 
