@@ -37,6 +37,15 @@ def test_a_mini_environment_brings_its_own_questions():
     assert config.data == config.val_data == config.test_data == ("mini",)
 
 
+def test_validation_and_test_can_be_switched_off(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("data: mini\nenv: mini\ntest_data: none\n")
+    for flags in ([], ["--config", str(file)]):
+        config, _ = train_config([*flags, "--val-data", "none", "--test-data", "none"])
+        assert config.data and not config.val_data and not config.test_data
+    assert not train_config(["--config", str(file)])[0].test_data
+
+
 def test_what_is_written_reads_back_the_same(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")
