@@ -201,30 +201,36 @@ class Engine:
 
     def _place(self, job: Job) -> bool:
         """Let the job run in a segment that begins with the longest cached prefix of its tokens."""
-        prompt, busy = job.tokens, set(self._running.values())
-        usable = {segment: segment.usable(prompt) for segment in self._segments}
-
-        def continues(segment: Segment) -> bool:
-            return segment not in busy and usable[segment] == len(segment.tokens)
-
-        source = max(self._segments, key=lambda s: usable[s] + IN_PLACE * continues(s), default=None)
-        if source is None or not usable[source]:
-            source, moves = None, False
-        else:
-            moves = continues(source)
+        source, shared, moves = self._best_source(job.tokens)
         start, arena = self._make_room(job.room, source, moves=moves), self._arena
         if start is None:
             return False
         segment = Segment(start, job.room, [])
         if source is not None:
             assert arena is not None, "a segment lies in it"
-            shared = usable[source]
             arena.copy(source.start, start, shared)
-            segment.tokens = prompt[:shared]
+            segment.tokens = job.tokens[:shared]
             segment.ends = {length: end for length, end in source.ends.items() if length <= shared}
         self._segments.append(segment)
         self._running[job] = segment
         return True
+
+    def _best_source(self, prompt: list[int]) -> tuple[Segment | None, int, bool]:
+        """The cached sequence worth most to a prompt, how many of its tokens are usable, and whether the
+        prompt continues it in place.
+        """
+        best: tuple[Segment | None, int, bool] = None, 0, False
+        worth, busy = 0, set(self._running.values())
+        for segment in self._segments:
+            # Who differs here is worth no more than the best so far: most need not be compared whole.
+            border = max(worth - IN_PLACE, 0)
+            if segment.tokens[border : border + 1] != prompt[border : border + 1]:
+                continue
+            usable = segment.usable(prompt)
+            moves = segment not in busy and usable == len(segment.tokens)
+            if usable and usable + IN_PLACE * moves > worth:
+                best, worth = (segment, usable, moves), usable + IN_PLACE * moves
+        return best
 
     def _make_room(self, size: int, source: Segment | None, *, moves: bool) -> int | None:
         """Where `size` rows are free, after dropping as few of the longest idle segments as will do; the one
