@@ -55,6 +55,18 @@ class Ragged:
         object.__setattr__(self, "rows", torch.tensor(starts, device=self.device) + self.positions)
 
     @cached_property
+    def in_order(self) -> list[Chunk]:
+        """The chunks by their place in the arena."""
+        return sorted(self.chunks, key=lambda chunk: chunk.start)
+
+    @cached_property
+    def cuts(self) -> list[int]:
+        """The arena's rows in pieces: before each chunk in order those that are not its, then its own."""
+        ends = [0, *(chunk.start + chunk.length for chunk in self.in_order)]
+        return [rows for chunk, end in zip(self.in_order, ends, strict=False)
+                for rows in (chunk.start - end, chunk.length)]  # fmt: skip
+
+    @cached_property
     def offsets(self) -> "Offsets":
         def ints(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -132,9 +144,10 @@ def one_by_one(query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scal
     rows = query.reshape(len(query), 1, kv_heads, heads // kv_heads, -1).unbind(0)
     into = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
     singles: list[Tensor] = []
-    for chunk in ragged.chunks:
-        k = keys[None, :, chunk.start : chunk.start + chunk.length]
-        v = values[None, :, chunk.start : chunk.start + chunk.length]
+    # All pieces at once: views made one by one take as long as the attention of short sequences.
+    cuts = [*ragged.cuts, keys.shape[1] - sum(ragged.cuts)]
+    pieces = (cache[None].split(cuts, dim=2)[1::2] for cache in (keys, values))
+    for chunk, k, v in zip(ragged.in_order, *pieces, strict=True):
         if chunk.count == 1:
             singles.append(F.scaled_dot_product_attention(rows[chunk.column], k, v, scale=scale))
             continue
@@ -146,7 +159,7 @@ def one_by_one(query: Tensor, keys: Tensor, values: Tensor, ragged: Ragged, scal
         )  # fmt: skip
         out[columns] = part[0].transpose(0, 1)
     if singles:
-        alone = [chunk.column for chunk in ragged.chunks if chunk.count == 1]
+        alone = [chunk.column for chunk in ragged.in_order if chunk.count == 1]
         into[alone] = torch.stack(singles)
     return out
 
