@@ -34,20 +34,22 @@ class Drawn:
 
 def draw(logits: Tensor, sampling: Sequence[Sampling], uniform: Sequence[float]) -> Drawn:
     """Invert each row's distribution function at its number in [0, 1). logits (R, V) float32."""
-    largest, likeliest = logits.max(-1)
-    if all(how.temperature == 0 for how in sampling):
+    greedy = [row for row, how in enumerate(sampling) if how.temperature == 0]
+    if len(greedy) == len(sampling):
+        largest, likeliest = logits.max(-1)
         return Drawn(likeliest, largest - logits.logsumexp(-1))
     device = logits.device
+    largest = logits.amax(-1)  # without the index it is ten times faster on a CPU
     heat = torch.tensor([how.temperature or 1.0 for how in sampling], device=device)[:, None]
     numbers = torch.tensor(uniform, dtype=torch.float32, device=device)[:, None]
     weights = ((logits - largest[:, None]) / heat).exp_()  # (R, V), not normalised
     cumulated = weights.cumsum(-1)
-    drawn = _invert(cumulated, numbers)
+    tokens = _invert(cumulated, numbers)
     cut = [row for row, how in enumerate(sampling) if how.truncated]
     if cut:
-        drawn[cut] = _draw_truncated(weights[cut], [sampling[row] for row in cut], numbers[cut])
-    greedy = torch.tensor([how.temperature == 0 for how in sampling], device=device)
-    tokens = torch.where(greedy, likeliest, drawn)
+        tokens[cut] = _draw_truncated(weights[cut], [sampling[row] for row in cut], numbers[cut])
+    if greedy:
+        tokens[greedy] = logits[greedy].argmax(-1)
     picked = logits.gather(1, tokens[:, None]) - largest[:, None]
     return Drawn(tokens, (picked / heat - cumulated[:, -1:].log())[:, 0])
 
