@@ -206,8 +206,12 @@ def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Rank
     """
     failures: list[FatalEnvError | Resumable | UsageError] = []
     results: list[T] = []
+
+    async def kept() -> None:  # the runner would write out the whole result, as the repr of its task
+        results.append(await work)
+
     try:
-        results.append(runner.run(work))
+        runner.run(kept())
     except (FatalEnvError, Resumable, UsageError) as error:
         failures.append(error)
     ranks.meet()
