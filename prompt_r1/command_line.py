@@ -62,8 +62,10 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     # The mini world brings its own questions.
     if config.env in ("mini", "mini-b", "mini-mute") and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
-    switched_off = [name for name in ("val_data", "test_data") if "none" in getattr(config, name)]
-    config = replace(config, **dict.fromkeys(switched_off, ()))
+    if "none" in config.val_data:
+        config = replace(config, val_data=())
+    if "none" in config.test_data:
+        config = replace(config, test_data=())
     name = Path(source).stem
     if config.env == "none":
         config, name = _alone(config, given), f"{name}-alone"
