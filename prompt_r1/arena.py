@@ -1,7 +1,7 @@
 """The KV cache: an arena of rows, one a token, in which each sequence owns a segment of consecutive rows."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from prompt_r1.policy import Policy
 
+IN_PLACE = 16  # tokens: to continue a sequence, rather than to copy a longer prefix, is worth so many
 SHARE = 0.3  # of the free memory, when the arena is sized by it: an update needs the rest
 
 
@@ -66,6 +67,26 @@ class Arena:
         for cache in (*self.keys, *self.values):
             rows = cache[:, source : source + count]
             cache[:, target : target + count] = rows.clone() if abs(source - target) < count else rows
+
+
+def best_source(
+    segments: Iterable[Segment], busy: Container[Segment], prompt: list[int]
+) -> tuple[Segment | None, int, bool]:
+    """The cached sequence worth most to a prompt, how many of its tokens are usable, and whether the prompt
+    continues it in place: that of a busy one is another game's.
+    """
+    best: tuple[Segment | None, int, bool] = None, 0, False
+    worth = 0
+    for segment in segments:
+        # Who differs here is worth no more than the best so far: most need not be compared whole.
+        border = max(worth - IN_PLACE, 0)
+        if segment.tokens[border : border + 1] != prompt[border : border + 1]:
+            continue
+        usable = segment.usable(prompt)
+        continues = segment not in busy and usable == len(segment.tokens)
+        if usable and usable + IN_PLACE * continues > worth:
+            best, worth = (segment, usable, continues), usable + IN_PLACE * continues
+    return best
 
 
 def kv_shape(policy: Policy) -> tuple[int, int, int]:

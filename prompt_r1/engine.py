@@ -23,14 +23,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prompt_r1.arena import Arena, Segment, affordable_rows, common_prefix, kv_shape
+from prompt_r1.arena import Arena, Segment, affordable_rows, best_source, common_prefix, kv_shape
 from prompt_r1.attention import Chunk, Ragged, choose_kernel
 from prompt_r1.graphs import DecodeGraphs, Decoding, Record, recorder
 from prompt_r1.policy import Policy
 from prompt_r1.sampling import Sampling, draw
 from prompt_r1.types import Completion, UsageError
 
-IN_PLACE = 16  # tokens: to continue a sequence, rather than to copy a longer prefix, is worth so many
 PREFILL = {"cpu": 512, "cuda": 8192}  # prompt tokens of a forward: they fill the device, others wait little
 PATIENCE = 16  # steps that prompts wait for one another where decoding alone is much faster
 
@@ -201,7 +200,8 @@ class Engine:
 
     def _place(self, job: Job) -> bool:
         """Let the job run in a segment that begins with the longest cached prefix of its tokens."""
-        source, shared, moves = self._best_source(job.tokens)
+        busy = set(self._running.values())
+        source, shared, moves = best_source(self._segments, busy, job.tokens)
         start, arena = self._make_room(job.room, source, moves=moves), self._arena
         if start is None:
             return False
@@ -214,23 +214,6 @@ class Engine:
         self._segments.append(segment)
         self._running[job] = segment
         return True
-
-    def _best_source(self, prompt: list[int]) -> tuple[Segment | None, int, bool]:
-        """The cached sequence worth most to a prompt, how many of its tokens are usable, and whether the
-        prompt continues it in place.
-        """
-        best: tuple[Segment | None, int, bool] = None, 0, False
-        worth, busy = 0, set(self._running.values())
-        for segment in self._segments:
-            # Who differs here is worth no more than the best so far: most need not be compared whole.
-            border = max(worth - IN_PLACE, 0)
-            if segment.tokens[border : border + 1] != prompt[border : border + 1]:
-                continue
-            usable = segment.usable(prompt)
-            moves = segment not in busy and usable == len(segment.tokens)
-            if usable and usable + IN_PLACE * moves > worth:
-                best, worth = (segment, usable, moves), usable + IN_PLACE * moves
-        return best
 
     def _make_room(self, size: int, source: Segment | None, *, moves: bool) -> int | None:
         """Where `size` rows are free, after dropping as few of the longest idle segments as will do; the one

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.workload import plan, play_async, totals
+from prompt_r1.arena import IN_PLACE, Segment, best_source
 from prompt_r1.engine import Engine
 from prompt_r1.policy import Policy
 from prompt_r1.types import Completion, UsageError
@@ -124,6 +125,33 @@ def test_no_schedule_changes_a_token_or_stands_still(schedule):
         assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
         if schedule.temperature == 0:
             assert completion.tokens == logprobs.argmax(1).tolist()
+
+
+BITS = st.lists(st.integers(0, 1), max_size=40)
+
+
+@given(
+    BITS.filter(bool), st.lists(st.tuples(st.integers(0, 40), BITS, st.booleans(), st.booleans()), max_size=8)
+)
+def test_the_prefix_taken_is_worth_as_much_as_any(prompt, cached):
+    """To leave most sequences uncompared loses nothing, whether they run, go on, or know the prompt's end."""
+    ends = {len(prompt): torch.zeros(1)}
+    segments = [
+        Segment(0, 80, prompt[:kept] + rest, ends if known else {}) for kept, rest, known, _ in cached
+    ]
+    busy = {segment for segment, (*_, runs) in zip(segments, cached, strict=True) if runs}
+
+    def worth(segment: Segment) -> int:
+        equal = 0
+        while segment.tokens[: equal + 1] == prompt[: equal + 1] and equal < len(prompt):
+            equal += 1
+        usable = equal - (equal == len(prompt) and not segment.ends)
+        return usable and usable + IN_PLACE * (usable == len(segment.tokens) and segment not in busy)
+
+    source, usable, continues = best_source(segments, busy, prompt)
+    assert usable + IN_PLACE * continues == max(map(worth, segments), default=0)
+    if source is not None:
+        assert source.tokens[:usable] == prompt[:usable] and worth(source) == usable + IN_PLACE * continues
 
 
 def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[list[int]]]:
