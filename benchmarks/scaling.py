@@ -18,8 +18,9 @@ from statistics import median
 
 import torch
 
-from benchmarks.rollout import Timed, measured, play_ours
-from benchmarks.workload import PROMPT, VOCABULARY, PlannedGame, plan, small_model
+from benchmarks.rollout import Timed, play_ours
+from benchmarks.runs import measured
+from benchmarks.workload import LENGTHS, VOCABULARY, PlannedGame, plan, small_model
 from prompt_r1 import attention
 from prompt_r1.attention import Kernel
 from prompt_r1.policy import Policy
@@ -51,7 +52,7 @@ def decode_by_turn(policy: Policy, games: int) -> list[tuple[float, float]]:
     clock does not wait for a GPU.
     """
     rng = random.Random(1)
-    histories = [[rng.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(games)]
+    histories = [[rng.randrange(VOCABULARY) for _ in range(LENGTHS["short"].prompt)] for _ in range(games)]
     engine = Divided(policy, stop_ids=frozenset(), max_tokens=4096, kv_tokens=games * 4096)
     turns = []
 

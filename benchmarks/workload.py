@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-PROMPT = 400
 VOCABULARY = 8192
 
 
@@ -30,10 +29,34 @@ class PlannedGame:
     turns: list[PlannedTurn]
 
 
-def plan(questions: int, group_size: int, *, seed: int, vocabulary: int = VOCABULARY) -> list[PlannedGame]:
-    """Groups of games: prompts of 400 tokens, 1-4 turns of 60-200 new tokens, replies of 100-300 tokens that
-    come after 0.5 s in the median, log-normal with sigma 1.
-    """
+@dataclass(frozen=True)
+class Lengths:
+    """What lengths and latencies are drawn from; ranges include both ends."""
+
+    prompt: int  # tokens
+    turns: tuple[int, ...]  # weights of games of 1, 2, … turns
+    new: tuple[int, int]  # tokens of a turn
+    reply: tuple[int, int]  # tokens
+    latency: float  # median seconds of a reply, log-normal
+    sigma: float
+
+
+LENGTHS = {
+    "short": Lengths(400, (1, 2, 3, 4), (60, 200), (100, 300), 0.5, 1.0),
+    # Guesses for a large model: real games' lengths are not published.
+    "long": Lengths(600, (1, 1, 1, 1, 1), (120, 320), (200, 400), 2.0, 0.8),
+}
+
+
+def plan(
+    questions: int,
+    group_size: int,
+    *,
+    seed: int,
+    lengths: Lengths = LENGTHS["short"],
+    vocabulary: int = VOCABULARY,
+) -> list[PlannedGame]:
+    """Groups of games of random tokens; those of a group share their prompt."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -41,15 +64,24 @@ def plan(questions: int, group_size: int, *, seed: int, vocabulary: int = VOCABU
 
     games = []
     for _ in range(questions):
-        prompt = tokens(PROMPT)
+        prompt = tokens(lengths.prompt)
         for _ in range(group_size):
-            (count,) = rng.choices((1, 2, 3, 4), weights=(1, 2, 3, 4))
+            (count,) = rng.choices(range(1, len(lengths.turns) + 1), weights=lengths.turns)
             turns = []
             for _ in range(count - 1):
-                latency = rng.lognormvariate(math.log(0.5), 1)
-                turns.append(PlannedTurn(rng.randint(60, 200), tokens(rng.randint(100, 300)), latency))
-            games.append(PlannedGame(prompt, [*turns, PlannedTurn(rng.randint(60, 200), [], 0.0)]))
+                latency = rng.lognormvariate(math.log(lengths.latency), lengths.sigma)
+                turns.append(
+                    PlannedTurn(rng.randint(*lengths.new), tokens(rng.randint(*lengths.reply)), latency)
+                )
+            games.append(PlannedGame(prompt, [*turns, PlannedTurn(rng.randint(*lengths.new), [], 0.0)]))
     return games
+
+
+def longest(games: list[PlannedGame]) -> int:
+    """Tokens of the longest game."""
+    return max(
+        len(game.prompt) + sum(turn.new_tokens + len(turn.reply) for turn in game.turns) for game in games
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +130,19 @@ def small_model(*, attention: str, vocabulary: int = VOCABULARY) -> Qwen3ForCaus
         model = Qwen3ForCausalLM(config).eval()
         torch.nn.init.normal_(model.lm_head.weight, std=0.3)
     return model
+
+
+def large_model(*, attention: str, device: torch.device) -> Qwen3ForCausalLM:
+    """A random model of Qwen3-4B's shape in bfloat16."""
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=2560, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, intermediate_size=9728, max_position_embeddings=40_960,
+        tie_word_embeddings=True, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
+        pad_token_id=0, dtype="bfloat16",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(0)
+        return Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many new ones → the new ones

@@ -1,13 +1,20 @@
 """Decoding by recorded steps, with a recording that runs anywhere: the step itself, on the same buffers."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from prompt_r1 import attention
 from prompt_r1 import engine as engine_module
+from prompt_r1.arena import Arena
 from prompt_r1.engine import Engine
+from prompt_r1.graphs import DecodeGraphs
+from prompt_r1.policy import Policy
 from tests import tiny
 
 
@@ -112,3 +119,43 @@ def test_prompts_wait_for_one_another_only_where_steps_are_recorded(play):
             play(record)
         forwards[name] = sum(count > 0 for count in counts)
     assert forwards["recorded"] < forwards["plain"]
+
+
+def test_the_recorded_step_runs_on_the_device_alone(monkeypatch):
+    """Traced with tensors that are shapes only, FlashAttention's own checks of shapes among them: a step that
+    asked for a value, or brought one from the host, could not be recorded.
+    """
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
+    model = tiny.model().to("meta", torch.bfloat16)
+    policy = Policy(model, compute=torch.bfloat16)
+    graphs = DecodeGraphs(
+        lambda tokens, places: policy.hidden_states(tokens[None], position_ids=places.positions[None],
+                                                    ragged=places)[0],
+        Arena(policy, 600), attention.flash, longest=200, record=lambda step: step,
+    )  # fmt: skip
+    with OnlyOn("meta") as operations:
+        hidden = graphs._step(8)
+    assert hidden.shape == (8, model.config.hidden_size) and hidden.dtype == torch.bfloat16
+    layers = model.config.num_hidden_layers
+    assert operations.count("aten._flash_attention_forward.default") == layers
+    assert operations.count("aten.index_copy_.default") == 2 * layers
+
+
+class OnlyOn(TorchDispatchMode):
+    """Collects the operations inside; every tensor of theirs lies on the device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.operations: list[str] = []
+
+    def __enter__(self) -> list[str]:
+        super().__enter__()
+        return self.operations
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.operations.append(str(operation))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
+        assert all(tensor.device.type == self.device for tensor in tensors), operation
+        return out

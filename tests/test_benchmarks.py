@@ -1,0 +1,142 @@
+"""The rivals of the benchmarks play the games that ours plays, and the counted work is what is done."""
+
+import asyncio
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks import rollout, roofline
+from benchmarks.rivals import Vllm, play_continuous, play_generate
+from benchmarks.rollout import likeliest, play_ours
+from benchmarks.workload import Lengths, large_model, longest, plan, totals
+from prompt_r1 import attention
+from tests import tiny
+
+SHORT = Lengths(prompt=24, turns=(1, 1, 1), new=(3, 6), reply=(2, 5), latency=0.01, sigma=0.5)
+
+
+@pytest.fixture(scope="module")
+def games():
+    return plan(2, 2, seed=3, lengths=SHORT, vocabulary=tiny.model().config.vocab_size)
+
+
+def make_model(kind: str):
+    model = tiny.model()
+    model.set_attn_implementation(kind)
+    model.generation_config.eos_token_id = None  # how long a turn is says the plan
+    return model
+
+
+def test_every_rival_writes_the_same_greedy_tokens(games):
+    ours = play_ours(tiny.policy(), games, latency=False)
+    assert likeliest(make_model("sdpa"), games, ours.tokens) == len(games)
+    assert ours.prefilled == totals(games).prefill
+    for static in (False, True):
+        assert play_generate(make_model("sdpa"), games, latency=False, static=static).tokens == ours.tokens
+    batched = play_continuous(make_model("sdpa"), games, latency=True, batch=64, pages=64)
+    assert batched.tokens == ours.tokens
+
+
+def test_vllm_is_asked_for_the_same_games(games, monkeypatch):
+    """A stand-in with vLLM's interface, which decodes one sequence at a time with the weights it is given."""
+    seen = []
+
+    class Stand:
+        @classmethod
+        def from_engine_args(cls, arguments):
+            asyncio.get_running_loop()
+            self = cls()
+            self.model = AutoModelForCausalLM.from_pretrained(arguments.model)
+            self.limit = arguments.max_model_len
+            return self
+
+        async def generate(self, prompt, how, request_id):
+            ids = torch.tensor([prompt["prompt_token_ids"]])
+            assert how.temperature == 0.0 and how.ignore_eos and ids.shape[1] + how.max_tokens <= self.limit
+            await asyncio.sleep(0)
+            seen.append(request_id)
+            with torch.inference_mode():
+                out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                                          max_new_tokens=how.max_tokens, eos_token_id=None)  # fmt: skip
+            new = out[0, ids.shape[1] :].tolist()
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(new))])
+
+        async def reset_prefix_cache(self):
+            seen.append("reset")
+
+        def shutdown(self):
+            seen.append("shutdown")
+
+    package, parameters = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    package.AsyncLLMEngine, package.TokensPrompt = Stand, dict
+    package.AsyncEngineArgs = package.SamplingParams = SimpleNamespace
+    parameters.RequestOutputKind = SimpleNamespace(FINAL_ONLY=2)
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
+    with Vllm(make_model("sdpa"), games, share=0.4) as rival:
+        runs = [rival.play(latency=False) for _ in range(2)]
+    expected = play_ours(tiny.policy(), games, latency=False).tokens
+    assert [run.tokens for run in runs] == [expected, expected]
+    assert len(set(seen) - {"reset", "shutdown"}) == 2 * totals(games).turns
+    assert seen.count("reset") == 2 and seen[-1] == "shutdown"
+
+
+def test_the_lengths_of_a_plan_are_those_asked_for(games):
+    assert longest(games) == max(
+        24 + sum(turn.new_tokens + len(turn.reply) for turn in game.turns) for game in games
+    )
+    assert all(3 <= turn.new_tokens <= 6 and len(turn.reply) <= 5 for game in games for turn in game.turns)
+    assert games[0].prompt == games[1].prompt != games[2].prompt
+
+
+def test_the_large_model_has_the_size_of_qwen3_4b():
+    model = large_model(attention="sdpa", device=torch.device("meta"))
+    assert sum(weight.numel() for weight in model.parameters()) == 4_022_468_096
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def test_the_rollout_benchmark_ends_with_one_object_that_says_identical(games, monkeypatch, capsys):
+    monkeypatch.setattr(rollout, "plan", lambda *_, **__: games)
+    monkeypatch.setattr(rollout, "load", lambda name, kind, device: make_model(kind))
+    monkeypatch.setattr(
+        sys, "argv", ["rollout", "--rounds", "1", "--rivals", "lockstep", "vllm", "--ablations"]
+    )
+    rollout.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["identical"] and result["prefill_exact"] and result["rivals_identical"] == 4
+    assert result["vs_lockstep"] > 0 and result["vs_generate_batch"] is result["vs_vllm"] is None
+
+
+def test_the_roofline_counts_what_a_forward_reads_and_multiplies(monkeypatch, capsys):
+    monkeypatch.setattr(roofline, "WORK", {"cpu": (1 << 16, 64)})
+    monkeypatch.setattr(roofline, "load", lambda name, kind, device: make_model(kind))
+    monkeypatch.setattr(sys, "argv", ["roofline", "--rounds", "1", "--sequences", "3", "--contexts", "40"])
+    roofline.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    model = make_model(attention.NAME)
+    config = model.config
+    weights = sum(weight.numel() for weight in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel()
+    cached = 3 * 40 * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim
+    assert result["decode"][0]["bytes"] == 4 * (weights + cached)
+    assert result["kernel"] == "one_by_one" and result["attention_error"] < 1e-5
+
+
+def test_the_flop_of_a_prefill_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = make_model("eager")
+    ids = torch.arange(32)[None]
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model.base_model(ids)
+    bench = roofline.Bench(tiny.policy(), rows=64, longest=64, rounds=1)
+    counted = bench.prefill(32, prompts=1)["flop"]
+    # torch counts every pair of tokens, we those that see each other, and norms multiply nothing.
+    norms = 2 * 32 * sum(weight.numel() for weight in model.parameters() if weight.ndim == 1)
+    unseen = 4 * bench.layers * bench.heads * bench.dim * (32 * 32 - 32 * 33 / 2)
+    assert counted - norms + unseen == pytest.approx(counter.get_total_flops(), rel=0.01)
