@@ -21,6 +21,7 @@ from prompt_r1.arena import Arena
 from prompt_r1.attention import RECORDABLE, Chunk, Kernel, Offsets
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of recorded batches
+TOLERANCE = 0.05  # of the norm of all hidden states
 
 Step = Callable[[], Tensor]
 Record = Callable[[Step], Step]
@@ -98,15 +99,25 @@ class DecodeGraphs:
         return self._forward(tokens, places)
 
     def _checked(self, step: Step, expected: Tensor) -> Step:
-        """The recording of a step, or the step itself where that fails or computes something else."""
+        """The recording of a step, or the step itself where that fails or computes something else.
+
+        Under capture matrix products may be summed in another order; through all layers that is a few percent
+        of some entries in bfloat16, but little of the whole.
+        """
         try:
             replay = self._record(step)
-            torch.testing.assert_close(replay(), expected, atol=2e-2, rtol=2e-2)
-        except (RuntimeError, AssertionError) as error:
-            self.broken = True
-            warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
-            return step
+            found = replay().float()
+        except RuntimeError as error:
+            return self._without(step, str(error))
+        difference = float((found - expected.float()).norm() / expected.float().norm())
+        if not difference <= TOLERANCE:
+            return self._without(step, f"the recorded step differs by {difference:.1%}")
         return replay
+
+    def _without(self, step: Step, reason: str) -> Step:
+        self.broken = True
+        warnings.warn(f"decoding goes on without CUDA graphs: {reason}", stacklevel=2)
+        return step
 
 
 def recorder(kernel: Kernel) -> Record | None:
@@ -123,7 +134,8 @@ def _cuda_graph(step: Step, *, pool: "torch.cuda._POOL_HANDLE") -> Step:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads (one writes checkpoints) may go on with the device meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         out = step()
 
     def replay() -> Tensor:

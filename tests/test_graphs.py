@@ -94,6 +94,11 @@ def test_a_recording_that_computes_something_else_is_given_up(play):
     assert engine._graphs.broken
 
 
+def test_a_recording_that_only_rounds_otherwise_is_kept(play):
+    _, engine = play(Recorder(off_by=0.005))
+    assert not engine._graphs.broken
+
+
 def test_a_recording_that_fails_is_given_up(play):
     def record(step):
         raise RuntimeError("operation not permitted when stream is capturing")
