@@ -25,7 +25,7 @@ FEW_STEPS = 20
 
 def main(arguments: list[str]) -> None:
     """Make the studies from a command line."""
-    parser = argparse.ArgumentParser("python -m prompt_r1.studies", description=__doc__.splitlines()[2])
+    parser = argparse.ArgumentParser("python -m prompt_r1.studies", description=__doc__.split("\n\n")[1])
     parser.add_argument("run", type=Path, nargs="*", help="run folders (the mini runs under runs/)")
     parser.add_argument("--out", type=Path, default=RUNS / "studies", help="folder of plots and tables")
     parser.add_argument(
