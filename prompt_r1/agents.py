@@ -68,8 +68,6 @@ def know_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str =
     game = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
     game = replace(game, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
-    return (
-        KnownAgent(name, game, start, path, "text" if prompts == "text" else "tokens")
-        if served
-        else KnownAgent(path, game, start)
-    )
+    if served is None:
+        return KnownAgent(path, game, start)
+    return KnownAgent(name, game, start, path, "text" if prompts == "text" else "tokens")
