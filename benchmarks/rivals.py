@@ -31,7 +31,7 @@ def play_lockstep(
             run.tokens[index] += tokens
             histories[index] += tokens + planned.reply
         if latency:
-            run.slept += max(planned.latency for planned in plans)
+            run.waiting += max(planned.latency for planned in plans)
             time.sleep(max(planned.latency for planned in plans))
     return run
 

@@ -46,7 +46,12 @@ VLLM_SHARE = 0.4  # of the GPU's memory
 class Timed(Engine):
     """Tells what its forwards are spent on."""
 
-    prefill_seconds = decode_seconds = 0.0
+    prefill_seconds = decode_seconds = active_seconds = 0.0
+
+    async def _run(self) -> None:
+        start = clock()
+        await super()._run()
+        self.active_seconds += clock() - start
 
     def _forward(self, ids: list[int], chunks: list[Chunk]) -> torch.Tensor:
         start = clock()
@@ -108,7 +113,9 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool, kind: 
         with asyncio.Runner() as runner:
             run = play_lockstep(games, turn, latency=latency)
     else:
+        start = clock()
         run = Run(asyncio.run(play_async(games, generate, latency=latency)))
+        run.waiting = clock() - start - engine.active_seconds
     run.prefill, run.decode = engine.prefill_seconds, engine.decode_seconds
     run.prefilled = engine.prefilled
     return run
@@ -222,7 +229,7 @@ def summary(
     mine = [run for name in ("ours", "ours, no latency") for run in runs[name]]
     others = [run for name in runs if not name.startswith("ours") for run in runs[name]]
     tokens = mine[0].tokens
-    working = median(run.wall - run.slept for run in lockstep) if lockstep else 0.0
+    working = median(run.wall - run.waiting for run in lockstep) if lockstep else 0.0
     cpu = {name: round(typical(ran, "cpu") / typical(runs["ours"], "cpu"), 2) for name, ran in runs.items()}
     greedy = likeliest(model, games, tokens) == len(games) and all(run.tokens == tokens for run in mine)
     return {

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.workload import Totals
 
+PARTS = ("prefill", "decode", "waiting")
 Tokens = list[list[int]]  # what each game sampled
 
 
@@ -20,7 +21,7 @@ class Run:
     tokens: Tokens
     wall: float = 0.0
     cpu: float = 0.0
-    slept: float = 0.0  # lockstep only: seconds in which nothing but waiting went on
+    waiting: float = 0.0  # seconds in which every game that was left waited for its environment
     prefill: float = 0.0  # seconds of forwards with prompt tokens in them
     decode: float = 0.0  # seconds of forwards without
     peak: float = 0.0  # MB above what was there before
@@ -72,14 +73,14 @@ def typical(runs: list[Run], field: str) -> float:
 
 
 def table(runs: dict[str, list[Run]], work: Totals, first: str) -> str:
-    """One line a variant, medians; the shares of prefill, decode and the rest are of the wall time."""
+    """One line a variant, medians; the shares of prefill, decode and waiting are of the wall time."""
     reference = typical(runs[first], "wall")
-    columns = " wall s   CPU s   tok/s  ratio  peak MB  prefill  decode    rest"
+    columns = " wall s   CPU s   tok/s  ratio  peak MB  prefill  decode waiting"
     lines = [f"{'':<42} {columns}"]
     for name, ran in runs.items():
         wall = typical(ran, "wall")
-        shares = [typical(ran, part) / wall for part in ("prefill", "decode")]
-        parts = [f"{share:.0%}" for share in (*shares, 1 - sum(shares))] if shares[1] else ["-"] * 3
+        known = typical(ran, "decode") > 0
+        parts = [f"{typical(ran, part) / wall:.0%}" if known else "-" for part in PARTS]
         numbers = (
             f"{wall:7.2f} {typical(ran, 'cpu'):7.2f} {work.new_tokens / wall:7.0f} {wall / reference:6.2f}"
         )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -34,11 +35,20 @@ def make_model(kind: str):
 def test_every_rival_writes_the_same_greedy_tokens(games):
     ours = play_ours(tiny.policy(), games, latency=False)
     assert likeliest(make_model("sdpa"), games, ours.tokens) == len(games)
-    assert ours.prefilled == totals(games).prefill
+    assert ours.prefilled == totals(games).prefill and 0 <= ours.waiting < 0.1
     for static in (False, True):
         assert play_generate(make_model("sdpa"), games, latency=False, static=static).tokens == ours.tokens
     batched = play_continuous(make_model("sdpa"), games, latency=True, batch=64, pages=64)
     assert batched.tokens == ours.tokens
+
+
+def test_seconds_in_which_all_games_wait_are_told_apart():
+    one = plan(1, 1, seed=2, lengths=replace(SHORT, turns=(0, 0, 1), latency=0.2, sigma=0.01), vocabulary=99)
+    for run in (
+        play_ours(tiny.policy(), one, latency=True),
+        play_generate(make_model("sdpa"), one, latency=True, static=False),
+    ):
+        assert run.waiting == pytest.approx(totals(one).longest_chain, rel=0.2)
 
 
 def test_vllm_is_asked_for_the_same_games(games, monkeypatch):
