@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,9 @@ from tests import tiny
 ROOT = Path(__file__).parent.parent
 # The real recipes with a tiny agent: small steps, short games.
 SMALL = [
-    "--questions",
-    "4",
-    "--group-size",
-    "2",
-    "--mini-batch",
-    "4",
-    "--max-new",
-    "12",
-    "--max-tokens",
-    "700",
-    "--val-limit",
-    "5",
-    "--lr",
-    "1e-3",
-    "--device",
-    "cpu",
-]
+    "--questions", "4", "--group-size", "2", "--mini-batch", "4", "--max-new", "12", "--max-tokens", "700",
+    "--val-limit", "5", "--lr", "1e-3", "--device", "cpu",
+]  # fmt: skip
 
 FOUR_STEPS = [*SMALL, "--out", "runs/small", "--steps", "4", "--val-every", "2", "--save-every", "2"]
 
@@ -65,6 +52,30 @@ def call(
     )
 
 
+@dataclass
+class Ended:
+    """How an entry point ended in this process."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def call_here(monkeypatch, capfd):
+    """Run an entry point in a folder as from a shell, but in this process: it need not be imported again."""
+
+    def call(folder: Path, *line: str | Path) -> Ended:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("sys.argv", list(map(str, line)))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[str(line[0])])
+        return Ended(left.value.code, *capfd.readouterr())
+
+    return call
+
+
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("agent"))
@@ -74,13 +85,7 @@ def agent(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, agent) -> Path:
     """A folder with runs/small: four steps of the mini preset."""
     folder = tmp_path_factory.mktemp("trained")
-    done = call(
-        folder,
-        "train.py",
-        "--agent",
-        agent,
-        *FOUR_STEPS,
-    )
+    done = call(folder, "train.py", "--agent", agent, *FOUR_STEPS)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -155,26 +160,16 @@ def test_the_trajectories_say_what_was_trained_on(trained):
     assert game["stop"] in ("malformed", "max_tokens")
 
 
-def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained, agent, tmp_path):
-    line = [
-        "train.py",
-        "--agent",
-        agent,
-        "--out",
-        "runs/small",
-        "--val-every",
-        "2",
-        "--save-every",
-        "2",
-        *SMALL,
-    ]
+def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained, agent, tmp_path, call_here):
+    line = ["train.py", "--agent", agent, "--out", "runs/small", "--val-every", "2", "--save-every", "2",
+            "--test-data", "none", *SMALL]  # fmt: skip
     (tmp_path / "runs/small/report.html").mkdir(parents=True)  # a report that cannot be written stops no run
     begun = call(tmp_path, *line, "--steps", "2")
     assert begun.returncode == 0 and "report.html could not be written: Is a directory" in begun.stdout
     # As if a kill had come after the next step's line was written and before its checkpoint.
     with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
-    resumed = call(tmp_path, *line, "--steps", "4")
+    resumed = call_here(tmp_path, *line, "--steps", "4")
     assert resumed.returncode == 0 and "Going on after step 2" in resumed.stdout
     whole, parts = weights(trained / "runs/small"), weights(tmp_path / "runs/small")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
@@ -191,16 +186,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
 @pytest.mark.slow
 def test_two_ranks_with_sharded_weights_train_as_one(trained, agent, tmp_path):
     """The same games and the same losses, but for the order of sums."""
-    done = call(
-        tmp_path,
-        "train.py",
-        "--agent",
-        agent,
-        *FOUR_STEPS,
-        "--parallel",
-        "fsdp",
-        ranks=2,
-    )
+    done = call(tmp_path, "train.py", "--agent", agent, *FOUR_STEPS, "--parallel", "fsdp", ranks=2)
     assert done.returncode == 0, done.stderr
     one, two = read_metrics(trained / "runs/small"), read_metrics(tmp_path / "runs/small")
     for alone, together in zip(one, two, strict=True):
@@ -224,36 +210,15 @@ def tokens_of(path: Path) -> list[tuple[int, ...]]:
     return [tuple(json.loads(line)["tokens"]) for line in path.read_text().splitlines()]
 
 
-def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path):
+def test_the_paper_preset_runs_from_end_to_end(agent, tmp_path, call_here):
     """Table 6 with a tiny Qwen3: the paper's instruction, turns and rule, gradient checkpointing."""
     rows = [{"question": f"Who is number {n}?", "answer": str(n)} for n in range(5)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = call(
-        tmp_path,
-        "train.py",
-        "--config",
-        "paper",
-        "--agent",
-        agent,
-        "--env",
-        "mini",
-        "--data",
-        "own.jsonl",
-        "--val-data",
-        "own.jsonl",
-        "--test-data",
-        "own.jsonl",
-        "--steps",
-        "2",
-        "--questions",
-        "3",
-        "--mini-batch",
-        "8",
-        "--max-new",
-        "24",
-        "--max-tokens",
-        "3000",
-    )
+    done = call_here(
+        tmp_path, "train.py", "--config", "paper", "--agent", agent, "--env", "mini", "--data", "own.jsonl",
+        "--val-data", "own.jsonl", "--test-data", "own.jsonl", "--steps", "2", "--questions", "3",
+        "--mini-batch", "8", "--max-new", "24", "--max-tokens", "3000",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = read_metrics(tmp_path / "runs/paper-seed0")
     assert len(lines) == 3 and lines[2]["grad_norm"] >= 0 and "val/reward" in lines[0]
@@ -286,11 +251,11 @@ def test_training_without_an_environment_asks_nobody_and_answers_in_one_turn(
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
-def test_infer_prints_a_dialogue_and_json(trained):
+def test_infer_prints_a_dialogue_and_json(trained, call_here):
     line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
     spoken = call(trained, *line)
     assert spoken.returncode == 0 and spoken.stdout.startswith("question     Any idea who made Silver River?")
-    told = json.loads(call(trained, *line, "--json").stdout)
+    told = json.loads(call_here(trained, *line, "--json").stdout)
     assert told["question"] == "Any idea who made Silver River?" and told["stop"] in (
         "malformed",
         "max_tokens",
@@ -322,10 +287,10 @@ def test_the_papers_tables_are_filled_once_and_made_again_for_nothing(trained, m
     assert (trained / "tables/predictions.jsonl").read_bytes() == lines
 
 
-def test_evaluate_reads_a_file_of_questions(trained, tmp_path):
+def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
-    done = call(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
+    done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
     assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 [" in done.stdout
 
 
@@ -372,20 +337,16 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("line", "sentence"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])
 def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
-    line, sentence, agent, tmp_path, monkeypatch, capfd
+    line, sentence, agent, tmp_path, monkeypatch, call_here
 ):
     (tmp_path / "bad.yaml").write_text("lerning_rate: 1\n")
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr("sys.argv", [str(agent) if word == "AGENT" else word for word in line])
-    with pytest.raises(SystemExit) as left:
-        run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[line[0]])
-    told = capfd.readouterr().err
-    assert left.value.code == 2 and sentence in told
-    assert "Traceback" not in told and len(told.strip().splitlines()) == 1
+    ended = call_here(tmp_path, *(agent if word == "AGENT" else word for word in line))
+    assert ended.returncode == 2 and sentence in ended.stderr
+    assert "Traceback" not in ended.stderr and len(ended.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -395,17 +356,18 @@ def test_a_rank_that_fails_ends_the_others(agent, tmp_path):
     assert done.returncode != 0 and "there is no checkpoint in it" in done.stderr
 
 
-def test_a_changed_setting_is_not_resumed_silently(trained, agent):
+def test_a_changed_setting_is_not_resumed_silently(trained, agent, call_here):
     before = (trained / "runs/small/config.yaml").read_bytes()
-    done = call(
+    done = call_here(
         trained, "train.py", "--agent", agent, "--out", "runs/small", "--steps", "9", *SMALL, "--lr", "5e-3"
     )
     assert done.returncode == 2 and "lr = 0.001, not 0.005" in done.stderr
     assert (trained / "runs/small/config.yaml").read_bytes() == before
 
 
-def test_never_resuming_does_not_write_over_a_run(trained, agent):
+def test_never_resuming_does_not_write_over_a_run(trained, agent, call_here):
     before = (trained / "runs/small/metrics.jsonl").read_bytes()
-    done = call(trained, "train.py", "--agent", agent, "--out", "runs/small", "--resume", "never", *SMALL)
+    line = ["train.py", "--agent", agent, "--out", "runs/small", "--resume", "never", *SMALL]
+    done = call_here(trained, *line)
     assert done.returncode == 2 and "holds a run already" in done.stderr
     assert (trained / "runs/small/metrics.jsonl").read_bytes() == before
