@@ -16,6 +16,7 @@ A game that waits for its environment keeps its cache, as long as memory lasts, 
 
 import asyncio
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -226,17 +227,24 @@ class Engine:
         kept = [segment for segment in self._segments if not (moves and segment is source)]
         idle = [segment for segment in kept if segment not in busy]
         idle.sort(key=lambda segment: (segment is source, segment.last_used))
-        for dropped in range(len(idle) + 1):
+
+        def without(dropped: int) -> list[Segment]:
             gone = set(idle[:dropped])
-            rest = [segment for segment in kept if segment not in gone]
-            start = arena.gap(size, rest)
-            if start is not None:
-                self._segments = rest
-                if source is None or not moves:
-                    return start
-                limit = min((s.start for s in rest if s.start > source.start), default=arena.rows)
-                return source.start if source.start + size <= limit else start
-        return None
+            return [segment for segment in kept if segment not in gone]
+
+        def fits(dropped: int) -> bool:
+            return arena.gap(size, without(dropped)) is not None
+
+        # The more is dropped the more fits: a full arena of many sequences is searched by halving.
+        least = 0 if fits(0) else bisect_left(range(len(idle) + 1), True, lo=1, key=fits)
+        if least > len(idle):
+            return None
+        self._segments = without(least)
+        start = arena.gap(size, self._segments)
+        if source is None or not moves:
+            return start
+        limit = min((s.start for s in self._segments if s.start > source.start), default=arena.rows)
+        return source.start if source.start + size <= limit else start
 
     @torch.inference_mode()
     def _advance(self) -> None:
