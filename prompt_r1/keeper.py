@@ -18,7 +18,7 @@ from prompt_r1.log import Clock, Log, read_metrics
 from prompt_r1.policy import Policy
 from prompt_r1.report import write_report
 from prompt_r1.run_folder import trim_metrics
-from prompt_r1.types import Resumable
+from prompt_r1.types import Resumable, UsageError
 from prompt_r1.watchdog import Watchdog
 
 IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
@@ -62,6 +62,7 @@ class Keeper:
             trim_metrics(self.log.folder, state.step + (not state.line))
             write_yaml(self.config, self.log.folder / "config.yaml")
         self._remember()
+        self._heed_earlier_alarms(state)
         self.interrupt.deferred = True  # from here on there is something to save
         return state
 
@@ -118,10 +119,19 @@ class Keeper:
         for alarm in alarms:
             self.log.say(f"Collapse at step {state.step}: {alarm}")
         if alarms and self.config.on_collapse == "stop":
-            raise Resumable(f"the curves have collapsed: {alarms[0]}")
+            raise Resumable(f"the curves have collapsed: {alarms[0]}; --on-collapse warn goes on")
         if alarms and self.config.on_collapse == "rollback":
             return self._roll_back(state)
         return state
+
+    def _heed_earlier_alarms(self, state: State) -> None:
+        """What stopped the run would not stop it again: a queue that starts it anew must not go past it."""
+        collapsed = self.ranks.from_first(lambda: sorted(self.watchdog.barking))
+        if collapsed and self.config.on_collapse == "stop":
+            raise UsageError(
+                f"{self.log.folder}: the curves had collapsed at step {state.step} ({', '.join(collapsed)}); "
+                "to go on all the same, give --on-collapse warn"
+            )
 
     def _roll_back(self, state: State) -> State:
         """Back to the agent that validated best, with half the learning rate; the later steps are undone."""

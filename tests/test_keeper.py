@@ -16,7 +16,7 @@ from prompt_r1.export import exported_step
 from prompt_r1.interrupt import Interrupt
 from prompt_r1.keeper import IDLE_STEPS, MAX_ROLLBACKS, Keeper
 from prompt_r1.log import Clock, Log, read_metrics
-from prompt_r1.types import Question, Resumable
+from prompt_r1.types import Question, Resumable, UsageError
 from tests import tiny
 
 ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
@@ -110,14 +110,18 @@ def test_a_collapse_is_told_and_the_run_goes_on(base, tmp_path, capsys):
     assert "Collapse at step 9: format is 0" in capsys.readouterr().out
 
 
-def test_a_collapse_stops_the_run_which_then_goes_on_if_it_is_told_to(base, tmp_path):
+def test_a_collapse_stops_the_run_until_it_is_told_to_go_on(base, tmp_path):
     run = begun(base, tmp_path, on_collapse="stop")
     with pytest.raises(Resumable, match="the curves have collapsed: format is 0"):
         run.collapse()
     run.keeper.save(run.state, wait=True)
-    again = Run(tmp_path, base, on_collapse="stop")
+    for _ in range(2):  # a queue may start it again and again
+        with pytest.raises(UsageError, match=r"collapsed at step 9 \(format\); .* --on-collapse warn"):
+            Run(tmp_path, base, on_collapse="stop")
+    again = Run(tmp_path, base, on_collapse="warn")
     assert again.state.step == 9
     again.step(format=0.0)  # the alarm was given before the stop
+    assert again.state.step == 10
 
 
 def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base, tmp_path):
