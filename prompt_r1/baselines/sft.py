@@ -60,7 +60,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     if served_parts(config.agent):
         raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
-    player = load_player(start, game, pick_device(config.device), weights=torch.float32)
+    player = load_player(start, game, pick_device(config.device))
     model = player.policy.model
     if config.checkpointing:
         player.policy.checkpoint_activations()
