@@ -8,7 +8,7 @@ import torch
 
 from prompt_r1.engine import Engine
 from prompt_r1.environments import make_environment
-from prompt_r1.environments.local import LocalEnvironment, load_local
+from prompt_r1.environments.local import LocalEnvironment, divided, load_local
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import Message, Question, UsageError
@@ -47,6 +47,15 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
     outcome = asyncio.run(environment.call(HELLO))
     assert outcome.text == expected and outcome.tokens_in == len(tokens)
     assert outcome.tokens_out == len(sampled)
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [(" Anna. ", ("", "Anna.")), ("<think>\nWho?\n</think>\n\nAnna.", ("Who?", "Anna.")),
+     ("Who?</think>Anna.", ("Who?", "Anna.")), ("\n<think>\nWho could", ("Who could", ""))],
+)  # fmt: skip
+def test_what_a_model_thinks_is_never_its_reply(written: str, parts: tuple[str, str]) -> None:
+    assert divided(written) == parts
 
 
 def test_a_sampled_reply_depends_on_the_sample_and_on_nothing_else() -> None:

@@ -75,13 +75,13 @@ class LocalEnvironment:
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
-        reasoning, _, text = written.rpartition("</think>")
+        reasoning, text = divided(written)
         return Outcome(
-            "ok" if text.strip() else "outcome",
-            text=text.strip(),
-            label="" if text.strip() else "length" if not completion.finished else "empty",
+            "ok" if text else "outcome",
+            text=text,
+            label="" if text else "length" if not completion.finished else "empty",
             finish="stop" if completion.finished else "length",
-            reasoning=reasoning.removeprefix("<think>").strip(),
+            reasoning=reasoning,
             tokens_in=len(tokens),
             tokens_out=len(completion.tokens),
         )
@@ -119,6 +119,14 @@ class LocalEnvironment:
 
     def _encode(self, frame: str) -> list[int]:
         return self._tokenizer(frame, add_special_tokens=False)["input_ids"] if frame else []
+
+
+def divided(written: str) -> tuple[str, str]:
+    """What a model thought, and what it said: thinking that was cut off is no reply."""
+    thought, closed, said = written.rpartition("</think>")
+    if not closed and said.lstrip().startswith("<think>"):
+        thought, said = said, ""
+    return thought.strip().removeprefix("<think>").strip(), said.strip()
 
 
 def load_local(
