@@ -263,6 +263,28 @@ def test_a_model_is_named_alone_or_with_its_url(monkeypatch: pytest.MonkeyPatch)
         assert make_environment(spec).name == "meta-llama/Llama-3:free"
 
 
+@pytest.mark.parametrize(("spec", "keys"), [
+    ("gpt-4o-mini", [KEY]), ("llama@http://gpu7:8000/v1", [KEY]),
+    ("gpt-4o-mini,llama@http://gpu7:8000/v1", [KEY, ""]),
+    ("llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1,mini", [KEY, KEY]),
+])  # fmt: skip
+def test_a_providers_key_does_not_go_to_the_hosts_beside_it(
+    spec: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    sources = [member._source for member in make_environment(spec).members]
+
+    async def keys_sent() -> list[str]:
+        chats = [source for source in sources if hasattr(source, "_connect")]
+        clients = [source._connect().client for source in chats]
+        sent = [client.headers.get("authorization", "").removeprefix("Bearer ") for client in clients]
+        for source in chats:
+            await source.close()
+        return sent
+
+    assert asyncio.run(keys_sent()) == keys
+
+
 def test_the_mini_worlds_are_environments() -> None:
     for spec in ("mini", "mini-b", "mini-mute"):
         environment = make_environment(spec, seed=1)

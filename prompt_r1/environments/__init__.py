@@ -43,30 +43,28 @@ def make_environment(
     A name is mini, mini-b, mini-mute, mini-optimizer (a script that writes prompts, for the optimisers),
     none (for agents that ask nobody), MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
     OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an endpoint that is given by its
-    URL may do without. `seed` is that of the mini world, of a local model's sampling, and of the jitter of
-    the waits between attempts. `fields` go into each request. Raises UsageError.
+    URL may do without, and beside a MODEL without URL, whose key it is, it does without. `seed` is that of
+    the mini world, of a local model's sampling, and of the jitter of the waits between attempts. `fields` go
+    into each request. Raises UsageError.
     """
     names = spec.split(",")
     if len(prices) not in (1, len(names)):
         raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
     journal, budget = journal or Journal(None), budget or Budget()
+    keyed = [name for name in names if _at_provider(name)] or names
+    key = os.environ.get("OPENAI_API_KEY", "")
     members = []
     for name, price in zip(names, prices * len(names), strict=False):
         source = (
             _mini(name, seed)
             or _local(name, dict(fields or {}), seed=seed, concurrency=concurrency, device=device)
             or _chat(
-                name,
-                seed=seed,
-                concurrency=concurrency,
-                attempt_timeout=attempt_timeout,
-                call_deadline=call_deadline,
-                max_attempts=max_attempts,
-                requests_per_minute=requests_per_minute,
+                name, key=key if name in keyed else "", seed=seed, fields=fields,
+                concurrency=concurrency, attempt_timeout=attempt_timeout, call_deadline=call_deadline,
+                max_attempts=max_attempts, requests_per_minute=requests_per_minute,
                 tokens_per_minute=tokens_per_minute,
-                fields=fields,
             )
-        )
+        )  # fmt: skip
         members.append(MeteredEnvironment(source, journal=journal, budget=budget, price=price))
     return Pool(members, budget=budget, route=route)
 
@@ -90,7 +88,13 @@ def parse_prices(texts: tuple[str, ...]) -> tuple[Price, ...]:
     return tuple(parse_price(text) for text in texts) or (Price(),)
 
 
-def _chat(spec: str, **settings: object) -> Source:
+def _at_provider(spec: str) -> bool:
+    """Is it a MODEL without URL? The key is for its endpoint, and not for the hosts of others."""
+    ours = (*MINI_SPECS, MiniOptimizer.name, NONE)
+    return "@" not in spec and not spec.startswith("hf:") and spec not in ours
+
+
+def _chat(spec: str, *, key: str, **settings: object) -> Source:
     match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", spec)
     if match is None:
         raise UsageError(
@@ -103,7 +107,7 @@ def _chat(spec: str, **settings: object) -> Source:
     from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
     base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-    api_key = os.environ.get("OPENAI_API_KEY", "").strip()
+    api_key = key.strip()
     if not api_key and not url and not is_loopback(base_url):
         raise UsageError(f"the environment {spec!r} at {base_url} needs a key: set OPENAI_API_KEY, "
                          "or give --env mini or MODEL@http://host:port/v1")  # fmt: skip
