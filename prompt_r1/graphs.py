@@ -101,8 +101,8 @@ class DecodeGraphs:
     def _checked(self, step: Step, expected: Tensor) -> Step:
         """The recording of a step, or the step itself where that fails or computes something else.
 
-        Under capture matrix products may be summed in another order; through all layers that is a few percent
-        of some entries in bfloat16, but little of the whole.
+        Under capture matrix products may be summed in another order: in bfloat16 single entries may then
+        differ by much, all of them together by little.
         """
         try:
             replay = self._record(step)
