@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from prompt_r1.environments.budget import Spending
@@ -84,7 +84,7 @@ class Journal:
             return
         line = {
             "key": key, "model": model, "session": session, "sample": sample, "prompt": prompt,
-            **{name: value for name, value in asdict(outcome).items() if name in STORED},
+            **{name: getattr(outcome, name) for name in STORED},
             "latency": round(latency, 4), "usd": spent.usd, "time": round(time.time(), 3),
         }  # fmt: skip
         offset = os.lseek(self._file, 0, os.SEEK_END)
