@@ -311,9 +311,9 @@ class Engine:
 
     def _sample(self, hidden: Tensor, jobs: list[Job]) -> None:
         """Draw one token a job with its own next random number, and tell those that are finished."""
-        for state, job in zip(hidden, jobs, strict=True):
+        for row, job in enumerate(jobs):
             if not job.logprobs:
-                self._running[job].ends[job.prompt_length] = state.clone()
+                self._running[job].ends[job.prompt_length] = hidden[row].clone()
         uniform = [job.random.random() for job in jobs]
         drawn = draw(self.policy.logits(hidden), [job.sampling for job in jobs], uniform)
         self.sampled += len(jobs)
