@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.rollout import memory
+from benchmarks.runs import memory
 from benchmarks.update_rivals import CLIP, naive_backward, padded, trl_backward, trl_trainer
 from benchmarks.workload import plan, small_model
 from prompt_r1 import attention

@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -30,6 +32,13 @@ def make_model(kind: str):
     model.set_attn_implementation(kind)
     model.generation_config.eos_token_id = None  # how long a turn is says the plan
     return model
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in Path(rollout.__file__).parent.glob("[a-z]*.py"))
+)
+def test_every_benchmark_finds_what_it_imports(name):
+    assert import_module(f"benchmarks.{name}").__doc__
 
 
 def test_every_rival_writes_the_same_greedy_tokens(games):
