@@ -1,5 +1,6 @@
 """The report as a reader meets it, in headless Chromium."""
 
+import json
 import re
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def complaints(browser: Browser) -> list[dict]:
 def requests(browser: Browser) -> list[str]:
     sent = [event for event in browser.events if event["method"] == "Network.requestWillBeSent"]
     return [event["params"]["request"]["url"] for event in sent]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "best"), [((0.2, 0.9, 0.9), 2), ((0.2, 0.8, 0.9), 3), ((0.2, 0.9, 0.8), 2)]
+)
+def test_the_best_step_is_the_one_whose_agent_the_run_keeps(browser, tmp_path, rewards, best):
+    values = zip((1, 2, 3), (0.1, 0.7, 0.7), rewards, strict=True)
+    lines = [{"step": step, "val/n": 10, "val/em": em, "val/reward": reward} for step, em, reward in values]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    browser.open(write_report(tmp_path))
+    assert any(text.startswith(f"best at step {best} [") for text in texts(browser, ".figure small"))
 
 
 def test_it_opens_with_curves_and_games_and_asks_for_nothing_else(page):

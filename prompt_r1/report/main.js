@@ -17,7 +17,10 @@ function figuresOfRun(run, letter) {
   const last = (name) => pointsOf(run, name).at(-1);
   const total = (name) => pointsOf(run, name).reduce((sum, point) => sum + point.value, 0);
   const tested = pointsOf(run, "val/em");
-  const best = tested.reduce((top, point) => !top || point.value >= top.value ? point : top, null);
+  // As the run keeps its agent: by EM, then by reward, of equals the first.
+  const rewards = new Map(pointsOf(run, "val/reward").map((point) => [point.step, point.value]));
+  const ahead = (a, b) => a.value - b.value || (rewards.get(a.step) ?? 0) - (rewards.get(b.step) ?? 0);
+  const best = tested.reduce((top, point) => !top || ahead(point, top) > 0 ? point : top, null);
   const interval = (point) => point?.low === undefined ? "" : ` [${number(point.low, 2)}, ${number(point.high, 2)}]`;
   if (best) add("validation EM", `${number(tested[0].value, 2)} → ${number(best.value, 2)}`, `best at step ${best.step}${interval(best)}`);
   const reward = last("reward/mean");
