@@ -94,12 +94,12 @@ def test_games_never_exceed_the_limit_and_all_end() -> None:
 def faulty(
     locked: str, asking_agent: Path, tmp_path_factory
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Two steps of training through the failing server, and what was printed."""
+    """Two steps of training through the failing server, every call sent, and what was printed."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
     line = ["train.py", "--agent", asking_agent, "--env", f"mini@{locked}", "--env-timeout", "0.3", *GAMES,
-            "--steps", "2", "--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2",
-            "--out", "run"]  # fmt: skip
+            "--group-size", "12", "--temperature", "0.5", "--journal", "live", "--steps", "2",
+            "--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"]  # fmt: skip
     return call(folder, *line, OPENAI_API_KEY=KEY), folder / "run"
 
 
@@ -108,7 +108,7 @@ def test_no_trained_trajectory_holds_an_error_text(faulty) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for path in out.glob("trajectories/*") for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
-    assert len(rows) == 32 and len(replies) > 10
+    assert len(rows) == 96 and len(replies) > 20  # three calls in ten met a fault
     for row in rows:
         shown = json.dumps(row["turns"])
         assert ERROR_TEXT not in shown and "html" not in shown and "HTTP" not in shown
