@@ -10,7 +10,7 @@ again asks only for what is missing or failed, and makes the tables anew.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -112,7 +112,7 @@ async def evaluate(
     Agents are loaded when something is missing, those of one agent at a time.
     """
     wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
-    stage = Stage(config, seed, folder)
+    stage = Stage(config, seed, folder, specs=[entrant.system.environment for entrant in entrants])
     try:
         for _, group in groupby(entrants_by_agent(entrants), key=lambda entrant: entrant.agent.path):
             await stage.dismiss()
@@ -134,10 +134,11 @@ def entrants_by_agent(entrants: Sequence[Entrant]) -> list[Entrant]:
 class Stage:
     """What the systems share: environments with one journal and one budget, and the agents of the moment."""
 
-    def __init__(self, config: EvaluateConfig, seed: int, folder: Path) -> None:
+    def __init__(self, config: EvaluateConfig, seed: int, folder: Path, *, specs: Iterable[str]) -> None:
         self.config = config
         self.seed = seed
         self.folder = folder
+        self.specs = set(filter(None, [*specs, config.optimizer_env]))  # all that may be questioned
         self.agents: dict[str, Agents] = {}
         self._device = pick_device(config.device)
         self._environments: dict[str, Pool] = {}
@@ -148,7 +149,9 @@ class Stage:
         system, config = entrant.system, self.config
         if self._open is None:  # opens the journal: not for an evaluation that has all its answers
             alone = Ranks(0, 1, self._device)
-            self._open = environment_opener(config, seed=self.seed, folder=self.folder, ranks=alone)
+            self._open = environment_opener(
+                config, seed=self.seed, folder=self.folder, ranks=alone, beside=self.specs
+            )
         # A method that asks nobody is given the mini world, which needs no key.
         environment = await self._environment(system.environment or "mini")
         path = str(entrant.agent.path)

@@ -35,11 +35,11 @@ from prompt_r1.log import Clock, Log
 from prompt_r1.players import (
     Player,
     check_fit,
+    environment_opener,
     find_questions,
     load_learner,
     load_player,
     load_reference,
-    open_environments,
 )
 from prompt_r1.policy import Policy
 from prompt_r1.reward import RULES, score
@@ -74,7 +74,7 @@ def train(
     """The run from its start, or from its newest checkpoint, to its last step and the table at the end."""
     log = Log(folder, quiet=not ranks.first, track=config.track)
     console = Console(log, steps=config.steps, priced=bool(config.env_price))
-    [environment] = open_environments(config, [config.env], seed=config.seed, folder=folder, ranks=ranks)
+    environment = environment_opener(config, seed=config.seed, folder=folder, ranks=ranks)(config.env)
     together(environment.check(), runner, ranks)
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     player = load_player(start, config, ranks.device)

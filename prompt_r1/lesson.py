@@ -15,11 +15,11 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.grpo import Batch, Loss, Sample, collate, group_advantages, grpo_loss, sequence_mean_weight
 from prompt_r1.players import (
     Player,
+    environment_opener,
     find_questions,
     load_learner,
     load_player,
     load_reference,
-    open_environments,
 )
 from prompt_r1.policy import Policy
 from prompt_r1.protocol import Codec
@@ -119,7 +119,7 @@ def _who_plays(config: TrainConfig) -> tuple[str | Path, str | Path, TrainConfig
 
 async def _play(config: TrainConfig, player: Player, ranks: Ranks) -> list[list[Trajectory]]:
     """A group of games of each of the first training questions."""
-    [environment] = open_environments(config, [config.env], seed=config.seed, folder=None, ranks=ranks)
+    environment = environment_opener(config, seed=config.seed, folder=None, ranks=ranks)(config.env)
     questions: Sequence[Question] = find_questions(config.data, "train", config.seed)[:QUESTIONS]
     play_one = partial(player.play, environment=environment, config=config, temperature=config.temperature)
     seeds = [f"explain/{config.seed}/{number}" for number in range(len(questions))]

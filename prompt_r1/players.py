@@ -1,6 +1,6 @@
 """Who plays, where and on what: agents, environments and question sets, by the names that a user writes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -178,10 +178,16 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 def environment_opener(
-    config: TrainConfig | EvaluateConfig, *, seed: int, folder: Path | None, ranks: Ranks
+    config: TrainConfig | EvaluateConfig,
+    *,
+    seed: int,
+    folder: Path | None,
+    ranks: Ranks,
+    beside: Collection[str] = (),
 ) -> Callable[..., Pool]:
     """Opens environments by SPEC, all with the run's one journal and budget: what the run spent before is in
-    its journal. `fields` of each request and `prices`, if given, stand in place of the run's.
+    its journal. `fields` of each request and `prices`, if given, stand in place of the run's. `beside`: the
+    SPECs that the run may open, if more than one (make_environment).
     """
     if config.max_env_usd and not config.env_price:
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
@@ -215,22 +221,10 @@ def environment_opener(
             journal=journal,
             budget=budget,
             device=config.device,
+            beside=beside,
         )
 
     return open_environment
-
-
-def open_environments(
-    config: TrainConfig | EvaluateConfig,
-    specs: Iterable[str],
-    *,
-    seed: int,
-    folder: Path | None,
-    ranks: Ranks,
-) -> list[Pool]:
-    """The environments of a run, with its one journal and budget."""
-    open_environment = environment_opener(config, seed=seed, folder=folder, ranks=ranks)
-    return [open_environment(spec) for spec in specs]
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:

@@ -263,16 +263,19 @@ def test_a_model_is_named_alone_or_with_its_url(monkeypatch: pytest.MonkeyPatch)
         assert make_environment(spec).name == "meta-llama/Llama-3:free"
 
 
-@pytest.mark.parametrize(("spec", "keys"), [
-    ("gpt-4o-mini", [KEY]), ("llama@http://gpu7:8000/v1", [KEY]),
-    ("gpt-4o-mini,llama@http://gpu7:8000/v1", [KEY, ""]),
-    ("llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1,mini", [KEY, KEY]),
+@pytest.mark.parametrize(("spec", "beside", "keys"), [
+    ("gpt-4o-mini", (), [KEY]), ("llama@http://gpu7:8000/v1", (), [KEY]),
+    ("gpt-4o-mini,llama@http://gpu7:8000/v1", (), [KEY, ""]),
+    ("llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1,mini", (), [KEY, KEY]),
+    ("llama@http://gpu7:8000/v1", ("gpt-4o", "mini"), [""]),
+    ("llama@http://gpu7:8000/v1", ("oss@http://gpu8:8000/v1", "mini,hf:DIR,none,mini-optimizer"), [KEY]),
+    ("gpt-4o-mini", ("llama@http://gpu7:8000/v1",), [KEY]),
 ])  # fmt: skip
 def test_a_providers_key_does_not_go_to_the_hosts_beside_it(
-    spec: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
+    spec: str, beside: tuple[str, ...], keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    sources = [member._source for member in make_environment(spec).members]
+    sources = [member._source for member in make_environment(spec, beside=beside).members]
 
     async def keys_sent() -> list[str]:
         chats = [source for source in sources if hasattr(source, "_connect")]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+import evaluate
 import train
 from prompt_r1.command_line import run
 from prompt_r1.environments import make_environment
@@ -74,6 +75,34 @@ def test_the_endpoint_says_what_the_mini_world_says() -> None:
 
     first, second = with_server(later(), server)
     assert first == second and server.counts["replies"] == 1
+
+
+class ListeningServer(MiniServer):
+    """Keeps the keys that it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(rng=random.Random(0))
+        self.models["large"] = self.models["mini"]
+        self.keys: set[str | None] = set()
+
+    async def _handle(self, reader, writer, request, headers, body) -> None:
+        self.keys.add(headers.get("authorization"))
+        await super()._handle(reader, writer, request, headers, body)
+
+
+def test_an_evaluation_sends_the_providers_key_to_the_provider_alone(tmp_path, monkeypatch) -> None:
+    provider, other = ListeningServer(), ListeningServer()
+
+    async def evaluation() -> None:
+        await provider.start()
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        line = ["--method", "direct", "--env", "large", f"mini@{other.base_url}", "--limit", "2"]
+        await asyncio.to_thread(evaluate.main, [*line, "--out", str(tmp_path / "out")])
+        await provider.stop()
+
+    with_server(evaluation(), other)
+    assert provider.keys == {f"Bearer {KEY}"} and other.keys == {None}
 
 
 def test_games_never_exceed_the_limit_and_all_end() -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prompt_r1.environments.budget import Budget, Price, parse_price
@@ -37,21 +37,23 @@ def make_environment(
     journal: Journal | None = None,
     budget: Budget | None = None,
     device: str = "auto",
+    beside: Iterable[str] = (),
 ) -> Pool:
     """The environment called `spec`, or several of them, separated by commas, behind a routing rule.
 
     A name is mini, mini-b, mini-mute, mini-optimizer (a script that writes prompts, for the optimisers),
     none (for agents that ask nobody), MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
     OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an endpoint that is given by its
-    URL may do without, and beside a MODEL without URL, whose key it is, it does without. `seed` is that of
-    the mini world, of a local model's sampling, and of the jitter of the waits between attempts. `fields` go
-    into each request. Raises UsageError.
+    URL may do without, and beside a MODEL without URL, whose key it is, it does without (`beside`: what else
+    the run questions). `seed` is that of the mini world, of a local model's sampling, and of the jitter of
+    the waits between attempts. `fields` go into each request. Raises UsageError.
     """
     names = spec.split(",")
     if len(prices) not in (1, len(names)):
         raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
     journal, budget = journal or Journal(None), budget or Budget()
-    keyed = [name for name in names if _at_provider(name)] or names
+    run = [*names, *(name for other in beside for name in other.split(","))]
+    keyed = [name for name in run if _at_provider(name)] or names
     key = os.environ.get("OPENAI_API_KEY", "")
     members = []
     for name, price in zip(names, prices * len(names), strict=False):
