@@ -1,7 +1,8 @@
 """The KV cache: an arena of rows, one a token, in which each sequence owns a segment of consecutive rows."""
 
 import os
-from collections.abc import Container, Iterable
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +60,43 @@ class Arena:
                 return end
             end = segment.end
         return end if self.rows - end >= size else None
+
+    def make_room(
+        self,
+        size: int,
+        segments: Sequence[Segment],
+        busy: Container[Segment],
+        source: Segment | None,
+        *,
+        moves: bool,
+    ) -> tuple[int, list[Segment]] | None:
+        """Where `size` rows are free, after dropping as few of the longest idle segments as will do, and the
+        segments that stay. `source`, about to be copied, goes last. None when even dropping all would not do.
+
+        A source that moves does not stay, but may be where its copy will be: it grows in place if it can.
+        """
+        kept = [segment for segment in segments if not (moves and segment is source)]
+        idle = [segment for segment in kept if segment not in busy]
+        idle.sort(key=lambda segment: (segment is source, segment.last_used))
+
+        def without(dropped: int) -> list[Segment]:
+            gone = set(idle[:dropped])
+            return [segment for segment in kept if segment not in gone]
+
+        def fits(dropped: int) -> bool:
+            return self.gap(size, without(dropped)) is not None
+
+        # The more is dropped the more fits: a full arena of many sequences is searched by halving.
+        least = 0 if fits(0) else bisect_left(range(len(idle) + 1), True, lo=1, key=fits)
+        if least > len(idle):
+            return None
+        stay = without(least)
+        start = self.gap(size, stay)
+        assert start is not None
+        if source is not None and moves:
+            limit = min((s.start for s in stay if s.start > source.start), default=self.rows)
+            start = source.start if source.start + size <= limit else start
+        return start, stay
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy rows; the two ranges may overlap."""

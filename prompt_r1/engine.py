@@ -16,7 +16,6 @@ A game that waits for its environment keeps its cache, as long as memory lasts, 
 
 import asyncio
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -201,50 +200,21 @@ class Engine:
 
     def _place(self, job: Job) -> bool:
         """Let the job run in a segment that begins with the longest cached prefix of its tokens."""
-        busy = set(self._running.values())
+        busy, arena = set(self._running.values()), self._arena
+        assert arena is not None, "it is allocated before the first game is admitted"
         source, shared, moves = best_source(self._segments, busy, job.tokens)
-        start, arena = self._make_room(job.room, source, moves=moves), self._arena
-        if start is None:
+        place = arena.make_room(job.room, self._segments, busy, source, moves=moves)
+        if place is None:
             return False
+        start, self._segments = place
         segment = Segment(start, job.room, [])
         if source is not None:
-            assert arena is not None, "a segment lies in it"
             arena.copy(source.start, start, shared)
             segment.tokens = job.tokens[:shared]
             segment.ends = {length: end for length, end in source.ends.items() if length <= shared}
         self._segments.append(segment)
         self._running[job] = segment
         return True
-
-    def _make_room(self, size: int, source: Segment | None, *, moves: bool) -> int | None:
-        """Where `size` rows are free, after dropping as few of the longest idle segments as will do; the one
-        that is about to be copied goes last. None, and nothing is dropped, when even all would not do.
-
-        A source that moves may stay where it is and grow, or be overwritten by its own copy.
-        """
-        busy, arena = set(self._running.values()), self._arena
-        assert arena is not None, "it is allocated before the first game is admitted"
-        kept = [segment for segment in self._segments if not (moves and segment is source)]
-        idle = [segment for segment in kept if segment not in busy]
-        idle.sort(key=lambda segment: (segment is source, segment.last_used))
-
-        def without(dropped: int) -> list[Segment]:
-            gone = set(idle[:dropped])
-            return [segment for segment in kept if segment not in gone]
-
-        def fits(dropped: int) -> bool:
-            return arena.gap(size, without(dropped)) is not None
-
-        # The more is dropped the more fits: a full arena of many sequences is searched by halving.
-        least = 0 if fits(0) else bisect_left(range(len(idle) + 1), True, lo=1, key=fits)
-        if least > len(idle):
-            return None
-        self._segments = without(least)
-        start = arena.gap(size, self._segments)
-        if source is None or not moves:
-            return start
-        limit = min((s.start for s in self._segments if s.start > source.start), default=arena.rows)
-        return source.start if source.start + size <= limit else start
 
     @torch.inference_mode()
     def _advance(self) -> None:
