@@ -16,6 +16,7 @@ A game that waits for its environment keeps its cache, as long as memory lasts, 
 
 import asyncio
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -47,6 +48,10 @@ class Job:
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)
+    number: float = field(init=False)  # in [0, 1): what its next token is drawn with
+
+    def __post_init__(self) -> None:
+        self.number = self.random.random()
 
     @property
     def room(self) -> int:
@@ -141,9 +146,17 @@ class Engine:
             while self._waiting or self._running:
                 self._drop_cancelled()
                 self._admit()
-                self._advance()
+                try:
+                    self._advance()
+                    short = False
+                except torch.OutOfMemoryError:
+                    if self.max_games == self.prefill_tokens == 1:
+                        raise
+                    short = True
+                if short:  # not in the handler, whose error holds what the forward had allocated
+                    self._take_less()
                 await asyncio.sleep(0)
-        except Exception as error:  # out of memory, say: whoever waits for tokens is told
+        except Exception as error:  # whoever waits for tokens is told
             jobs = [*self._waiting, *self._running]
             self._waiting, self._running, self._segments = [], {}, []
             for job in jobs:
@@ -160,12 +173,29 @@ class Engine:
         _, kv_heads, dim = kv_shape(policy)
         heads = policy.model.config.num_attention_heads
         self._kernel = choose_kernel(policy.device, policy.compute, heads, kv_heads, dim)
-        self._arena = Arena(policy, rows)
+        try:
+            self._arena = Arena(policy, rows)
+        except RuntimeError:
+            raise UsageError(
+                f"there is no memory for a KV cache of {rows:,} tokens: give --kv-tokens less"
+            ) from None
         record = self._record or recorder(self._kernel)
         if record is not None:
             self._graphs = DecodeGraphs(
                 self._hidden, self._arena, self._kernel, longest=self.max_tokens, record=record
             )
+
+    def _take_less(self) -> None:
+        """A forward found no memory: who ran goes on from its tokens again, half as many at a time."""
+        self.max_games = max(1, min(self.max_games, len(self._running)) // 2)
+        self.prefill_tokens = max(1, self.prefill_tokens // 2)
+        broken = set(self._running.values())  # what the forward has written of them is not known
+        self._segments = [segment for segment in self._segments if segment not in broken]
+        self._waiting, self._running = [*self._running, *self._waiting], {}
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        warnings.warn(f"out of memory: now at most {self.max_games} games decode at the same time, and "
+                      f"{self.prefill_tokens} prompt tokens beside them", stacklevel=2)  # fmt: skip
 
     def _drop_cancelled(self) -> None:
         self._waiting = [job for job in self._waiting if not job.done.done()]
@@ -237,7 +267,7 @@ class Engine:
                 known.append(segment.ends[cached])
                 complete.insert(len(known) - 1, job)
                 continue
-            if cached < job.prompt_length:
+            if cached < job.prompt_length or len(fresh) > 1:
                 fresh = fresh[:budget]
                 budget -= len(fresh)
                 self.prefilled += len(fresh)
@@ -284,12 +314,13 @@ class Engine:
         for row, job in enumerate(jobs):
             if not job.logprobs:
                 self._running[job].ends[job.prompt_length] = hidden[row].clone()
-        uniform = [job.random.random() for job in jobs]
-        drawn = draw(self.policy.logits(hidden), [job.sampling for job in jobs], uniform)
+        logits, sampling = self.policy.logits(hidden), [job.sampling for job in jobs]
+        drawn = draw(logits, sampling, [job.number for job in jobs])
         self.sampled += len(jobs)
         for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             job.tokens.append(token)
             job.logprobs.append(logprob)
+            job.number = job.random.random()
             if job.watch is not None:
                 job.watch(token)
             finished = token in self.stop_ids or self._closes(job)

@@ -378,6 +378,61 @@ def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
     assert len(asyncio.run(engine.generate([1, 2], max_new=3, seed="0")).tokens) == 3
 
 
+def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
+    """Let no forward have more tokens, and no matrix of logits more rows."""
+    forward, logits = policy.hidden_states, policy.logits
+
+    def within(method, count: int, limit: int, *args, **kwargs):
+        if count > limit:
+            raise torch.OutOfMemoryError(f"no room for {count}")
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(
+        policy, "hidden_states", lambda ids, **more: within(forward, ids.numel(), tokens, ids, **more)
+    )
+    monkeypatch.setattr(policy, "logits", lambda hidden: within(logits, len(hidden), rows, hidden))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (9, 100), (1000, 2), (30, 3)])
+def test_where_memory_runs_out_the_same_games_are_played_fewer_at_a_time(tokens, rows, monkeypatch):
+    policy = tiny.policy()
+
+    async def game(engine: Engine, number: int) -> list[Completion]:
+        text, turns = tiny.random_tokens(20, seed=number // 3), []
+        for turn in range(3):
+            turns.append(await engine.generate(text, max_new=12, seed=f"{number}/{turn}"))
+            text = [*text, *turns[-1].tokens, *tiny.random_tokens(9, seed=50 + turn)]
+        return turns
+
+    async def play(engine: Engine) -> list[list[Completion]]:
+        return await asyncio.gather(*(game(engine, number) for number in range(9)))
+
+    expected = asyncio.run(play(make_engine(policy, max_games=9)))
+    limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
+    engine = make_engine(policy, max_games=9)
+    with pytest.warns(UserWarning, match="out of memory: now at most [124] games decode"):
+        found = asyncio.run(asyncio.wait_for(play(engine), timeout=20))
+    for turns, others in zip(expected, found, strict=True):
+        assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
+        for turn, other in zip(turns, others, strict=True):
+            assert turn.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert len(engine._running) == len(engine._waiting) == 0
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_a_single_token_that_does_not_fit_is_an_error(monkeypatch):
+    policy = tiny.policy()
+    limit_memory(policy, tokens=0, rows=1, monkeypatch=monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        asyncio.run(make_engine(policy).generate([1, 2, 3], max_new=3, seed="0"))
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused_in_words():
+    engine = make_engine(tiny.policy(), kv_tokens=10**13)
+    with pytest.raises(UsageError, match=r"no memory for a KV cache of 10,000,000,000,000 tokens: give"):
+        asyncio.run(engine.generate([1, 2, 3], max_new=3, seed="0"))
+
+
 def test_an_error_in_the_model_reaches_every_waiting_game():
     policy = tiny.policy()
 
