@@ -8,6 +8,7 @@ from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.config import PRESETS, TrainConfig, check, read_yaml, type_name
@@ -34,6 +35,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _leave(75, f"{error}: make room; the same command goes on from the last checkpoint")
+    except torch.OutOfMemoryError as error:
+        told = str(error).split(". ")[0].strip()
+        _leave(2, f"{told}: in training give --tokens-per-batch less, --offload, or more GPUs (--dry-run "
+                  "counts what they need) and go on from the last checkpoint; else take a smaller agent or "
+                  "--device cpu")  # fmt: skip
     except KeyboardInterrupt:
         _leave(130, "interrupted; the same command goes on from the last checkpoint")
     sys.exit(0)

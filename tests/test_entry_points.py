@@ -335,6 +335,16 @@ BAD_INPUT = [
 ]
 
 
+def test_a_device_without_memory_is_told_with_what_to_do(agent, tmp_path, monkeypatch, call_here):
+    def forward(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nno room")
+
+    monkeypatch.setattr("prompt_r1.policy.Policy.forward", forward)
+    ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("train.py: CUDA out of memory: in training give --tokens-per-batch less,")
+
+
 @pytest.mark.parametrize(("line", "sentence"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])
 def test_bad_input_gets_one_clear_sentence_and_exit_code_2(
     line, sentence, agent, tmp_path, monkeypatch, call_here
