@@ -4,6 +4,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -25,10 +26,6 @@ class Segment:
     # prompt begins to sample at once.
     ends: dict[int, Tensor] = field(default_factory=dict)
     last_used: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
     def usable(self, prompt: list[int]) -> int:
         """How many first tokens of a prompt need not be computed. Its last one gives the hidden state that
@@ -55,10 +52,10 @@ class Arena:
     def gap(self, size: int, segments: Iterable[Segment]) -> int | None:
         """The first row of the first gap between the segments that has `size` rows."""
         end = 0
-        for segment in sorted(segments, key=lambda segment: segment.start):
+        for segment in sorted(segments, key=attrgetter("start")):
             if segment.start - end >= size:
                 return end
-            end = segment.end
+            end = segment.start + segment.size
         return end if self.rows - end >= size else None
 
     def make_room(
@@ -86,13 +83,13 @@ class Arena:
         def fits(dropped: int) -> bool:
             return self.gap(size, without(dropped)) is not None
 
-        # The more is dropped the more fits: a full arena of many sequences is searched by halving.
-        least = 0 if fits(0) else bisect_left(range(len(idle) + 1), True, lo=1, key=fits)
-        if least > len(idle):
+        stay, start = kept, self.gap(size, kept)
+        if start is None:
+            # The more is dropped the more fits: a full arena of many sequences is searched by halving.
+            stay = without(bisect_left(range(len(idle) + 1), True, lo=1, key=fits))
+            start = self.gap(size, stay)
+        if start is None:
             return None
-        stay = without(least)
-        start = self.gap(size, stay)
-        assert start is not None
         if source is not None and moves:
             limit = min((s.start for s in stay if s.start > source.start), default=self.rows)
             start = source.start if source.start + size <= limit else start
@@ -115,7 +112,13 @@ def best_source(
     """
     best: tuple[Segment | None, int, bool] = None, 0, False
     worth = 0
-    for segment in segments:
+
+    def promise(segment: Segment) -> int:
+        length = len(segment.tokens)
+        return length if segment.tokens[-1:] == prompt[length - 1 : length] else 0
+
+    # Whose last token the prompt has there too is likely its beginning; few others are worth as much then.
+    for segment in sorted(segments, key=promise, reverse=True):
         # Who differs here is worth no more than the best so far: most need not be compared whole.
         border = max(worth - IN_PLACE, 0)
         if segment.tokens[border : border + 1] != prompt[border : border + 1]:
