@@ -7,7 +7,7 @@ control token.
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
@@ -154,7 +154,8 @@ class Codec:
         self.stop_ids: frozenset[int] = frozenset({turn_end, tokenizer.eos_token_id} - {None})
         self._opening_head = self._encode(before_user + "Question:")
         self._reply_head = to_user + self._encode("<interaction_response>")
-        self.encode_untrusted = UntrustedEncoder(tokenizer)
+        # The games of a question share it, and often what they are told.
+        self.encode_untrusted = lru_cache(maxsize=256)(UntrustedEncoder(tokenizer))
         # By note; there are two of them, and the instruction is long.
         self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
         self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
