@@ -267,7 +267,7 @@ class Engine:
                 known.append(segment.ends[cached])
                 complete.insert(len(known) - 1, job)
                 continue
-            if cached < job.prompt_length or len(fresh) > 1:
+            if cached < job.prompt_length or len(fresh) > 1:  # more than one: its cache was lost
                 fresh = fresh[:budget]
                 budget -= len(fresh)
                 self.prefilled += len(fresh)
