@@ -15,7 +15,7 @@ CACHE = RUNS / "cache"
 def find_agent(name: str, seed: int) -> str | Path:
     """Where the model is that a user calls `name`: mini is built when it is not there yet."""
     if name == "mini":
-        from prompt_r1.miniworld import mini_agent
+        from prompt_r1.miniworld.agent import mini_agent
 
         return mini_agent(seed, CACHE)
     folder = Path(name)

@@ -56,6 +56,11 @@ def locked() -> Iterator[str]:
             process.kill()
 
 
+def test_the_endpoint_starts_at_once_without_torch() -> None:
+    line = "import sys, prompt_r1.miniworld.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", line], cwd=ROOT).returncode == 0
+
+
 def test_the_endpoint_says_what_the_mini_world_says() -> None:
     server = MiniServer(seed=3, rng=random.Random(0))
 

@@ -1,6 +1,8 @@
-"""The embedded default: a small world in which the whole method runs on a laptop within minutes."""
+"""The embedded default: a small world in which the whole method runs on a laptop within minutes.
 
-from prompt_r1.miniworld.agent import build_agent, mini_agent
+Its agent, which needs torch, is in `miniworld.agent`: what is here serves the environment without.
+"""
+
 from prompt_r1.miniworld.environment import MiniEnvironment, MuteEnvironment
 from prompt_r1.miniworld.questions import MiniWorld, make_questions, mini_world
 from prompt_r1.miniworld.world import World, make_world
@@ -10,9 +12,7 @@ __all__ = [
     "MiniWorld",
     "MuteEnvironment",
     "World",
-    "build_agent",
     "make_questions",
     "make_world",
-    "mini_agent",
     "mini_world",
 ]
