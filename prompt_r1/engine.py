@@ -146,15 +146,7 @@ class Engine:
             while self._waiting or self._running:
                 self._drop_cancelled()
                 self._admit()
-                try:
-                    self._advance()
-                    short = False
-                except torch.OutOfMemoryError:
-                    if self.max_games == self.prefill_tokens == 1:
-                        raise
-                    short = True
-                if short:  # not in the handler, whose error holds what the forward had allocated
-                    self._take_less()
+                self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # whoever waits for tokens is told
             jobs = [*self._waiting, *self._running]
@@ -185,9 +177,15 @@ class Engine:
                 self._hidden, self._arena, self._kernel, longest=self.max_tokens, record=record
             )
 
-    def _take_less(self) -> None:
-        """A forward found no memory: who ran goes on from its tokens again, half as many at a time."""
-        self.max_games = max(1, min(self.max_games, len(self._running)) // 2)
+    def _step(self) -> None:
+        """Advance. Where memory runs out, who ran goes on from its tokens again, half as many at a time."""
+        try:
+            return self._advance()
+        except torch.OutOfMemoryError:
+            if self.max_games == self.prefill_tokens == 1:
+                raise
+        # Not in the handler: its error holds what the forward had allocated.
+        self.max_games = max(1, len(self._running) // 2)
         self.prefill_tokens = max(1, self.prefill_tokens // 2)
         broken = set(self._running.values())  # what the forward has written of them is not known
         self._segments = [segment for segment in self._segments if segment not in broken]
