@@ -19,12 +19,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from prompt_r1.agent.player import check_fit, check_served, codec_of
 from prompt_r1.baselines import Agents, Attempt, Method, make_method, preparation_questions
-from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import EvaluateConfig
-from prompt_r1.distributed import Ranks, pick_device
+from prompt_r1.cli.command_line import parse_arguments, run
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.data.named import find_questions
+from prompt_r1.distributed.ranks import Ranks, pick_device
+from prompt_r1.environments.opening import environment_opener
 from prompt_r1.environments.pool import Pool
-from prompt_r1.lineup import (
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.aggregate import Similarity, score_predictions, text_metrics
+from prompt_r1.evaluation.predictions import Prediction, PredictionFile
+from prompt_r1.evaluation.results_folder import compare_files, note_preparation, write_results
+from prompt_r1.evaluation.systems import (
     LEARNING,
     TRAINED_ALONE,
     Entrant,
@@ -34,14 +41,10 @@ from prompt_r1.lineup import (
     lineup,
     trained_with,
 )
-from prompt_r1.metrics import Rules
-from prompt_r1.players import check_fit, check_served, codec_of, environment_opener, find_questions
-from prompt_r1.predictions import Prediction, PredictionFile
-from prompt_r1.results import compare_files, note_preparation, write_results
+from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
+from prompt_r1.metrics.text import Rules
 from prompt_r1.reward import RULES, score
-from prompt_r1.scoring import Similarity, score_predictions, text_metrics
-from prompt_r1.similarity import SentenceEncoder, find_encoder, semantic_similarity
-from prompt_r1.types import Question, UsageError
+from prompt_r1.types import Question
 
 
 def main(arguments: list[str]) -> None:

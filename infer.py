@@ -17,20 +17,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TextIO
 
-from prompt_r1.agents import know_agent
-from prompt_r1.asked import questions_of, typed
-from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import TrainConfig
-from prompt_r1.dialogue import Dialogue, Game, as_json, cost_line
-from prompt_r1.distributed import pick_device
-from prompt_r1.environments import make_environment, parse_fields, parse_prices
+from prompt_r1.agent.names import know_agent
+from prompt_r1.agent.player import Player, check_fit, check_served, load_known
+from prompt_r1.cli.command_line import parse_arguments, run
+from prompt_r1.cli.dialogue import Dialogue, Game, as_json, cost_line
+from prompt_r1.cli.question_input import questions_of, typed
+from prompt_r1.config.fields import ServedConfig, knob
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.environments.opening import make_environment, parse_fields, parse_prices
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import ServedConfig, knob
-from prompt_r1.players import Player, check_fit, check_served, load_known
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.protocol import parse
 from prompt_r1.rollout import play
 from prompt_r1.terminal import has_colours
-from prompt_r1.types import Completion, Message, Question, Resumable, Turn, UsageError
+from prompt_r1.types import Completion, Message, Question, Turn
 
 
 @dataclass(frozen=True)

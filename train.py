@@ -17,36 +17,33 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agents import find_agent
-from prompt_r1.command_line import run, train_config
-from prompt_r1.config import TrainConfig
-from prompt_r1.console import Console, summary
+from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.player import Player, check_fit, load_player
+from prompt_r1.agent.policy import Policy
+from prompt_r1.cli.command_line import run, train_config
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed import RankLost, Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.data.named import find_questions
+from prompt_r1.distributed.ranks import RankLost, Ranks, deal, start_ranks, stop_ranks, together
+from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.environments.opening import environment_opener
 from prompt_r1.environments.pool import Pool
-from prompt_r1.estimate import estimate
-from prompt_r1.evaluation import Result, ask_directly, means, play_all, table
-from prompt_r1.explain import explain
-from prompt_r1.grpo import Sample, group_advantages, survivors
-from prompt_r1.instruments import spending, step_metrics
-from prompt_r1.interrupt import Interrupt
-from prompt_r1.keeper import Keeper
-from prompt_r1.log import Clock, Log
-from prompt_r1.players import (
-    Player,
-    check_fit,
-    environment_opener,
-    find_questions,
-    load_learner,
-    load_player,
-    load_reference,
-)
-from prompt_r1.policy import Policy
+from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.grpo import group_advantages, survivors
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play_groups
-from prompt_r1.run_folder import lock_run, open_run
-from prompt_r1.types import FatalEnvError, Question, Resumable, Trajectory
-from prompt_r1.update import Updater, split
+from prompt_r1.storage.run_folder import lock_run, open_run
+from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.training.batch import Sample
+from prompt_r1.training.console import Console, summary
+from prompt_r1.training.cost_estimate import estimate
+from prompt_r1.training.explain import explain
+from prompt_r1.training.lifecycle import Keeper
+from prompt_r1.training.step_metrics import spending, step_metrics
+from prompt_r1.training.update import Updater, split
+from prompt_r1.training.validation import Result, ask_directly, means, play_all, table
+from prompt_r1.training.weights import load_learner, load_reference
+from prompt_r1.types import Question, Trajectory
 
 
 def main(arguments: list[str]) -> None:

@@ -33,11 +33,11 @@ from benchmarks.workload import (
     small_model,
     totals,
 )
-from prompt_r1 import attention
-from prompt_r1.arena import Segment
-from prompt_r1.attention import Chunk
-from prompt_r1.engine import Engine
-from prompt_r1.policy import Policy
+from prompt_r1.agent import attention
+from prompt_r1.agent.attention import Chunk
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import Segment
+from prompt_r1.agent.policy import Policy
 
 RIVALS = ("lockstep", "static", "continuous", "vllm")
 VLLM_SHARE = 0.4  # of the GPU's memory

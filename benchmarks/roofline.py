@@ -20,12 +20,12 @@ from torch import Tensor
 
 from benchmarks.rollout import load
 from benchmarks.runs import clock
-from prompt_r1 import attention
-from prompt_r1.arena import kv_shape
-from prompt_r1.attention import Chunk, Ragged, choose_kernel, one_by_one
-from prompt_r1.engine import Engine
-from prompt_r1.policy import Policy
-from prompt_r1.sampling import Sampling, draw
+from prompt_r1.agent import attention
+from prompt_r1.agent.attention import Chunk, Ragged, choose_kernel, one_by_one
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import kv_shape
+from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.sampling import Sampling, draw
 
 WORK = {"cpu": (1 << 28, 1024), "cuda": (1 << 31, 8192)}  # bytes of the copy, sides of the product
 

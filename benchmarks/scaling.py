@@ -21,9 +21,9 @@ import torch
 from benchmarks.rollout import Timed, play_ours
 from benchmarks.runs import measured
 from benchmarks.workload import LENGTHS, VOCABULARY, PlannedGame, plan, small_model
-from prompt_r1 import attention
-from prompt_r1.attention import Kernel
-from prompt_r1.policy import Policy
+from prompt_r1.agent import attention
+from prompt_r1.agent.attention import Kernel
+from prompt_r1.agent.policy import Policy
 
 TURNS, NEW, REPLY = 5, 100, 200  # tokens of a turn, of a reply
 

@@ -30,12 +30,12 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.runs import memory
 from benchmarks.update_rivals import CLIP, naive_backward, padded, trl_backward, trl_trainer
 from benchmarks.workload import plan, small_model
-from prompt_r1 import attention
-from prompt_r1.distributed import Ranks
-from prompt_r1.grpo import Sample
-from prompt_r1.policy import Policy
+from prompt_r1.agent import attention
+from prompt_r1.agent.policy import Policy
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.batch import Sample
+from prompt_r1.training.update import Updater
 from prompt_r1.types import Completion, Question, Reward, Trajectory
-from prompt_r1.update import Updater
 
 GAMES = 5  # of a question
 TOKENS_PER_BATCH = 6144  # holds the five games of any question here, its opening once

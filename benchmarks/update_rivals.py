@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from prompt_r1.grpo import Sample
+from prompt_r1.training.batch import Sample
 
 CLIP = 0.2
 Rows = dict[str, Tensor]  # what TRL calls inputs: (B, …) of a micro-batch

@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.types import Action, Message, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Action, Message
 
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
@@ -46,6 +47,18 @@ INSTRUCTIONS = {
     ),
     # One sentence: an agent of half a million parameters cannot digest the paper's.
     "short": "Ask the assistant step by step, then answer.",
+}
+
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+
+
+# For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
+ALONE = {
+    "alone": """\
+Think about the question, then answer it. Write:
+   <think>(your reasoning)</think>
+   <answer>(final answer for the question)</answer>""",
+    "answer": ANSWER_IN_TAGS,  # what environments that are asked once are told, too
 }
 
 ENVIRONMENT_SYSTEM = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.metrics import f1
+from prompt_r1.metrics.text import f1
 from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 

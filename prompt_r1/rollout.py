@@ -8,8 +8,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from prompt_r1.errors import EnvError
 from prompt_r1.protocol import LAST_TURN, Codec, parse
-from prompt_r1.types import Ask, EnvError, Generate, Message, Question, Trajectory, Turn
+from prompt_r1.types import Ask, Generate, Message, Question, Trajectory, Turn
 
 
 async def play(

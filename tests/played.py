@@ -3,13 +3,16 @@
 import asyncio
 from pathlib import Path
 
-from prompt_r1.config import TrainConfig, write_yaml
-from prompt_r1.grpo import Sample, group_advantages
-from prompt_r1.log import Log
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import write_yaml
+from prompt_r1.errors import EnvError
+from prompt_r1.grpo import group_advantages
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
-from prompt_r1.types import EnvError, Question, Trajectory
+from prompt_r1.storage.run_log import Log
+from prompt_r1.training.batch import Sample
+from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
+from prompt_r1.endpoint.responses import Outcome, classify
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.retry import Outcome, classify
 
 KEY = "sk-Secret-0123456789-abcdef"
 HELLO = [{"role": "user", "content": "Where is the Louvre?"}]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 README = (ROOT / "README.md").read_text("utf-8")
 METHOD = ("types", "protocol", "rollout", "reward", "grpo")  # and train.py: the method in one sitting
 LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))

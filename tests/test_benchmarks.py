@@ -16,7 +16,7 @@ from benchmarks import rollout, roofline
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import likeliest, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
-from prompt_r1 import attention
+from prompt_r1.agent import attention
 from tests import tiny
 
 SHORT = Lengths(prompt=24, turns=(1, 1, 1), new=(3, 6), reply=(2, 5), latency=0.01, sigma=0.5)

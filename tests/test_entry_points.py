@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 import evaluate
 import infer
 import train
-from prompt_r1.command_line import run
-from prompt_r1.log import read_metrics
+from prompt_r1.cli.command_line import run
+from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 # The real recipes with a tiny agent: small steps, short games.
 SMALL = [
     "--questions", "4", "--group-size", "2", "--mini-batch", "4", "--max-new", "12", "--max-tokens", "700",

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.miniworld.serve import MiniServer
+from tests.data.test_data import PUBLISHED
+from tests.miniworld.test_serve import with_server
 from tests.providers import body_of
-from tests.test_data import PUBLISHED
 from tests.test_entry_points import command
-from tests.test_serve import with_server
 
 pytestmark = [
     pytest.mark.slow,

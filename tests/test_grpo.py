@@ -10,16 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.grpo import (
-    Sample,
-    collate,
-    group_advantages,
-    grpo_loss,
-    sequence_mean_weight,
-    survivors,
-    token_mean_weight,
-)
-from prompt_r1.packing import fill
+from prompt_r1.agent.packing import fill
+from prompt_r1.grpo import group_advantages, grpo_loss, survivors
+from prompt_r1.training.batch import Sample, collate, sequence_mean_weight, token_mean_weight
 from prompt_r1.types import Completion, Question, Reward, Trajectory
 from tests import tiny
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
-from prompt_r1.asked import read_questions
-from prompt_r1.dialogue import Dialogue, blocks
-from prompt_r1.export import GAME_FILE
+from prompt_r1.cli.dialogue import Dialogue, blocks
+from prompt_r1.cli.question_input import read_questions
+from prompt_r1.config.yaml_files import GAME_FILE
+from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
-from prompt_r1.types import UsageError
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PIECES = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>",
           "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_r1.log import read_metrics
+from prompt_r1.storage.run_log import read_metrics
 from tests.test_entry_points import call
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec, parse
-from prompt_r1.types import Action, UsageError
+from prompt_r1.types import Action
 from tests import tiny
 
 UGLY = [

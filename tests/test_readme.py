@@ -16,13 +16,14 @@ import prompt_r1.miniworld.serve
 import prompt_r1.report.__main__
 import prompt_r1.studies.__main__
 from infer import InferConfig
-from prompt_r1.command_line import parse_arguments, train_config
-from prompt_r1.config import PRESETS, EvaluateConfig, TrainConfig
-from prompt_r1.estimate import estimate
-from prompt_r1.knobs import SftConfig
-from tests.test_memory import qwen3_4b
+from prompt_r1.cli.command_line import parse_arguments, train_config
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.fields import SftConfig
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.training.cost_estimate import estimate
+from tests.paths import ROOT
+from tests.training.test_memory_estimate import qwen3_4b
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
 PAGES = {path: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}

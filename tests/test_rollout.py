@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from prompt_r1.errors import EnvError, FatalEnvError
 from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play, play_groups
-from prompt_r1.types import EnvError, FatalEnvError, Question, Trajectory
+from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 

@@ -8,10 +8,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1 import attention
-from prompt_r1.policy import Policy
+from prompt_r1.agent import attention
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import EnvError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.types import Completion, EnvError, Message
+from prompt_r1.types import Completion, Message
 
 # Like Qwen3's: the thinking of earlier turns is dropped when the dialogue is rendered again.
 QWEN3_LIKE_TEMPLATE = (

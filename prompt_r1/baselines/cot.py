@@ -15,7 +15,8 @@ from prompt_r1.baselines.direct import AnswerFormat, ask_once
 from prompt_r1.baselines.method import Attempt, Ledger
 from prompt_r1.baselines.optimise import score
 from prompt_r1.environments.pool import Pool
-from prompt_r1.types import Message, Question, Resumable, UsageError
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.types import Message, Question
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
 from prompt_r1.environments.pool import Pool
-from prompt_r1.players import ANSWER_IN_TAGS
-from prompt_r1.types import EnvError, Message, Question
+from prompt_r1.errors import EnvError
+from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.types import Message, Question
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ sft          an agent that was fine-tuned on gold answers, in one turn, too
 
 from collections.abc import Callable, Sequence
 
+from prompt_r1.agent.player import Player
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
-from prompt_r1.config import TrainConfig
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.nobody import Nobody
 from prompt_r1.environments.pool import Pool
-from prompt_r1.players import Player
 from prompt_r1.reward import well_formed
 from prompt_r1.types import Environment, Question, Trajectory
 

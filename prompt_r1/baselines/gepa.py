@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.baselines.optimise import Bench, Trial, chosen
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
 
 ROLE = "You improve the instructions of language models."
 REQUEST = """\

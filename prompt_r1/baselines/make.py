@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agents import KnownAgent, find_agent, know_agent
+from prompt_r1.agent.names import KnownAgent, find_agent, know_agent
+from prompt_r1.agent.player import Player, load_known
+from prompt_r1.agent.remote import served_parts
 from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
 from prompt_r1.baselines.games import Game
@@ -17,12 +19,12 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.environments import MINI_SPECS, parse_fields
+from prompt_r1.config.fields import METHODS, MethodConfig, SftConfig
+from prompt_r1.data.named import find_questions
+from prompt_r1.environments.opening import MINI_SPECS, parse_fields
 from prompt_r1.environments.pool import Pool
-from prompt_r1.knobs import METHODS, MethodConfig, SftConfig
-from prompt_r1.players import Player, find_questions, load_known
-from prompt_r1.served import served_parts
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
 
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
     "opro": {"temperature": 1.0, "max_tokens": 512},

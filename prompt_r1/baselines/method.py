@@ -6,7 +6,8 @@ from typing import Protocol
 
 from prompt_r1.environments.metered import Reply
 from prompt_r1.environments.pool import Pool
-from prompt_r1.types import EnvError, Message, Question, Trajectory
+from prompt_r1.errors import EnvError
+from prompt_r1.types import Message, Question, Trajectory
 
 
 @dataclass(frozen=True)

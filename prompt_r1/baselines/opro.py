@@ -12,7 +12,8 @@ import random
 from collections.abc import Sequence
 
 from prompt_r1.baselines.optimise import Bench, between, chosen, mean_score
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
 
 LONGEST = 500  # characters of an instruction
 OPENING, CLOSING = "<INS>", "</INS>"

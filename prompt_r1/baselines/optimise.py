@@ -16,8 +16,9 @@ from pathlib import Path
 from prompt_r1.baselines.direct import AnswerFormat, ask_once
 from prompt_r1.baselines.method import Attempt, Ledger
 from prompt_r1.environments.pool import Pool
-from prompt_r1.metrics import exact_match, f1
-from prompt_r1.types import EnvError, Message, Question, Resumable
+from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.types import Message, Question
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from statistics import mean
 from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.method import Attempt, Ledger
-from prompt_r1.metrics import f1, normalise
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import f1, normalise
+from prompt_r1.types import Question
 
 MEASURED = 64  # validation questions that the agent plays to find out how often it asks
 

@@ -20,19 +20,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prompt_r1.agents import KnownAgent, find_agent, trained_config
+from prompt_r1.agent.names import KnownAgent, find_agent, trained_config
+from prompt_r1.agent.packing import pack
+from prompt_r1.agent.player import Player, load_player
+from prompt_r1.agent.remote import served_parts
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
-from prompt_r1.command_line import parse_arguments, run
-from prompt_r1.config import PRESETS, TrainConfig
-from prompt_r1.distributed import Ranks, pick_device
-from prompt_r1.export import export_agent
-from prompt_r1.knobs import SftConfig
-from prompt_r1.packing import pack
-from prompt_r1.players import Player, find_questions, load_player
-from prompt_r1.served import served_parts
-from prompt_r1.types import Completion, Question, Resumable, Trajectory, UsageError
+from prompt_r1.cli.command_line import parse_arguments, run
+from prompt_r1.config.fields import SftConfig
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.data.named import find_questions
+from prompt_r1.distributed.ranks import Ranks, pick_device
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.storage.export import export_agent
+from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 

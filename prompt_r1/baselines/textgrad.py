@@ -13,7 +13,8 @@ import random
 from collections.abc import Sequence
 
 from prompt_r1.baselines.optimise import Bench, Trial, between, chosen, mean_score
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
 
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
 ATTEMPTS = 2  # at a rewrite, when its tags are missing; then the prompt stays

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from prompt_r1.command_line import run
+from prompt_r1.cli.command_line import run
 from prompt_r1.data.audit import audit_file, report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.files import check_writable, load_questions, write_questions
 from prompt_r1.data.mixture import mix
 from prompt_r1.data.mixture import report as mix_report
 from prompt_r1.data.sources import SOURCES, squad
-from prompt_r1.types import UsageError
+from prompt_r1.errors import UsageError
 
 
 def main(arguments: list[str]) -> None:

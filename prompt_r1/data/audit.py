@@ -11,7 +11,7 @@ import numpy as np
 
 from prompt_r1.data.fields import bare_problem, question_key
 from prompt_r1.data.files import Row, read_rows
-from prompt_r1.metrics import normalise
+from prompt_r1.metrics.text import normalise
 from prompt_r1.types import Question
 
 # The first script with a tenth of a text's letters names it: formulas bring Latin letters everywhere.

@@ -11,8 +11,9 @@ from prompt_r1.data.fields import BadRow, digest, kind_of, question_key
 from prompt_r1.data.files import write_questions
 from prompt_r1.data.raw import Fields, raw_rows
 from prompt_r1.data.sources import Draft, LeftOut, Source
-from prompt_r1.metrics import normalise
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import normalise
+from prompt_r1.types import Question
 
 
 @dataclass(frozen=True)

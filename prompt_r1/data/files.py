@@ -21,8 +21,9 @@ from prompt_r1.data.fields import (
     paper_name,
     text_of,
 )
+from prompt_r1.errors import UsageError
 from prompt_r1.protocol import PAPER_INSTRUCTION
-from prompt_r1.types import Kind, Question, UsageError
+from prompt_r1.types import Kind, Question
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prompt_r1.data.fields import BadRow
 from prompt_r1.data.files import parse_json
-from prompt_r1.types import UsageError
+from prompt_r1.errors import UsageError
 
 Fields = dict[str, object]
 BLANKS = " \t\r\n"

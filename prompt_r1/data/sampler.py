@@ -3,7 +3,8 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from prompt_r1.types import Question, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
 
 
 class QuestionSampler:

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from prompt_r1.types import Resumable, UsageError
+from prompt_r1.errors import Resumable, UsageError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from prompt_r1.environments.endpoint import (
+from prompt_r1.endpoint.rate_limit import Pace
+from prompt_r1.endpoint.request import (
     Request,
     Response,
     checked_base_url,
@@ -25,9 +26,9 @@ from prompt_r1.environments.endpoint import (
     scrub,
     without_key,
 )
-from prompt_r1.environments.pace import Pace
-from prompt_r1.environments.retry import Outcome, back_off, classify, model_names, reply_of
-from prompt_r1.types import Message, UsageError
+from prompt_r1.endpoint.responses import Outcome, back_off, classify, model_names, reply_of
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Spending
-from prompt_r1.environments.retry import Outcome
-from prompt_r1.types import Message, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
 assert set(STORED) <= {f.name for f in fields(Outcome)}

@@ -11,12 +11,13 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.distributed import pick_device
-from prompt_r1.engine import Engine
-from prompt_r1.environments.retry import Outcome, reply_of
-from prompt_r1.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.endpoint.responses import Outcome, reply_of
+from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder, render
-from prompt_r1.types import Message, UsageError
+from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply, unless --env-args '{"max_tokens": N}' says otherwise
 LONGEST_DIALOGUE = 8192  # tokens, if the model takes so many

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
+from prompt_r1.endpoint.responses import Outcome, reply_of
 from prompt_r1.environments.budget import Budget, Price, Spending
 from prompt_r1.environments.journal import Journal, key_of
-from prompt_r1.environments.retry import Outcome, reply_of
-from prompt_r1.types import Environment, Message, UsageError
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Environment, Message
 
 LONG_REPLY = 1024  # tokens reserved for a reply while none has been seen and no limit was set
 CHARACTERS_PER_TOKEN = 3  # of a prompt: reserving too much is safe

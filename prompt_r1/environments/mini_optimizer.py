@@ -8,7 +8,7 @@ optimiser's own choosing found.
 import random
 from collections.abc import Mapping
 
-from prompt_r1.environments.retry import Outcome
+from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.types import Message
 
 ADVICE = (

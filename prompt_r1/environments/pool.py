@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.metered import MeteredEnvironment, Reply
-from prompt_r1.types import EnvError, FatalEnvError, Message, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
-from prompt_r1.types import Kind, Question, UsageError
+from prompt_r1.types import Kind, Question
 
 Split = Literal["train", "validation", "test", "ood"]
 

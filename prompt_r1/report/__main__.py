@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from prompt_r1.command_line import run
+from prompt_r1.cli.command_line import run
 from prompt_r1.report.page import GAMES, write_report
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report.costs import CallCosts
 from prompt_r1.report.spans import Pieces, spans_of
 from prompt_r1.reward import RULES
-from prompt_r1.statistics import wilson
-from prompt_r1.types import UsageError
 
 MEGABYTES = 120  # of trajectory files; they are read whole
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.policy import load_tokenizer
+from prompt_r1.agent.policy import load_tokenizer
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 Row = dict[str, Any]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agents import RUNS
-from prompt_r1.command_line import run
+from prompt_r1.agent.names import RUNS
+from prompt_r1.cli.command_line import run
 from prompt_r1.studies.distance import study_distance
 from prompt_r1.studies.figure import Study, svg
 from prompt_r1.studies.runs import find_runs, load_run

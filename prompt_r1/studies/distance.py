@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from prompt_r1.metrics import exact_match
+from prompt_r1.metrics.statistics import paired_bootstrap
+from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment
 from prompt_r1.miniworld.environment import Reply
-from prompt_r1.statistics import paired_bootstrap
 from prompt_r1.studies.figure import Point, Series, Study, cell, markdown_table
 from prompt_r1.studies.runs import Run, play_greedily
 from prompt_r1.studies.turns import rate

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from prompt_r1.agents import find_agent, trained_config
-from prompt_r1.config import TrainConfig
-from prompt_r1.distributed import pick_device
-from prompt_r1.export import GAME_FILE
+from prompt_r1.agent.names import find_agent, trained_config
+from prompt_r1.agent.player import Player, load_player
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
-from prompt_r1.players import Player, load_player
-from prompt_r1.types import Environment, Question, Trajectory, UsageError
+from prompt_r1.types import Environment, Question, Trajectory
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from prompt_r1.log import read_metrics
-from prompt_r1.metrics import exact_match
-from prompt_r1.statistics import mean_interval
+from prompt_r1.metrics.statistics import mean_interval
+from prompt_r1.metrics.text import exact_match
+from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.figure import Point, Series, Study, cell, markdown_table
 from prompt_r1.studies.turns import rate
 

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from prompt_r1.metrics import exact_match
-from prompt_r1.players import Player
+from prompt_r1.agent.player import Player
+from prompt_r1.metrics.statistics import wilson
+from prompt_r1.metrics.text import exact_match
 from prompt_r1.rollout import play
-from prompt_r1.statistics import wilson
 from prompt_r1.studies.figure import Point, Series, Study, cell, markdown_table
 from prompt_r1.studies.runs import Run
 from prompt_r1.types import Completion, Generate, Question, Trajectory

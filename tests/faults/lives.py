@@ -14,9 +14,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from prompt_r1.log import read_metrics
-
-ROOT = Path(__file__).parents[2]
+from prompt_r1.storage.run_log import read_metrics
+from tests.paths import ROOT
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import prompt_r1.checkpoint
 import prompt_r1.keeper
 import prompt_r1.update
+import torch
+
 import train
-from prompt_r1 import manifest
-from prompt_r1.command_line import run
+from prompt_r1.cli.command_line import run
+from prompt_r1.storage import atomic_folder
 
 SHORT = ("backward", "step", "seal")
 
@@ -101,7 +101,7 @@ def live(rank: int, order: dict, port: int) -> None:
         (torch.optim.AdamW, "step", "step"),
         (prompt_r1.keeper, "export_agent", "export"),
         (prompt_r1.checkpoint.Checkpoints, "save", "save"),
-        (manifest, "seal", "seal"),
+        (atomic_folder, "seal", "seal"),
     ]:
         phases.wrap(home, attribute, name)
     sys.argv = ["train.py", *order["arguments"]]

@@ -8,12 +8,12 @@ import torch
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
-from prompt_r1.checkpoint import Checkpoints, State
-from prompt_r1.config import TrainConfig
-from prompt_r1.distributed import Ranks, start_ranks, stop_ranks
-from prompt_r1.fsdp import whole
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.fsdp import whole
+from prompt_r1.distributed.ranks import Ranks, start_ranks, stop_ranks
+from prompt_r1.storage.checkpoint import Checkpoints, State
 from tests import tiny
-from tests.test_parallel import free_ports
+from tests.distributed.test_parallel import free_ports
 
 pytestmark = pytest.mark.faults
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.lives import tensors
-from tests.test_entry_points import ROOT
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.faults
 

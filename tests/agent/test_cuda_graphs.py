@@ -1,0 +1,166 @@
+"""Decoding by recorded steps, with a recording that runs anywhere: the step itself, on the same buffers."""
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from prompt_r1.agent import attention
+from prompt_r1.agent import engine as engine_module
+from prompt_r1.agent.cuda_graphs import DecodeGraphs
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import Arena
+from prompt_r1.agent.policy import Policy
+from tests import tiny
+
+
+def from_tensors(query, keys, values, ragged, scale):
+    """Attention that reads the batch from its offsets alone, as a recorded kernel must."""
+    at, out = ragged.offsets, torch.empty_like(query)
+    for number, length in enumerate(at.lengths.tolist()):
+        columns = slice(at.queries[number], at.queries[number + 1])
+        rows = slice(at.starts[number], at.starts[number] + length)
+        count = columns.stop - columns.start
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        q = query[columns].transpose(0, 1)
+        groups = len(q) // len(keys)
+        k, v = keys[:, rows].repeat_interleave(groups, 0), values[:, rows].repeat_interleave(groups, 0)
+        out[columns] = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
+    return out
+
+
+class Recorder:
+    """Replays a step by running it again, as a graph does: whatever the arguments were, the buffers count."""
+
+    def __init__(self, *, off_by: float = 0.0) -> None:
+        self.recorded = self.replayed = 0
+        self.off_by = off_by
+
+    def __call__(self, step):
+        self.recorded += 1
+        out = step()  # the memory that every replay writes to
+
+        def replay():
+            self.replayed += 1
+            out.copy_(step() + self.off_by)
+            return out
+
+        return replay
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Play 9 games of three turns with a tiny model, greedy: the tokens of every turn, and the engine."""
+    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: from_tensors)
+
+    def run(record):
+        engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1440, record=record)
+
+        async def game(number: int) -> list[list[int]]:
+            tokens, turns = tiny.random_tokens(20 + number // 3, seed=number // 3), []
+            for turn in range(3):
+                drawn = await engine.generate(tokens, max_new=5 + number, seed="0", temperature=0.0)
+                turns.append(drawn.tokens)
+                await asyncio.sleep(0)
+                tokens = tokens + drawn.tokens + tiny.random_tokens(4 + turn, seed=number)
+            return turns
+
+        async def games():
+            return await asyncio.gather(*(game(number) for number in range(9)))
+
+        return asyncio.run(games()), engine
+
+    return run
+
+
+def test_recorded_steps_draw_the_same_tokens_at_every_batch_size(play):
+    record = Recorder()
+    plain, without = play(None)
+    assert without._graphs is None
+    recorded, _ = play(record)
+    assert recorded == plain
+    assert record.recorded == len({1, 2, 4, 8, 16})  # nine games: filled up to sixteen, then fewer and fewer
+    assert record.replayed > 20
+
+
+def test_a_recording_that_computes_something_else_is_given_up(play):
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        tokens, engine = play(Recorder(off_by=1.0))
+    assert tokens == play(None)[0]
+    assert engine._graphs.broken
+
+
+def test_a_recording_that_only_rounds_otherwise_is_kept(play):
+    _, engine = play(Recorder(off_by=0.005))
+    assert not engine._graphs.broken
+
+
+def test_a_recording_that_fails_is_given_up(play):
+    def record(step):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.warns(UserWarning, match="not permitted"):
+        tokens, _ = play(record)
+    assert tokens == play(None)[0]
+
+
+def test_prompts_wait_for_one_another_only_where_steps_are_recorded(play):
+    """They are computed in fewer forwards then, and none of them waits for ever."""
+    forwards = {}
+    for name, record in {"plain": None, "recorded": Recorder()}.items():
+        counts: list[int] = []
+        original = Engine._forward
+
+        def counted(self, ids, chunks, counts=counts, original=original):
+            counts.append(sum(chunk.count > 1 for chunk in chunks))
+            return original(self, ids, chunks)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "_forward", counted)
+            play(record)
+        forwards[name] = sum(count > 0 for count in counts)
+    assert forwards["recorded"] < forwards["plain"]
+
+
+def test_the_recorded_step_runs_on_the_device_alone(monkeypatch):
+    """Traced with tensors that are shapes only, FlashAttention's own checks of shapes among them: a step that
+    asked for a value, or brought one from the host, could not be recorded.
+    """
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
+    model = tiny.model().to("meta", torch.bfloat16)
+    policy = Policy(model, compute=torch.bfloat16)
+    graphs = DecodeGraphs(
+        lambda tokens, places: policy.hidden_states(tokens[None], position_ids=places.positions[None],
+                                                    ragged=places)[0],
+        Arena(policy, 600), attention.flash, longest=200, record=lambda step: step,
+    )  # fmt: skip
+    with OnlyOn("meta") as operations:
+        hidden = graphs._step(8)
+    assert hidden.shape == (8, model.config.hidden_size) and hidden.dtype == torch.bfloat16
+    layers = model.config.num_hidden_layers
+    assert operations.count("aten._flash_attention_forward.default") == layers
+    assert operations.count("aten.index_copy_.default") == 2 * layers
+
+
+class OnlyOn(TorchDispatchMode):
+    """Collects the operations inside; every tensor of theirs lies on the device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.operations: list[str] = []
+
+    def __enter__(self) -> list[str]:
+        super().__enter__()
+        return self.operations
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.operations.append(str(operation))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
+        assert all(tensor.device.type == self.device for tensor in tensors), operation
+        return out

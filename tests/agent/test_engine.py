@@ -1,0 +1,448 @@
+"""The engine against the plain way: one sequence at a time through Hugging Face's own generate."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.workload import plan, play_async, totals
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import IN_PLACE, Segment, best_source
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Completion
+from tests import tiny
+
+STOP = frozenset({tiny.tokenizer().eos_token_id})
+
+
+def make_engine(policy, *, max_games: int = 4, capacity: int = 256, kv_tokens: int = 0, **options) -> Engine:
+    return Engine(policy, stop_ids=STOP, max_tokens=capacity, max_games=max_games,
+                  kv_tokens=kv_tokens or max_games * capacity, **options)  # fmt: skip
+
+
+def greedy_by_generate(model, tokens: list[int], max_new: int) -> list[int]:
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([tokens]),
+            attention_mask=torch.ones(1, len(tokens)),
+            max_new_tokens=max_new,
+            do_sample=False,
+        )
+    return out[0, len(tokens) :].tolist()
+
+
+def sdpa_twin(policy):
+    """The same weights under transformers' own attention."""
+    twin = tiny.model()
+    twin.load_state_dict(policy.model.state_dict())
+    twin.set_attn_implementation("sdpa")
+    return twin
+
+
+def recompute(model, tokens: list[int], completion: Completion, temperature: float) -> torch.Tensor:
+    """The log-probabilities (new, V) at each sampled token, from one forward over everything."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens + completion.tokens])).logits[0, len(tokens) - 1 : -1].float()
+    return torch.log_softmax(logits / temperature, -1)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_greedy_tokens_equal_generate_one_by_one_for_ragged_prompts(slots):
+    policy = tiny.policy()
+    model = sdpa_twin(policy)
+    prompts = [tiny.random_tokens(5 + 7 * number, seed=number) for number in range(8)]
+
+    async def play():
+        engine = make_engine(policy, max_games=slots)
+        return await asyncio.gather(
+            *(engine.generate(p, max_new=20, seed="0", temperature=0.0) for p in prompts)
+        )
+
+    for prompt, completion in zip(prompts, asyncio.run(play()), strict=True):
+        assert completion.tokens == greedy_by_generate(model, prompt, 20)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Games as they might come: arrivals, lengths, turns, how many at a time, and how much memory."""
+
+    openings: list[int]  # lengths of the questions
+    turns: list[list[tuple[int, int, int]]]  # of each game: pause in steps, new tokens, length of the reply
+    temperature: float
+    max_games: int
+    kv_tokens: int
+    prefill_tokens: int
+
+
+TURN = st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
+SCHEDULES = st.builds(
+    Schedule,
+    openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    turns=st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=14),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    max_games=st.integers(1, 16),
+    kv_tokens=st.integers(160, 900),
+    prefill_tokens=st.sampled_from([5, 32, 512]),
+)
+
+
+@settings(max_examples=30)
+@given(SCHEDULES)
+def test_no_schedule_changes_a_token_or_stands_still(schedule):
+    """Whatever is reused, moved, copied or dropped: each token and its log-probability are those of one
+    forward over the whole text, greedy ones its likeliest.
+    """
+    policy = tiny.policy()
+    model = sdpa_twin(policy)
+    engine = make_engine(policy, capacity=160, max_games=schedule.max_games, kv_tokens=schedule.kv_tokens,
+                         prefill_tokens=schedule.prefill_tokens)  # fmt: skip
+    played: list[tuple[list[int], Completion]] = []
+
+    async def game(number: int) -> None:
+        opening = number % len(schedule.openings)
+        tokens = tiny.random_tokens(schedule.openings[opening], seed=opening)
+        for turn, (pause, max_new, reply) in enumerate(schedule.turns[number]):
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            completion = await engine.generate(
+                tokens, max_new=max_new, seed=f"{number}/{turn}", temperature=schedule.temperature
+            )
+            played.append((list(tokens), completion))
+            tokens += completion.tokens + tiny.random_tokens(reply, seed=100 + number * 10 + turn)
+
+    async def play() -> None:
+        games = asyncio.gather(*(game(number) for number in range(len(schedule.turns))))
+        await asyncio.wait_for(games, timeout=20)
+
+    asyncio.run(play())
+    assert len(played) == sum(map(len, schedule.turns))
+    for tokens, completion in played:
+        logprobs = recompute(model, tokens, completion, schedule.temperature or 1.0)
+        chosen = logprobs.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
+        if schedule.temperature == 0:
+            assert completion.tokens == logprobs.argmax(1).tolist()
+
+
+BITS = st.lists(st.integers(0, 1), max_size=40)
+
+
+@given(
+    BITS.filter(bool), st.lists(st.tuples(st.integers(0, 40), BITS, st.booleans(), st.booleans()), max_size=8)
+)
+def test_the_prefix_taken_is_worth_as_much_as_any(prompt, cached):
+    """To leave most sequences uncompared loses nothing, whether they run, go on, or know the prompt's end."""
+    ends = {len(prompt): torch.zeros(1)}
+    segments = [
+        Segment(0, 80, prompt[:kept] + rest, ends if known else {}) for kept, rest, known, _ in cached
+    ]
+    busy = {segment for segment, (*_, runs) in zip(segments, cached, strict=True) if runs}
+
+    def worth(segment: Segment) -> int:
+        equal = 0
+        while segment.tokens[: equal + 1] == prompt[: equal + 1] and equal < len(prompt):
+            equal += 1
+        usable = equal - (equal == len(prompt) and not segment.ends)
+        return usable and usable + IN_PLACE * (usable == len(segment.tokens) and segment not in busy)
+
+    source, usable, continues = best_source(segments, busy, prompt)
+    assert usable + IN_PLACE * continues == max(map(worth, segments), default=0)
+    if source is not None:
+        assert source.tokens[:usable] == prompt[:usable] and worth(source) == usable + IN_PLACE * continues
+
+
+def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[list[int]]]:
+    """The benchmark's games, 5 of each question, greedy, with a tiny model."""
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens)
+
+    async def generate(tokens: list[int], max_new: int) -> list[int]:
+        return (await engine.generate(tokens, max_new=max_new, seed="0", temperature=0.0)).tokens
+
+    return engine, asyncio.run(
+        play_async(plan(questions, 5, seed=1, vocabulary=256), generate, latency=False)
+    )
+
+
+def test_nothing_is_computed_twice_and_dropping_caches_changes_only_that():
+    """The counter that noise cannot touch: each question once for its group, each reply once, and for each
+    later turn the last token of the turn before. In an arena of 5,000 tokens caches must be dropped.
+    """
+    policy = tiny.policy(layers=1)
+    wanted = totals(plan(8, 5, seed=1))
+    ample, tokens = play_plan(policy, 8, kv_tokens=100_000)
+    assert ample.prefilled == wanted.prefill
+    assert ample.prefilled == wanted.question_tokens + wanted.reply_tokens + wanted.turns - wanted.games
+    assert ample.sampled == wanted.new_tokens
+    scarce, same_tokens = play_plan(policy, 4, kv_tokens=5000)  # the first half of them, to save time
+    assert same_tokens == tokens[:20]
+    assert scarce.prefilled > totals(plan(4, 5, seed=1)).prefill
+
+
+def test_a_prompt_longer_than_one_prefill_is_computed_in_chunks_while_others_decode():
+    policy = tiny.policy()
+    model = sdpa_twin(policy)
+    short, long = tiny.random_tokens(3, seed=2), tiny.random_tokens(190, seed=1)
+    ended: list[str] = []
+
+    async def game(engine: Engine, name: str, tokens: list[int]) -> None:
+        completion = await engine.generate(tokens, max_new=10, seed="0", temperature=0.0)
+        ended.append(name)
+        assert completion.tokens == greedy_by_generate(model, tokens, 10)
+
+    async def play() -> None:
+        engine = make_engine(policy, prefill_tokens=16)
+        await asyncio.gather(game(engine, "long", long), game(engine, "short", short))
+
+    asyncio.run(play())
+    assert ended == ["short", "long"]
+
+
+def test_sampling_depends_on_the_seed_and_not_on_the_games_beside():
+    policy = tiny.policy()
+    prompts = [tiny.random_tokens(12, seed=number) for number in range(6)]
+
+    async def play(chosen, engine):
+        calls = (engine.generate(prompts[n], max_new=15, seed=f"game {n}") for n in chosen)
+        return await asyncio.gather(*calls)
+
+    together = asyncio.run(play(range(6), make_engine(policy, max_games=6)))
+    alone = [asyncio.run(play([n], make_engine(policy, max_games=1)))[0] for n in range(6)]
+    assert [c.tokens for c in together] == [c.tokens for c in alone]
+    other_seed = asyncio.run(make_engine(policy).generate(prompts[0], max_new=15, seed="another"))
+    assert other_seed.tokens != alone[0].tokens
+
+
+def test_sampled_frequencies_are_those_of_the_softmax_at_the_temperature():
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(9, seed=4)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt])).logits[0, -1].float()
+    expected = torch.softmax(logits / 1.5, -1)
+    draws = 2000
+
+    async def play():
+        engine = make_engine(policy, max_games=100)
+        calls = (engine.generate(prompt, max_new=1, seed=str(n), temperature=1.5) for n in range(draws))
+        return await asyncio.gather(*calls)
+
+    counts = torch.bincount(torch.tensor([c.tokens[0] for c in asyncio.run(play())]), minlength=len(expected))
+    # The mean absolute deviation of a binomial frequency; summed, it is what chance alone gives.
+    by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
+    assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
+
+
+def test_the_log_probabilities_are_those_at_the_temperature():
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(9, seed=4)
+    completion = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0", temperature=0.7))
+    recomputed = recompute(sdpa_twin(policy), prompt, completion, 0.7)
+    chosen = recomputed.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
+
+
+def test_a_game_whose_question_another_has_finished_begins_without_a_forward():
+    policy = tiny.policy()
+    question = tiny.random_tokens(60, seed=1)
+    engine = make_engine(policy)
+    first = asyncio.run(engine.generate(question, max_new=8, seed="a"))
+    again = asyncio.run(engine.generate(question, max_new=8, seed="a"))
+    assert engine.prefilled == len(question)
+    assert again.tokens == first.tokens
+
+
+def test_a_cache_that_grows_moves_when_a_neighbour_is_in_its_way():
+    policy = tiny.policy()
+    model = sdpa_twin(policy)
+    engine = make_engine(policy, capacity=120, kv_tokens=130)
+
+    async def turn(tokens: list[int], max_new: int) -> list[int]:
+        completion = await engine.generate(tokens, max_new=max_new, seed="0", temperature=0.0)
+        assert completion.tokens == greedy_by_generate(model, tokens, max_new)
+        return tokens + completion.tokens
+
+    async def play() -> None:
+        await turn(tiny.random_tokens(16, seed=1), 5)  # rows 0 to 19
+        second = await turn(tiny.random_tokens(41, seed=2), 10)  # rows 20 to 69
+        third = await turn(tiny.random_tokens(31, seed=3), 10)  # rows 70 to 109
+        await turn([*second, 7, 8, 9], 16)  # 69 rows: the first is dropped, it moves over its old place
+        await turn([*third, 7], 9)  # 50 rows: stays and grows
+
+    asyncio.run(play())
+    assert engine.prefilled == 16 + 41 + 31 + (3 + 1) + (1 + 1)
+
+
+def test_it_stops_at_a_stop_token_and_says_so():
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(9, seed=4)
+    free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
+    engine = Engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
+    stopped = asyncio.run(engine.generate(prompt, max_new=12, seed="0"))
+    assert stopped.tokens == free.tokens[: free.tokens.index(free.tokens[5]) + 1]
+    assert stopped.finished and not free.finished
+
+
+def test_it_stops_where_a_tag_closes_whatever_tokens_it_is_made_of():
+    """The prompt holds the same tag: only what the agent wrote counts."""
+    tokenizer, policy = tiny.tokenizer(), tiny.policy()
+    prompt = tokenizer("Say <answer>x</answer>", add_special_tokens=False)["input_ids"]
+    free = asyncio.run(make_engine(policy).generate(prompt, max_new=40, seed="0", temperature=3.0))
+    text = tokenizer.decode(free.tokens, errors="ignore")
+    # Four sampled tokens stand for a tag: any text that the random model happens to write.
+    printable = next(
+        n for n in range(5, 36) if all(t < 256 for t in free.tokens[n : n + 4])
+        and (part := tokenizer.decode(free.tokens[n : n + 4])).isascii() and len(part) == 4
+        and text.count(part) == 1
+    )  # fmt: skip
+    tag = tokenizer.decode(free.tokens[printable : printable + 4])
+    engine = make_engine(policy, decode=tokenizer.decode)
+    options = {"max_new": 40, "seed": "0", "temperature": 3.0}
+    stopped = asyncio.run(engine.generate(prompt, stop=("</answer>", tag), **options))
+    assert stopped.tokens == free.tokens[: printable + 4] and stopped.finished
+    through = asyncio.run(engine.generate(prompt, stop=("</answer>",), **options))
+    assert through.tokens == free.tokens and not through.finished
+
+
+def test_after_the_weights_change_forget_drops_what_was_cached():
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(30, seed=1)
+    engine = make_engine(policy)
+    asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
+    policy.model.load_state_dict(tiny.model(seed=9).state_dict())
+    engine.forget()
+    after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
+    assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
+
+
+def test_a_bfloat16_player_follows_its_float32_learner():
+    learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
+    player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
+    twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
+    prompt = tiny.random_tokens(30, seed=1)
+    engine = make_engine(player)
+    asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
+    player.follow(learner)
+    engine.forget()
+    after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
+    expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
+    assert after.tokens == expected.tokens
+    assert player.model.dtype == torch.bfloat16
+
+
+def test_without_a_number_the_cache_is_what_the_games_can_use_or_memory_allows(monkeypatch):
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(8, seed=0)
+    engine = Engine(policy, stop_ids=STOP, max_tokens=64, max_games=3)
+    asyncio.run(engine.generate(prompt, max_new=3, seed="0"))
+    assert engine._arena.rows == 3 * 64
+    monkeypatch.setattr("prompt_r1.engine.affordable_rows", lambda policy: 63)
+    with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, a game may take 64"):
+        asyncio.run(Engine(policy, stop_ids=STOP, max_tokens=64).generate(prompt, max_new=3, seed="0"))
+    with pytest.raises(UsageError, match="a KV cache of 63 tokens does not hold one game of 64"):
+        Engine(policy, stop_ids=STOP, max_tokens=64, kv_tokens=63)
+
+
+def test_too_long_a_request_is_refused_before_it_runs():
+    engine = make_engine(tiny.policy(), capacity=32)
+    with pytest.raises(ValueError, match="30 tokens and 3 new ones do not fit a game of 32"):
+        asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
+
+
+def test_a_cancelled_game_gives_its_slot_back():
+    async def play():
+        engine = make_engine(tiny.policy(), max_games=1)
+        hopeless = asyncio.create_task(engine.generate(tiny.random_tokens(8, seed=0), max_new=200, seed="0"))
+        await asyncio.sleep(0.01)
+        hopeless.cancel()
+        return await asyncio.wait_for(engine.generate(tiny.random_tokens(8, seed=1), max_new=3, seed="0"), 5)
+
+    assert len(asyncio.run(play()).tokens) == 3
+
+
+def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
+    engine = make_engine(tiny.policy(), max_games=1)
+
+    async def play() -> None:
+        calls = [engine.generate(tiny.random_tokens(8, seed=n), max_new=200, seed="0") for n in range(3)]
+        games = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0.01)
+        for game in games:
+            game.cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        engine.forget()
+
+    asyncio.run(play())
+    assert engine.sampled > 0
+    assert len(asyncio.run(engine.generate([1, 2], max_new=3, seed="0")).tokens) == 3
+
+
+def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
+    """Let no forward have more tokens, and no matrix of logits more rows."""
+    forward, logits = policy.hidden_states, policy.logits
+
+    def within(method, count: int, limit: int, *args, **kwargs):
+        if count > limit:
+            raise torch.OutOfMemoryError(f"no room for {count}")
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(
+        policy, "hidden_states", lambda ids, **more: within(forward, ids.numel(), tokens, ids, **more)
+    )
+    monkeypatch.setattr(policy, "logits", lambda hidden: within(logits, len(hidden), rows, hidden))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (9, 100), (1000, 2), (30, 3)])
+def test_where_memory_runs_out_the_same_games_are_played_fewer_at_a_time(tokens, rows, monkeypatch):
+    policy = tiny.policy()
+
+    async def game(engine: Engine, number: int) -> list[Completion]:
+        text, turns = tiny.random_tokens(20, seed=number // 3), []
+        for turn in range(3):
+            turns.append(await engine.generate(text, max_new=12, seed=f"{number}/{turn}"))
+            text = [*text, *turns[-1].tokens, *tiny.random_tokens(9, seed=50 + turn)]
+        return turns
+
+    async def play(engine: Engine) -> list[list[Completion]]:
+        return await asyncio.gather(*(game(engine, number) for number in range(9)))
+
+    expected = asyncio.run(play(make_engine(policy, max_games=9)))
+    limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
+    engine = make_engine(policy, max_games=9)
+    with pytest.warns(UserWarning, match="out of memory: now at most [124] games decode"):
+        found = asyncio.run(asyncio.wait_for(play(engine), timeout=20))
+    for turns, others in zip(expected, found, strict=True):
+        assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
+        for turn, other in zip(turns, others, strict=True):
+            assert turn.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert len(engine._running) == len(engine._waiting) == 0
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_a_single_token_that_does_not_fit_is_an_error(monkeypatch):
+    policy = tiny.policy()
+    limit_memory(policy, tokens=0, rows=1, monkeypatch=monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        asyncio.run(make_engine(policy).generate([1, 2, 3], max_new=3, seed="0"))
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused_in_words():
+    engine = make_engine(tiny.policy(), kv_tokens=10**13)
+    with pytest.raises(UsageError, match=r"no memory for a KV cache of 10,000,000,000,000 tokens: give"):
+        asyncio.run(engine.generate([1, 2, 3], max_new=3, seed="0"))
+
+
+def test_an_error_in_the_model_reaches_every_waiting_game():
+    policy = tiny.policy()
+
+    async def play():
+        engine = make_engine(policy, max_games=1)
+        bad = [10**6]  # no such token: the embedding raises
+        calls = (
+            engine.generate(tokens, max_new=3, seed="0") for tokens in (bad, tiny.random_tokens(4, seed=1))
+        )
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all(isinstance(result, IndexError) for result in asyncio.run(play()))

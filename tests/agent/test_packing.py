@@ -1,0 +1,105 @@
+"""Packed rows: every game is there, nothing is padded, and attention sees what it would see alone."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, offsets
+from prompt_r1.agent.packing import Group, fill, pack
+from prompt_r1.types import Completion, Question, Trajectory
+from tests import tiny
+
+CPU = torch.device("cpu")
+
+
+def siblings(seed: int, count: int) -> list[Trajectory]:
+    """Games of one question: a common opening, then the agent's tokens and replies of random lengths."""
+    rng = random.Random(seed)
+    opening = tiny.random_tokens(rng.randint(3, 12), seed=seed)
+    return [_game(opening, seed=100 * seed + number) for number in range(count)]
+
+
+def _game(opening: list[int], *, seed: int) -> Trajectory:
+    rng = random.Random(seed)
+    game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
+    game.add_context(opening)
+    for turn in range(rng.randint(1, 3)):
+        if turn:
+            game.add_context(tiny.random_tokens(rng.randint(1, 9), seed=200 + seed + turn))
+        new = tiny.random_tokens(rng.randint(1, 9), seed=300 + seed + turn)
+        game.add_sampled(Completion(new, [rng.uniform(-3, -0.1) for _ in new], True))
+    return game
+
+
+some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
+    lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]
+)
+
+
+@given(some_games, st.integers(1, 200))
+def test_every_game_is_in_one_batch_and_no_batch_is_larger_than_allowed(games, tokens_per_batch):
+    batches = fill(games, tokens_per_batch)
+    assert sorted(n for batch in batches for group in batch for n in group) == list(range(len(games)))
+    for batch in batches:
+        rows = pack([[games[n] for n in group] for group in batch], CPU)
+        assert len(rows.tokens) <= tokens_per_batch or sum(map(len, batch)) == 1
+
+
+@given(some_games)
+def test_a_row_holds_each_opening_once_and_each_game_whole(games):
+    (batch,) = fill(games, 10_000)
+    openings = {tuple(game.tokens[: game.opening]) for game in games}
+    groups = [[games[n] for n in group] for group in batch]
+    row = pack(groups, CPU)
+    own = sum(len(game.tokens) - 1 - game.opening for game in games)
+    assert len(row.tokens) == sum(map(len, openings)) + own
+    expected = [
+        (token, game.tokens[t - 1], t - 1)
+        for group in groups
+        for game in group
+        for t, token in enumerate(game.tokens)
+        if game.sampled[t]
+    ]
+    at = row.sources
+    got = zip(row.targets.tolist(), row.tokens[at].tolist(), row.positions[at].tolist(), strict=True)
+    assert list(got) == expected  # the token, the one before it, and where in its game that one is
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_merged_attention_and_its_gradients_equal_attention_game_by_game(dtype, kv_heads):
+    groups = (Group(0, 7, (40, 3, 0, 90)), Group(140, 25, ()), Group(165, 1, (1, 70)))
+    torch.manual_seed(0)
+    rows = [torch.randn(heads, 237, 16, dtype=dtype) for heads in (4, kv_heads, kv_heads, 4)]
+    results = []
+    for way in (merged, game_by_game):
+        leaves = [tensor.clone().requires_grad_() for tensor in rows[:3]]
+        out = way(groups, *leaves, 0.3)
+        results.append([out.detach(), *torch.autograd.grad(out, leaves, rows[3])])
+    for got, expected in zip(*results, strict=True):
+        error = ((got - expected).norm() / expected.norm()).item()
+        assert error < {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
+
+
+def test_a_cpu_joins_partial_attentions():
+    assert choose_attention(CPU, torch.float32, 4, 2, 16) is merged
+
+
+def test_the_offsets_that_a_gpu_reads_describe_the_same_attention():
+    """FlashAttention's contract in plain words: queries [q, q'), keys [k, k'), causal at the bottom right."""
+    groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(heads, 116, 16) for heads in (4, 2, 2))
+    at, parts = offsets(groups, CPU), []
+    for (q, q_end), (k, k_end) in zip(pairwise(at.queries.tolist()), pairwise(at.keys.tolist()), strict=True):
+        visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool).tril(k_end - k - (q_end - q))
+        columns = at.columns[k:k_end]
+        rows = query[None, :, q:q_end], key[None, :, columns], value[None, :, columns]
+        parts.append(F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=0.3, enable_gqa=True)[0])
+    assert torch.allclose(torch.cat(parts, 1), game_by_game(groups, query, key, value, 0.3), atol=1e-5)
+    assert at.longest_query == 40 and at.longest_key == 47

@@ -1,0 +1,121 @@
+"""Log-probabilities of packed games in chunks against log_softmax over everything, game by game."""
+
+import json
+
+import pytest
+import torch
+
+from prompt_r1.agent import policy as policy_module
+from prompt_r1.agent.packing import Packed, pack
+from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Trajectory
+from tests import tiny
+from tests.agent.test_packing import CPU, siblings
+
+
+def naive(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
+    """(N,) log-probabilities of the agent's tokens of one game on its own, from all logits."""
+    tokens = torch.tensor(trajectory.tokens)
+    log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
+    return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
+
+
+def some_groups() -> list[list[Trajectory]]:
+    """Five games of one question, one of another on its own, two of a third."""
+    return [siblings(0, 5), siblings(1, 1), siblings(2, 2)]
+
+
+def some_batch() -> Packed:
+    return pack(some_groups(), CPU)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 1024])
+def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tied, rows):
+    """Packed, its opening computed once and its logits in chunks: the same numbers as log_softmax over all
+    logits of each game on its own, in float64.
+    """
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", rows)
+    packed = some_batch()
+    weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
+    model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
+
+    scores = Policy(model, compute=torch.float64, temperature=0.8)(packed)
+    (scores.logprobs * weights).sum().backward()
+    expected = torch.cat([naive(twin, game, 0.8) for group in some_groups() for game in group])
+    (expected * weights).sum().backward()
+
+    assert torch.allclose(scores.logprobs, expected.float(), atol=1e-5)
+    for (name, got), (_, want) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        assert (got.grad - want.grad).norm() <= 1e-6 * want.grad.norm(), name
+
+
+def test_entropy_is_that_of_the_next_token_distribution():
+    policy, (game,) = tiny.policy(), siblings(3, 1)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([game.tokens])).logits[0, :-1]
+    expected = torch.distributions.Categorical(logits=logits[torch.tensor(game.sampled[1:])]).entropy()
+    assert torch.allclose(policy(pack([[game]], CPU)).entropy, expected, atol=1e-4)
+
+
+def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
+    """The widest tensor that autograd keeps has the model's width, not the vocabulary's."""
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", 4)
+    policy = tiny.policy()
+    shapes: list[torch.Size] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        policy(some_batch()).logprobs.sum().backward()
+    vocabulary = policy.model.config.vocab_size
+    assert not [shape for shape in shapes if shape[-1:] == (vocabulary,) and shape[0] != vocabulary]
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    gradients = []
+    for checkpointing in (False, True):
+        policy = tiny.policy()
+        if checkpointing:
+            policy.checkpoint_activations()
+        policy(some_batch()).logprobs.sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    assert torch.equal(*gradients)
+
+
+def test_bfloat16_products_keep_float32_weights_and_gradients():
+    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    scores = policy(some_batch())
+    scores.logprobs.sum().backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
+    exact = tiny.policy()(some_batch()).logprobs
+    assert (scores.logprobs - exact).abs().mean() < 0.1
+
+
+def test_loading_what_is_no_model_says_so_in_one_line(tmp_path):
+    with pytest.raises(UsageError, match="no causal language model at"):
+        load_policy(tmp_path / "nothing", device=torch.device("cpu"))
+    with pytest.raises(UsageError, match="no tokenizer at"):
+        load_tokenizer(tmp_path / "nothing")
+
+
+def test_a_model_with_other_attention_or_logits_is_refused(tmp_path):
+    for name, change in [("windows", {"layer_types": ["full_attention", "sliding_attention"]}),
+                         ("soft cap", {"final_logit_softcapping": 30.0})]:  # fmt: skip
+        folder = tiny.save_agent(tmp_path / name)
+        config = json.loads((folder / "config.json").read_text()) | {
+            "sliding_window": 8,
+            "use_sliding_window": True,
+        }
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UsageError, match="not supported"):
+            load_policy(folder, device=torch.device("cpu"))
+
+
+def test_a_saved_model_loads_with_the_same_weights(tmp_path):
+    tiny.save_agent(tmp_path, seed=3)
+    loaded = load_policy(tmp_path, device=torch.device("cpu"))
+    assert torch.equal(loaded(some_batch()).logprobs, tiny.policy(seed=3)(some_batch()).logprobs)

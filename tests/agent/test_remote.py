@@ -1,0 +1,225 @@
+"""An agent behind a completions endpoint plays the games that it plays in this process, token for token."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import evaluate
+import infer
+from prompt_r1.agent import player
+from prompt_r1.agent.names import KnownAgent, know_agent
+from prompt_r1.agent.player import load_known
+from prompt_r1.agent.remote import KEY, served_parts
+from prompt_r1.baselines.games import spoken
+from prompt_r1.cli.command_line import run
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.errors import FatalEnvError
+from prompt_r1.types import Question, Trajectory
+from tests import tiny
+from tests.tiny import ScriptedEnvironment
+
+VLLM_FIELDS = ("return_token_ids", "stop_token_ids", "skip_special_tokens")
+GAME = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 70, "max_tokens": 900})
+QUESTIONS = ["cfddea", "b?a c afcadadcd", "Who?"]  # the agent asks about some of them, greedily
+
+
+class Server:
+    """Serves a model's greedy completions in the manner of vLLM, or of a server that knows less."""
+
+    def __init__(self, folder: Path, *, vllm: bool) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.vllm = vllm
+        self.requests: list[dict] = []
+        self.keys: list[str | None] = []
+        self.lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"server_of": self})
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def reply(self, request: dict) -> tuple[int, dict]:
+        unknown = [name for name in VLLM_FIELDS if name in request]
+        if unknown and not self.vllm:
+            return 400, {"error": {"message": f"Unrecognized request argument supplied: {unknown[0]}"}}
+        tokenizer, prompt = tiny.tokenizer(), request["prompt"]
+        tokens = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        new: list[int] = []
+        text, finish, fresh, cache = "", "length", tokens, None
+        while len(new) < request["max_tokens"] and finish == "length":
+            with torch.inference_mode():
+                seen = self.model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+            new.append(int(seen.logits[0, -1].argmax()))
+            fresh, cache = new[-1:], seen.past_key_values
+            text = tokenizer.decode(new, skip_special_tokens=request.get("skip_special_tokens", True))
+            finish = "stop" if new[-1] == tokenizer.eos_token_id else "length"
+        choice = {"index": 0, "text": text, "finish_reason": finish}
+        if request.get("return_token_ids"):
+            choice["token_ids"] = new
+        return 200, {
+            "choices": [choice],
+            "usage": {"prompt_tokens": len(tokens), "completion_tokens": len(new)},
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer(200, {"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server_of.lock:
+            self.server_of.requests.append(request)
+            self.server_of.keys.append(self.headers.get("Authorization"))
+            known = self.path == "/v1/completions" and request["model"] == "tiny"
+            status, body = (
+                self.server_of.reply(request) if known else (404, {"error": {"message": "no such model"}})
+            )
+        self.answer(status, body)
+
+    def answer(self, status: int, body: dict) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(folder: Path, *, vllm: bool) -> Iterator[Server]:
+    made = Server(folder, vllm=vllm)
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+@pytest.fixture(scope="module")
+def vllm(asking_agent) -> Iterator[Server]:
+    yield from serve(asking_agent, vllm=True)
+
+
+@pytest.fixture(scope="module")
+def plain(asking_agent) -> Iterator[Server]:
+    yield from serve(asking_agent, vllm=False)
+
+
+def known(server: Server, folder: Path, game: TrainConfig = GAME, prompts: str = "tokens") -> KnownAgent:
+    return KnownAgent(f"tiny@{server.url}", game, start="", tokenizer=folder, prompts=prompts)
+
+
+def games(agent: KnownAgent, game: TrainConfig) -> list[Trajectory]:
+    """Greedy games, side by side."""
+
+    async def all_games() -> list[Trajectory]:
+        player = load_known(agent, torch.device("cpu"))
+        play = partial(player.play, seed="seed", config=game, temperature=0.0)
+        asked = [Question(text, "a", text, ("x",)) for text in QUESTIONS]
+        try:
+            return await asyncio.gather(
+                *(play(question, environment=ScriptedEnvironment(["cab.", "dab."])) for question in asked)
+            )
+        finally:
+            await player.close()
+
+    return asyncio.run(all_games())
+
+
+@pytest.mark.parametrize(
+    ("manner", "prompts", "stop_tags"),
+    [("vllm", "tokens", True), ("plain", "text", False)],
+)
+def test_a_served_agent_plays_the_games_of_the_local_one(manner, prompts, stop_tags, asking_agent, request):
+    server, game = request.getfixturevalue(manner), replace(GAME, stop_tags=stop_tags)
+    local = games(KnownAgent(asking_agent, game, start=""), game)
+    served = games(known(server, asking_agent, game, prompts), game)
+    assert [game.tokens for game in served] == [game.tokens for game in local]
+    assert [spoken(game) for game in served] == [spoken(game) for game in local]
+    assert [game.stop for game in served] == [game.stop for game in local]
+    assert isinstance(server.requests[-1]["prompt"], str if prompts == "text" else list)
+    assert {turn.reply for game in local for turn in game.turns} != {None}, "no game asked anything"
+
+
+def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_agent, monkeypatch):
+    def generate() -> str | None:
+        async def one_turn() -> None:
+            player = load_known(known(vllm, asking_agent), torch.device("cpu"))
+            await player.engine.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
+            await player.close()
+
+        asyncio.run(one_turn())
+        return vllm.keys[-1]
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-environment-0123456789")
+    assert generate() is None
+    monkeypatch.setenv(KEY, "sk-agent-0123456789")
+    assert generate() == "Bearer sk-agent-0123456789"
+
+
+def test_an_endpoint_without_the_model_is_told_in_one_sentence(vllm, asking_agent):
+    wrong = replace(known(vllm, asking_agent), path=f"other@{vllm.url}")
+    with pytest.raises(FatalEnvError, match=r"other at http://127.0.0.1:.* refuses to work: .*no such model"):
+        asyncio.run(player.check_served(wrong))
+    with pytest.raises(FatalEnvError, match=r"the agent other@http.* refuses to work"):
+        games(wrong, GAME)
+
+
+def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_names(tmp_path, asking_agent):
+    run_folder = tmp_path / "run"
+    tiny.save_agent(run_folder / "agent")
+    write_yaml(replace(GAME, agent="the/start", max_turns=7), run_folder / "agent" / GAME_FILE)
+    agent = know_agent("tiny@http://127.0.0.1:1/v1", kv_tokens=0, tokenizer=str(run_folder))
+    assert (agent.game.max_turns, agent.start, agent.tokenizer) == (7, "the/start", run_folder / "agent")
+    other = know_agent(f"{asking_agent}@http://127.0.0.1:1/v1", kv_tokens=0)
+    assert (other.game.instruction, other.tokenizer) == ("paper", str(asking_agent))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("Qwen/Qwen3-4B@http://h:8000/v1", ("Qwen/Qwen3-4B", "http://h:8000/v1")),
+        ("runs/mini-seed0", None),
+        ("Qwen/Qwen3-4B", None),
+        ("mini", None),
+    ],
+)
+def test_a_served_agent_is_known_by_its_url(name, parts):
+    assert served_parts(name) == parts
+
+
+def test_infer_and_evaluate_take_an_agent_behind_an_endpoint(
+    plain, asking_agent, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    write_yaml(GAME, asking_agent / GAME_FILE)
+    agent = ["--agent", f"tiny@{plain.url}", "--agent-tokenizer", str(asking_agent)]
+    try:
+        for program, line in [
+            (infer.main, [*agent, "--question", "abc def?", "--json"]),
+            (
+                evaluate.main,
+                [*agent, "--method", "prompt-r1", "--limit", "4", "--out", "scores", "--seed", "0"],
+            ),
+        ]:
+            monkeypatch.setattr("sys.argv", ["program", *line])
+            with pytest.raises(SystemExit) as left:
+                run(program)
+            assert left.value.code == 0, capfd.readouterr().err
+    finally:
+        (asking_agent / GAME_FILE).unlink()
+    told = json.loads(capfd.readouterr().out.splitlines()[0])
+    assert told["agent"] == f"tiny@{plain.url}" and told["turns"]
+    assert len((tmp_path / "scores/predictions.jsonl").read_text().splitlines()) == 4

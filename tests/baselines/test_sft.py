@@ -1,0 +1,204 @@
+"""Supervised fine-tuning: adapters against plain matrices, the loss against Hugging Face's, the export."""
+
+import asyncio
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prompt_r1.agent.names import trained_config
+from prompt_r1.agent.player import Player, load_player, make_player
+from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
+from prompt_r1.baselines.sft import (
+    example_of,
+    fine_tune,
+    game_of,
+    learn,
+    negative_log_likelihood,
+    schedule,
+)
+from prompt_r1.config.fields import SftConfig
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import Codec
+from prompt_r1.types import Question, Trajectory
+from tests import tiny
+from tests.baselines.test_baselines import PricedSource, method, pool
+
+QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
+TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
+SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=2, accumulate=2, checkpointing=False, device="cpu")
+
+
+def player() -> Player:
+    return make_player(
+        tiny.policy(), Codec(tiny.tokenizer(), "Answer."), replace(game_of(SMALL), max_tokens=400)
+    )
+
+
+def examples(of: Player) -> list[Trajectory]:
+    return [example_of(question, of, cutoff=500) for question in QUESTIONS]
+
+
+def with_random_adapters(model: torch.nn.Module) -> None:
+    add_lora(model, rank=8, alpha=16)
+    for layer in model.modules():
+        if isinstance(layer, LoRA):
+            torch.nn.init.normal_(layer.b, std=0.1)
+
+
+def test_adapters_begin_as_the_model_itself_and_merge_into_what_they_became():
+    model = tiny.model()
+    before = model(TOKENS).logits
+    add_lora(model, rank=8, alpha=16)
+    assert torch.equal(model(TOKENS).logits, before)
+    model = tiny.model()
+    with_random_adapters(model)
+    adapted = model(TOKENS).logits
+    assert (adapted - before).abs().max() > 0.1
+    merge_lora(model)
+    torch.testing.assert_close(model(TOKENS).logits, adapted, rtol=1e-4, atol=1e-4)
+    assert not [layer for layer in model.modules() if isinstance(layer, LoRA)]
+
+
+def test_every_linear_layer_but_the_head_is_adapted_by_alpha_over_rank():
+    model = tiny.model(layers=2)
+    weight = model.model.layers[0].mlp.up_proj.weight.clone()
+    trainable = add_lora(model, rank=4, alpha=12)
+    adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+    assert len(adapted) == 2 * 7 and not any("lm_head" in name for name in adapted)
+    assert len(trainable) == 2 * len(adapted)
+    up = adapted["model.layers.0.mlp.up_proj"]
+    torch.nn.init.normal_(up.b)
+    torch.testing.assert_close(up.merged().weight, weight + 3 * up.b @ up.a)
+
+
+def test_the_loss_is_that_of_the_answers_tokens_alone():
+    of = player()
+    batch = examples(of)[:3]
+    expected = 0.0
+    for example in batch:
+        read = len(example.tokens) - sum(example.sampled)
+        labels = [-100] * read + example.tokens[read:]
+        mean = of.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
+        expected += mean * (len(example.tokens) - read)
+    assert negative_log_likelihood(of, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_example_is_the_question_in_the_agents_frame_and_the_gold_answer_in_tags():
+    of = player()
+    example = example_of(QUESTIONS[0], of, cutoff=500)
+    read = example.sampled.index(True)
+    assert example.tokens[:read] == of.codec.opening("Number 0?") and all(example.sampled[read:])
+    assert of.codec.decode(example.tokens[read:]) == "<answer>it is 0</answer>"
+    assert example.tokens[-1] == of.codec.turn_end
+    cut = example_of(QUESTIONS[0], of, cutoff=read + 5)
+    assert cut.tokens == example.tokens[: read + 5] and sum(cut.sampled) == 5
+
+
+def test_learning_lowers_the_loss_and_leaves_the_frozen_weights_alone():
+    of = player()
+    frozen = {name: tensor.clone() for name, tensor in of.policy.model.state_dict().items()}
+    trainable = add_lora(of.policy.model, rank=8, alpha=16)
+    lines = list(learn(of, trainable, examples(of), SMALL, quiet=True))
+    assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 a step"
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
+    after = of.policy.model.state_dict()
+    assert all(
+        torch.equal(frozen[name], after[name] if name in after else after[_base(name)]) for name in frozen
+    )
+
+
+def _base(name: str) -> str:
+    layer, _, parameter = name.rpartition(".")
+    return f"{layer}.base.{parameter}"
+
+
+def test_micro_batches_do_not_change_what_is_learnt():
+    weights = []
+    for batch_size, accumulate in [(1, 6), (3, 2)]:
+        of = player()
+        torch.manual_seed(0)
+        trainable = add_lora(of.policy.model, rank=8, alpha=16)
+        settings = replace(SMALL, batch_size=batch_size, accumulate=accumulate, epochs=3)
+        list(learn(of, trainable, examples(of), settings, quiet=True))
+        weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+
+
+def test_questions_that_leave_no_room_for_an_answer_are_an_error():
+    of = player()
+    with pytest.raises(UsageError, match="no answer is left to learn"):
+        next(learn(of, [], [example_of(QUESTIONS[0], of, cutoff=10)], SMALL, quiet=True))
+
+
+def test_the_rate_rises_for_a_tenth_and_falls_to_nothing():
+    rates = [schedule(step, 100) for step in range(101)]
+    assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
+    assert (
+        rates[10:] == sorted(rates[10:], reverse=True) and rates[55] == pytest.approx(0.5) and rates[100] == 0
+    )
+
+
+def test_the_fine_tuned_agent_is_a_folder_like_any_other_and_answers(tmp_path):
+    start = tiny.save_agent(tmp_path / "start")
+    settings = replace(SMALL, agent=str(start), epochs=1)
+    folder = fine_tune(QUESTIONS, settings, tmp_path / "tuned", quiet=True)
+    names = set(AutoModelForCausalLM.from_pretrained(start).state_dict())
+    tuned = AutoModelForCausalLM.from_pretrained(folder)
+    assert set(tuned.state_dict()) == names
+    game = trained_config(folder)
+    assert game is not None and (game.env, game.rule, game.max_turns) == ("none", "alone", 1)
+    ours = load_player(folder, replace(game, max_tokens=400), torch.device("cpu")).policy.model
+    torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_method_fine_tunes_once_for_the_same_settings(tmp_path):
+    start = tiny.save_agent(tmp_path / "start")
+
+    def prepared(lr: float) -> float:
+        sft = method("sft", pool(PricedSource(str)), agent=start, folder=tmp_path / "out", sft_lr=lr)
+        asyncio.run(sft.prepare(QUESTIONS[:2], []))
+        return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
+
+    first = prepared(1e-3)
+    assert prepared(1e-3) == first
+    assert prepared(2e-3) > first
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"), [({"epochs": 0}, "--epochs must be above 0"), ({}, "--train-data")]
+)
+def test_what_cannot_be_learnt_is_told(knobs, told, tmp_path):
+    with pytest.raises(UsageError, match=told):
+        fine_tune([], replace(SMALL, **knobs), tmp_path, quiet=True)
+
+
+def test_methods_without_their_agent_say_how_to_get_one(tmp_path):
+    with pytest.raises(UsageError, match="--sft-agent"):
+        method("sft", pool(PricedSource(str)), agent="x")
+    with pytest.raises(UsageError, match="--env none"):
+        method("grpo-only", pool(PricedSource(str)), agent="x")
+    with pytest.raises(UsageError, match="--env none"):
+        method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=str(tiny.save_agent(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
+def test_the_adapters_are_those_of_peft():
+    peft = pytest.importorskip("peft")
+    ours, theirs = tiny.model(), copy.deepcopy(tiny.model())
+    with_random_adapters(ours)
+    wrapped = peft.get_peft_model(
+        theirs, peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear")
+    )
+    layers = {name: layer for name, layer in ours.named_modules() if isinstance(layer, LoRA)}
+    for name, layer in layers.items():
+        other = wrapped.base_model.model.get_submodule(name)
+        other.lora_A["default"].weight.data.copy_(layer.a)
+        other.lora_B["default"].weight.data.copy_(layer.b)
+    assert wrapped.get_nb_trainable_parameters()[0] == sum(
+        p.numel() for p in ours.parameters() if p.requires_grad
+    )
+    torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,241 @@
+"""Rows → questions: good ones, bad ones, the published files; and the order in which they are sampled."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.data import QuestionSampler, load_questions
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import PAPER_INSTRUCTION
+from prompt_r1.types import Question
+from tests.paths import PUBLISHED
+
+
+def jsonl(folder: Path, *rows: object) -> Path:
+    path = folder / "cities.jsonl"
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def sha1(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+# --- JSON lines -----------------------------------------------------------------------------------
+
+
+def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
+    full = {"id": "q1", "question": "Where?", "answers": ["Paris", "P."], "dataset": "towns", "kind": "math"}
+    least = {"question": "Why?", "answer": "Because"}
+    third = {"id": 7, "question": "How much?", "golden_answers": [42, -1.5], "data_source": "gsm8k-256-test"}
+    assert load_questions(jsonl(tmp_path, full, least, third)) == [
+        Question("q1", "towns", "Where?", ("Paris", "P."), "math"),
+        Question(sha1("Why?"), "cities", "Why?", ("Because",), "qa"),
+        Question("7", "GSM8K", "How much?", ("42", "-1.5"), "math"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [("gsm8k", "math"), ("DAPO-Math", "math"), ("math_qa", "math"), ("BookSum", "text"),
+     ("WritingPrompts", "text"), ("xsum", "text"), ("hotpotqa", "qa"), ("anything", "qa")],
+)  # fmt: skip
+def test_the_kind_follows_from_the_dataset(tmp_path: Path, dataset: str, kind: str) -> None:
+    [question] = load_questions(jsonl(tmp_path, {"question": "Q?", "answer": "A", "dataset": dataset}))
+    assert (question.dataset, question.kind) == (dataset, kind)
+
+
+def test_byte_order_mark_crlf_blank_lines_and_strange_line_ends_are_harmless(tmp_path: Path) -> None:
+    row = json.dumps({"question": "One\u2028line?\x85", "answer": "ja"}, ensure_ascii=False).encode()
+    [question] = load_questions(jsonl(tmp_path, b"\xef\xbb\xbf" + row + b"\r", b"\r", b""))
+    assert question.text == "One\u2028line?\x85"
+
+
+def test_a_question_may_be_very_long(tmp_path: Path) -> None:
+    [question] = load_questions(jsonl(tmp_path, {"question": "x" * 100_000, "answer": "y" * 100_000}))
+    assert len(question.text) == len(question.answers[0]) == 100_000
+
+
+def test_golds_that_are_empty_only_after_normalisation_load(tmp_path: Path) -> None:
+    [question] = load_questions(jsonl(tmp_path, {"question": "Which sign?", "answers": ["$", "a"]}))
+    assert question.answers == ("$", "a")
+
+
+GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"answers": ["x"]}, "question is missing"),
+        ({"question": None, "answers": ["x"]}, "question must be a text, not null"),
+        ({"question": 5, "answers": ["x"]}, "question must be a text, not int"),
+        ({"question": " \n", "answers": ["x"]}, "question holds an empty text"),
+        ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
+        ({"question": "Q?"}, "answers, golden_answers, answer"),
+        ({"question": "Q?", "answers": None}, "answers must hold texts or numbers, not null"),
+        ({"question": "Q?", "answers": []}, "answers holds no gold answer"),
+        ({"question": "Q?", "answers": ["x", ""]}, "answers holds an empty text"),
+        ({"question": "Q?", "answers": ["  "]}, "answers holds an empty text"),
+        ({"question": "Q?", "answer": ""}, "answer holds an empty text"),
+        ({"question": "Q?", "answers": [None]}, "not null"),
+        ({"question": "Q?", "answers": [["x"]]}, "not list"),
+        ({"question": "Q?", "answers": {"text": "x"}}, "not dict"),
+        ({"question": "Q?", "answers": [True]}, "not bool"),
+        (b'{"question": "Q?", "answers": [NaN]}', "not float"),
+        ({**GOOD, "question": "Q?"}, "the id '1' is that of row 1 already"),
+        ({**GOOD, "id": None}, "id must hold texts or numbers, not null"),
+        ({**GOOD, "id": "2", "kind": "poem"}, "kind is 'poem'; choose one of qa, math, text"),
+        ({**GOOD, "id": "2", "kind": ["qa"]}, "kind is"),
+        ({**GOOD, "id": "2", "dataset": None}, "dataset must be a text, not null"),
+        (["Q?", "x"], "a JSON object is wanted, not list"),
+        (b'{"question": "Q', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"question": "\xff"}', r"not UTF-8 \(byte 15 of the line\)"),
+        (b'{"question": "Q?", "answers": [' + b"9" * 5000 + b"]}", "not JSON"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_number_and_reason(tmp_path: Path, row: object, reason: str) -> None:
+    path = jsonl(tmp_path, GOOD, row)
+    with pytest.raises(UsageError, match=rf"cities\.jsonl, row 2: .*{reason}"):
+        load_questions(path)
+
+
+def test_the_same_question_twice_without_ids_is_a_bad_row(tmp_path: Path) -> None:
+    row = {"question": "Where?", "answer": "Here"}
+    with pytest.raises(UsageError, match=r"row 3: .* row 1 already"):
+        load_questions(jsonl(tmp_path, row, b"", row))
+
+
+def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_bytes(b"\n")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "rows.parquet").write_bytes(b"no parquet")
+    (tmp_path / "rows.csv").write_text("question,answer")
+    (tmp_path / "folder.jsonl").mkdir()
+    names = ["empty.jsonl", "empty.parquet", "rows.parquet", "rows.csv", "folder.jsonl", "missing.jsonl"]
+    for name in names:
+        with pytest.raises(UsageError, match=name):
+            load_questions(tmp_path / name)
+
+
+# --- Published parquet ----------------------------------------------------------------------------
+
+
+def published_row(
+    question: str, answers: list[str] | None, source: str = "PopQA-256-test"
+) -> dict[str, object]:
+    return {
+        "data_source": source,
+        "prompt": [{"content": f"Question: {question}\n{PAPER_INSTRUCTION}", "role": "user"}],
+        "ability": "multihop_qa",
+        "reward_model": {"ground_truth": answers, "style": "rule"},
+    }
+
+
+def parquet(folder: Path, *rows: dict[str, object]) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / "published.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
+    tricky = "What begins with\nFirst, provide a simple explanation of the question"
+    path = parquet(
+        tmp_path,
+        published_row("Where?", ["Paris", "$"]),
+        published_row("Where?", ["Rome"]),
+        published_row(tricky, ["a"], "w-book-6600-256-test"),
+        published_row("How many?", ["3"], "hotpotqa/hotpot_qa"),
+    )
+    assert load_questions(path) == [
+        Question(sha1("Where?"), "PopQA", "Where?", ("Paris", "$"), "qa"),
+        Question(sha1("Where?") + "-2", "PopQA", "Where?", ("Rome",), "qa"),
+        Question(sha1(tricky), "BookSum", tricky, ("a",), "text"),
+        Question(sha1("How many?"), "mixed", "How many?", ("3",), "qa"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (published_row("", ["x"]), "question holds an empty text"),
+        (published_row("Q?", []), "ground_truth holds no gold"),
+        (published_row("Q?", None), "ground_truth must hold texts"),
+        (published_row("Q?", [" "]), "ground_truth holds an empty text"),
+        ({**published_row("Q?", ["x"]), "prompt": None}, "prompt must hold one message"),
+        ({**published_row("Q?", ["x"]), "prompt": [{"content": "Q?", "role": "user"}]}, "the prompt must be"),
+        ({**published_row("Q?", ["x"]), "prompt": [{"content": None, "role": "user"}]}, "content must be"),
+        ({**published_row("Q?", ["x"]), "reward_model": None}, "reward_model must hold ground_truth"),
+        ({**published_row("Q?", ["x"]), "data_source": None}, "data_source must be a text"),
+    ],
+)
+def test_a_bad_published_row_is_named(tmp_path: Path, row: dict[str, object], reason: str) -> None:
+    path = parquet(tmp_path, published_row("Where?", ["Paris"]), row)
+    with pytest.raises(UsageError, match=rf"published\.parquet, row 2: .*{reason}"):
+        load_questions(path)
+
+
+def test_parquet_of_another_schema_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"row 1: the column prompt must hold"):
+        load_questions(parquet(tmp_path, {"question": "Q?", "answer": "x"}))
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are not here")
+def test_all_published_test_files_load() -> None:
+    kinds: dict[str, str] = {}
+    for path in sorted(PUBLISHED.glob("*.parquet")):
+        questions = load_questions(path)
+        assert len(questions) == len({question.id for question in questions}) == 128
+        assert not any("First, provide a simple" in question.text for question in questions)
+        kinds.update({question.dataset: question.kind for question in questions})
+    assert kinds == {
+        "2WikiMultihopQA": "qa", "HotpotQA": "qa", "GSM8K": "math", "DAPO-Math": "math", "MuSiQue": "qa",
+        "PopQA": "qa", "BookSum": "text", "WritingPrompts": "text", "MathQA": "math", "SQuAD v2": "qa",
+        "TriviaQA": "qa", "XSum": "text",
+    }  # fmt: skip
+
+
+# --- Sampling -------------------------------------------------------------------------------------
+
+
+QUESTIONS = [Question(str(number), "d", f"Question {number}?", ("x",)) for number in range(10)]
+
+
+def ids(questions: list[Question]) -> list[str]:
+    return [question.id for question in questions]
+
+
+def test_each_epoch_has_every_question_once_in_another_order() -> None:
+    taken = ids(QuestionSampler(QUESTIONS, seed=0).take(30))
+    epochs = [taken[:10], taken[10:20], taken[20:]]
+    assert all(sorted(epoch) == sorted(ids(QUESTIONS)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_follows_from_the_seed_and_not_from_the_portions() -> None:
+    portions = QuestionSampler(QUESTIONS, seed=3)
+    taken = [question for count in (1, 4, 0, 13, 7) for question in portions.take(count)]
+    assert taken == QuestionSampler(QUESTIONS, seed=3).take(25) != QuestionSampler(QUESTIONS, seed=4).take(25)
+
+
+@pytest.mark.parametrize("before", [0, 3, 10, 17, 20])
+def test_a_restored_sampler_goes_on_as_if_it_had_never_stopped(before: int) -> None:
+    sampler = QuestionSampler(QUESTIONS, seed=1)
+    sampler.take(before)
+    state = json.loads(json.dumps(sampler.state()))
+    resumed = QuestionSampler(QUESTIONS, seed=1)
+    resumed.take(5)
+    resumed.restore(state)
+    assert resumed.take(25) == sampler.take(25)
+
+
+def test_a_state_of_more_questions_is_refused() -> None:
+    with pytest.raises(UsageError, match="only 10"):
+        QuestionSampler(QUESTIONS, seed=1).restore({"epoch": 0, "position": 11})

@@ -1,0 +1,261 @@
+"""One process, two with whole weights (ddp), two with sharded ones (fsdp, hsdp): the same training."""
+
+import os
+import random
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from prompt_r1.agent.policy import Policy
+from prompt_r1.distributed.fsdp import whole
+from prompt_r1.distributed.ranks import Ranks, choose_parallel, deal, make_mesh, start_ranks, stop_ranks
+from prompt_r1.errors import UsageError
+from prompt_r1.grpo import group_advantages, survivors
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.batch import Sample
+from prompt_r1.training.update import Updater, split
+from prompt_r1.types import Completion, Question, Reward, Trajectory
+from tests import tiny
+from tests.test_entry_points import call
+from tests.training.test_update import ONE, on_policy
+
+GROUP = 4  # games of a question
+# Five training steps. Each number is a question, and says how many of its games the environment broke:
+# a group loses one and goes on, loses more and is dropped; a rank has no question; nobody has a game.
+STEPS = [[0, 1, 4, 0, 0, 2], [0], [4, 4], [4, 0, 0], [0, 0, 0, 0, 1]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to spread training over ranks, and what else matters to it."""
+
+    way: str
+    on_node: int = 2  # ranks of a node
+    tied: bool = True
+    recompute: bool = False
+    offload: bool = False
+    compute: torch.dtype = torch.float32
+
+
+CASES = {
+    "ddp": Case("ddp"),
+    "fsdp": Case("fsdp"),
+    "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
+    "fsdp, kept in CPU memory": Case("fsdp", offload=True),
+    "hsdp, two nodes of one": Case("hsdp", on_node=1),
+    "hsdp, one node of two": Case("hsdp"),
+    "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
+}
+
+
+@dataclass
+class Outcome:
+    """What five training steps gave."""
+
+    metrics: list[dict[str, float]]
+    gradients: list[Tensor]  # of the first optimiser step
+    weights: list[Tensor]
+    player: list[Tensor]  # the whole copy that plays
+    kept: int  # weights that this rank holds
+
+
+def group(seed: int, broken: int) -> list[Trajectory]:
+    """The games of a question: one opening, then turns of any length; the first ones may be broken."""
+    rng = random.Random(seed)
+    opening = tiny.random_tokens(rng.randint(3, 20), seed=seed)
+    games = []
+    for number in range(GROUP):
+        game = Trajectory(Question(str(seed), "d", "?" * len(opening), ("a",)), stop="answered")
+        game.add_context(opening)
+        for turn in range(rng.randint(1, 3)):
+            sampled = tiny.random_tokens(rng.randint(1, 25), seed=seed + 10 * number + turn)
+            game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
+            game.add_context(tiny.random_tokens(rng.randint(1, 9), seed=number))
+        game.stop = "env_error" if number < broken else "answered"
+        games.append(game)
+    return games
+
+
+def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[Sample]]:
+    """Those that were not broken, with rewards, compared with their siblings."""
+    alive_PG = [survivors(games) for games in groups_PG]
+    rewards_PG = [[len(game.tokens) % 7 / 3 - 1 for game in games] for games in alive_PG]
+    return [
+        [Sample(game, Reward(1, 0, reward), advantage) for game, reward, advantage in zip(*rows, strict=True)]
+        for rows in zip(alive_PG, rewards_PG, group_advantages(rewards_PG), strict=True)
+    ]
+
+
+def five_steps(case: Case, ranks: Ranks) -> Outcome:
+    """Train on this rank's share of STEPS. Called by every rank."""
+    policy, reference = (Policy(tiny.model(tied=case.tied), compute=case.compute) for _ in range(2))
+    player = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
+    sampled_by = tiny.policy(tied=case.tied)
+    if case.recompute:
+        policy.checkpoint_activations()
+    if ranks.mesh is not None:
+        for model in (policy, reference.requires_grad_(False)):
+            model.shard(ranks.mesh, ranks.device, offload=case.offload)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    updater = Updater(policy, reference, optimizer, ranks, clip=0.2, kl_coef=0.1, grad_clip=1.0,
+                      token_mean=False, tokens_per_batch=64)  # fmt: skip
+    gradients: list[Tensor] = []
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(_whole(policy, "grad")))
+    metrics = []
+    for number, broken in enumerate(STEPS):
+        groups_PG = [group(100 * number + index, count) for index, count in enumerate(broken)]
+        mine = deal([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
+        samples_PG = samples_of([groups_PG[index] for index in mine])
+        for samples in samples_PG:
+            on_policy(samples, sampled_by)
+        metrics.append(
+            updater.update(
+                split(samples_PG, games=len(broken) * GROUP, group_size=GROUP, mini_batch=8, numbers=mine)
+            )
+        )
+        player.follow(policy)
+    kept = sum(
+        getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in policy.parameters()
+    )
+    return Outcome(metrics, gradients[0], _whole(policy, "data"), list(player.parameters()), kept)
+
+
+def _whole(policy: Policy, name: str) -> list[Tensor]:
+    return [whole(getattr(parameter, name)).clone() for parameter in policy.parameters()]
+
+
+def rank_of_two(rank: int, ports: dict[str, int], folder: Path) -> None:
+    """What each of two processes does: case after case; rank 0 writes what came out."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, port in ports.items():
+        case = CASES[name]
+        os.environ |= {"LOCAL_WORLD_SIZE": str(case.on_node), "MASTER_PORT": str(port)}
+        ranks = start_ranks("cpu", case.way)
+        outcome = five_steps(case, ranks)
+        if rank == 0:
+            torch.save(outcome, folder / f"{name}.pt")
+        stop_ranks(ranks)
+
+
+def on_two_ranks(cases: list[str], folder: Path, *, seconds: float = 100) -> dict[str, Outcome]:
+    """The outcomes of cases, each on two processes; fails when they hang."""
+    ports = dict(zip(cases, free_ports(len(cases)), strict=True))
+    running = mp.spawn(rank_of_two, (ports, folder), nprocs=2, join=False)
+    end = time.monotonic() + seconds
+    while not running.join(timeout=1):
+        if time.monotonic() > end:
+            for process in running.processes:
+                process.kill()
+            pytest.fail(f"two ranks still wait for each other after {seconds} s")
+    return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in cases}
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+# Loss and KL are small differences of terms of size 1: 1e-6 is relative to those.
+SIZES = {"loss": 1.0, "kl": 1.0, "kl_median": 1.0, "clip_frac": 1.0, "entropy": 0.0, "grad_norm": 0.0}
+
+
+def check_that_both_trained_alike(two: Outcome, one: Outcome) -> None:
+    for got, want in zip(two.metrics, one.metrics, strict=True):
+        for key, size in SIZES.items():
+            assert got[key] == pytest.approx(want[key], rel=1e-6, abs=1e-6 * size), key
+        assert got["update/skipped"] == want["update/skipped"] == 0
+    assert 0 < distance(two.gradients, one.gradients) < 1e-6  # 0: nothing was added up
+    assert distance(two.weights, one.weights) < 1e-5
+    check_that_the_player_follows(two)
+
+
+def check_that_the_player_follows(outcome: Outcome) -> None:
+    for copied, weight in zip(outcome.player, outcome.weights, strict=True):
+        assert torch.equal(copied, weight.to(copied.dtype))
+
+
+def distance(got: list[Tensor], want: list[Tensor]) -> float:
+    """Relative, over all tensors."""
+    got, want = (torch.cat([tensor.flatten() for tensor in tensors]).double() for tensors in (got, want))
+    return ((got - want).norm() / want.norm()).item()
+
+
+def test_two_ranks_with_whole_or_sharded_weights_train_as_one_process(tmp_path):
+    one = five_steps(Case("none"), ONE)
+    two = on_two_ranks(["ddp", "fsdp"], tmp_path)
+    for outcome in two.values():
+        check_that_both_trained_alike(outcome, one)
+    assert two["ddp"].kept == one.kept == pytest.approx(2 * two["fsdp"].kept, rel=0.01)
+
+
+@pytest.mark.slow
+def test_every_way_to_shard_trains_as_one_process(tmp_path):
+    one = {tied: five_steps(Case("none", tied=tied), ONE) for tied in (True, False)}
+    two = on_two_ranks([name for name in CASES if name not in ("ddp", "fsdp")], tmp_path)
+    rounded = two.pop("fsdp, bfloat16 products")
+    for name, outcome in two.items():
+        check_that_both_trained_alike(outcome, one[CASES[name].tied])
+
+    assert {tensor.dtype for tensor in rounded.gradients + rounded.weights} == {torch.float32}
+    assert {tensor.dtype for tensor in rounded.player} == {torch.bfloat16}
+    check_that_the_player_follows(rounded)
+    assert 1e-4 < distance(rounded.gradients, one[True].gradients) < 0.1
+
+
+def test_what_auto_means():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    chosen = [choose_parallel("auto", count, device) for count in (1, 8) for device in (cpu, gpu)]
+    assert chosen == ["none", "none", "ddp", "fsdp"]
+    with pytest.raises(UsageError, match="--parallel none is for one process, and torchrun started 2"):
+        choose_parallel("none", 2, cpu)
+
+
+def test_nodes_of_different_sizes_cannot_hold_the_same_slices(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="--parallel hsdp needs equal nodes: 3 processes, 2 of them here"):
+        make_mesh("hsdp", 3, torch.device("cpu"))
+
+
+def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
+    rng = random.Random(0)
+    lengths = [rng.choice([20, 30, 200]) for _ in range(64)]
+    shares = deal(lengths, 4)
+    assert sorted(number for share in shares for number in share) == list(range(64))
+    assert all({number // 4 for number in share} == set(range(16)) for share in shares)  # one of every four
+    in_turn = [sum(lengths[rank::4]) for rank in range(4)]
+    dealt = [sum(lengths[number] for number in share) for share in shares]
+    assert max(dealt) - min(dealt) <= max(lengths) < max(in_turn) - min(in_turn)
+    assert deal([5], 2) == [[0], []]
+
+
+@pytest.mark.slow
+def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking_agent, tmp_path):
+    """Whole runs from a shell; the only question of a step leaves one of the ranks without a game."""
+    line = ["train.py", "--agent", asking_agent, "--env", "mini", "--data", "mini", "--questions", "1"]
+    line += ["--group-size", "8", "--mini-batch", "4", "--max-new", "48", "--max-tokens", "700"]
+    line += ["--rule", "release", "--lr", "1e-4", "--device", "cpu", "--save-every", "1"]
+    parts = [*line, "--out", "parts"]
+    done = call(tmp_path, *parts, "--steps", "2", "--parallel", "fsdp", ranks=2)
+    assert done.returncode == 0, done.stderr
+    done = call(tmp_path, *parts, "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "Going on after step 2" in done.stdout
+    done = call(tmp_path, *line, "--steps", "3", "--out", "whole")
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "parts"), strict=True):
+        for key in ("loss", "kl", "grad_norm", "reward/mean", "tokens/sampled"):
+            assert one.get(key, 0) == pytest.approx(two.get(key, 0), rel=1e-3, abs=1e-6), (one["step"], key)
+    assert one["grad_norm"] > 0
+    agents = [AutoModelForCausalLM.from_pretrained(tmp_path / name / "agent") for name in ("whole", "parts")]
+    assert distance(*(list(agent.parameters()) for agent in agents)) < 1e-5

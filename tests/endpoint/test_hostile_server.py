@@ -1,0 +1,236 @@
+"""The chat client against a real server on this machine that does everything wrong."""
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from prompt_r1.environments.chat import ChatEnvironment
+from prompt_r1.environments.opening import make_environment
+from prompt_r1.errors import EnvError, FatalEnvError
+from tests.providers import HELLO, KEY, Naps, body_of, error_of
+
+
+class HostileServer:
+    """Speaks HTTP badly, in the way that the first part of the path names."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.base_url = ""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["HostileServer"]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+            async with asyncio.timeout(3):  # every test: no connection left open
+                while self.open:
+                    await asyncio.sleep(0.005)
+        finally:
+            server.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                length = int(head.lower().split("content-length:")[1].split()[0])
+                await reader.readexactly(length)
+                fault = head.split("/")[1]
+                if fault in WHOLE:
+                    self.respond(writer, *WHOLE[fault])
+                else:
+                    await getattr(self, fault)(writer, head)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+    def respond(self, writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str) -> None:
+        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+        writer.write("\r\n".join(lines).encode() + body)
+
+    async def good(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "200 OK", json.dumps(body_of()).encode())
+
+    async def echo(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "401 Unauthorized", json.dumps(error_of(head)).encode())
+
+    async def drip(self, writer: asyncio.StreamWriter, head: str) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while True:
+            writer.write(b"\n")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async def hang(self, writer: asyncio.StreamWriter, head: str) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+
+    async def reset(self, writer: asyncio.StreamWriter, head: str) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+        await writer.drain()
+        writer.transport.abort()
+        raise ConnectionResetError
+
+    async def bomb(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "200 OK", GZIP_BOMB, "Content-Encoding: gzip")
+
+    async def badzip(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "200 OK", b"no gzip at all", "Content-Encoding: gzip")
+
+    async def noise(self, writer: asyncio.StreamWriter, head: str) -> None:
+        writer.write(b"\0\1\2 this is not HTTP\r\n\r\n")
+        await writer.drain()
+        raise ConnectionResetError
+
+
+GOOD = json.dumps(body_of()).encode()
+# Whole responses, by the fault they are.
+WHOLE: dict[str, tuple[str, bytes]] = {
+    "5xx": ("503 Unavailable", b"try later"),
+    "storm": ("429 Too Many Requests", b"{}"),
+    "error200": ("200 OK", json.dumps(error_of("upstream is down", code=502)).encode()),
+    "nochoices": ("200 OK", b'{"choices": []}'),
+    "null": ("200 OK", json.dumps(body_of(None)).encode()),
+    "html": ("200 OK", b"<html>Bad gateway</html>"),
+    "cutjson": ("200 OK", GOOD[:-9]),
+    "fat": ("200 OK", b" " * 50_000_000),
+    "nul": ("200 OK", json.dumps(body_of("Pa\0ris")).encode()),
+    "surrogate": ("200 OK", json.dumps(body_of("Paris\ud800")).encode()),
+    "filter": ("200 OK", json.dumps(body_of("", finish="content_filter")).encode()),
+    "toolong": ("400 Bad Request", json.dumps(error_of("prompt is too long")).encode()),
+    "wrongkey": ("401 Unauthorized", json.dumps(error_of("Incorrect API key")).encode()),
+    "nocredit": ("402 Payment Required", b"{}"),
+    "nomodel": ("404 Not Found", json.dumps(error_of("no such model")).encode()),
+    "quota": ("429 Too Many Requests", json.dumps(error_of("insufficient_quota")).encode()),
+}
+GZIP_BOMB = gzip.compress(bytes(50_000_000), compresslevel=6)
+
+
+def ask_server(fault: str, **settings: object) -> str:
+    """One call of a local endpoint that has `fault`; checks that no connection is left open."""
+
+    async def one_call() -> str:
+        async with HostileServer().running() as server:
+            defaults = {"model": "large", "base_url": f"{server.base_url}/{fault}", "api_key": KEY}
+            patience = {"max_attempts": 2, "sleep": Naps()}
+            environment = ChatEnvironment(**{**defaults, **patience, **settings})
+            try:
+                return await environment.ask(HELLO)
+            finally:
+                await environment.close()
+
+    return asyncio.run(one_call())
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout", "words"),
+    [
+        ("drip", 0.3, "no whole response within 0.3 s"),
+        ("hang", 0.3, "no whole response within 0.3 s"),
+        ("reset", 9, "ReadError|RemoteProtocolError"),
+        ("bomb", 9, "over 10,000,000 bytes"),
+        ("badzip", 9, "DecodingError"),
+        ("noise", 9, "RemoteProtocolError"),
+        ("5xx", 9, "HTTP 503"),
+        ("storm", 9, "HTTP 429"),
+        ("error200", 9, "upstream is down"),
+        ("nochoices", 9, "no choices"),
+        ("null", 9, "an empty reply"),
+        ("html", 9, "not a JSON object"),
+        ("cutjson", 9, "not a JSON object"),
+        ("fat", 9, "over 10,000,000 bytes"),
+    ],
+)
+def test_a_hostile_server_costs_one_call_and_no_connection(fault: str, timeout: float, words: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(EnvError, match=words):
+        ask_server(fault, attempt_timeout=timeout)
+    assert time.perf_counter() - started < 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [("nul", "Paris"), ("surrogate", "Paris?"), ("filter", ""), ("toolong", "")]
+)
+def test_an_odd_reply_is_a_reply(fault: str, text: str) -> None:
+    assert ask_server(fault) == text
+
+
+@pytest.mark.parametrize("fault", ["wrongkey", "nocredit", "nomodel", "quota"])
+def test_what_cannot_pass_stops_the_run(fault: str) -> None:
+    with pytest.raises(FatalEnvError):
+        ask_server(fault)
+
+
+def test_a_call_that_hangs_holds_no_other_call_up() -> None:
+    async def both() -> None:
+        async with HostileServer().running() as server:
+            bad = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", attempt_timeout=2,
+                                  max_attempts=1)  # fmt: skip
+            good = ChatEnvironment(model="large", base_url=f"{server.base_url}/good")
+            waiting = asyncio.create_task(bad.ask(HELLO))
+            assert await asyncio.gather(*(good.ask(HELLO) for _ in range(50))) == ["Paris"] * 50
+            assert not waiting.done()
+            with pytest.raises(EnvError):
+                await waiting
+            await good.close()
+            await bad.close()
+
+    asyncio.run(both())
+
+
+def test_a_server_that_echoes_the_authorization_does_not_get_it_shown() -> None:
+    with pytest.raises(FatalEnvError, match=r"uthorization: Bearer \[key\]") as caught:
+        ask_server("echo")
+    assert KEY not in str(caught.value)
+
+
+def test_nobody_there_is_a_failed_call() -> None:
+    with pytest.raises(EnvError, match="ConnectError"):
+        ask_server("good", base_url="http://127.0.0.1:9")
+
+
+def test_a_cancelled_call_closes_its_connection_and_frees_its_slot() -> None:
+    async def cancel_then_ask() -> str:
+        async with HostileServer().running() as server:
+            environment = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", concurrency=1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await environment.ask(HELLO)
+            for _ in range(100):
+                await asyncio.sleep(0.005)
+                if not server.open:
+                    break
+            assert not server.open
+            with pytest.raises(
+                TimeoutError
+            ):  # it gets the slot and hangs again; it does not wait for the slot
+                async with asyncio.timeout(0.1):
+                    await environment.ask(HELLO)
+            assert environment.counts["attempts"] == 2
+            await environment.close()
+            return "done"
+
+    assert asyncio.run(cancel_then_ask()) == "done"
+
+
+def test_a_local_endpoint_needs_no_key_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    async def one_call() -> str:
+        async with HostileServer().running() as server:
+            environment = make_environment(f"large@{server.base_url}/good", max_attempts=1)
+            try:
+                return await environment.ask(HELLO)
+            finally:
+                await environment.close()
+
+    assert asyncio.run(one_call()) == "Paris"

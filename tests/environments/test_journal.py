@@ -1,0 +1,232 @@
+"""Journal and budgets: nothing is paid twice, nothing is overspent, and a kill loses nothing."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import Budget, Price, Spending, parse_price
+from prompt_r1.environments.journal import Journal, key_of
+from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.types import Message
+
+HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
+PRICE = Price(1.0, 10.0)  # dollars per million tokens
+
+
+class CountingSource:
+    """Replies with the number of the call, after a moment; 10 tokens in, 5 out."""
+
+    name = "counting"
+
+    def __init__(self, *outcomes: Outcome, parameters: dict[str, object] | None = None) -> None:
+        self.parameters = parameters or {}
+        self.outcomes = list(outcomes)
+        self.calls = self.running = self.peak = 0
+
+    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        self.calls += 1
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        number = self.calls
+        await asyncio.sleep(0.001)
+        self.running -= 1
+        ok = Outcome("ok", text=f"reply {number}", finish="stop", tokens_in=10, tokens_out=5)
+        return self.outcomes.pop(0) if self.outcomes else ok
+
+    async def check(self) -> None:
+        raise AssertionError("not asked to")
+
+    async def close(self) -> None:
+        pass
+
+
+def metered(
+    source: CountingSource, folder: Path | None = None, *, mode: str = "reuse", budget: Budget | None = None
+) -> MeteredEnvironment:
+    journal = Journal(folder, mode=mode)
+    return MeteredEnvironment(source, journal=journal, budget=budget or Budget(), price=PRICE)
+
+
+def ask(environment: MeteredEnvironment, *, sample: int = 0) -> str:
+    return asyncio.run(environment.ask(HELLO, sample=sample, session="q1"))
+
+
+def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path: Path) -> None:
+    first = CountingSource()
+    environment = metered(first, tmp_path)
+    assert [ask(environment, sample=n) for n in (0, 1, 0)] == ["reply 1", "reply 2", "reply 1"]
+    again = CountingSource()
+    assert [ask(metered(again, tmp_path), sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
+    assert (first.calls, again.calls) == (2, 0)
+
+
+def test_live_sends_every_call_and_writes_it(tmp_path: Path) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path, mode="live")
+    assert [ask(environment), ask(environment)] == ["reply 1", "reply 2"]
+    assert len((tmp_path / "rank0.jsonl").read_text().splitlines()) == 2
+
+
+def test_replay_sends_nothing_and_a_miss_says_which_call(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path))
+    source = CountingSource()
+    environment = metered(source, tmp_path, mode="replay")
+    assert ask(environment) == "reply 1"
+    with pytest.raises(UsageError, match="no recorded reply to call 1 of game 7 about question 'q1'"):
+        ask(environment, sample=7)
+    asyncio.run(environment.check())  # does not ask the source
+    assert source.calls == 0
+
+
+def test_replay_without_a_journal_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no journal to replay"):
+        Journal(tmp_path, mode="replay")
+    with pytest.raises(UsageError, match="nowhere: there is no journal"):
+        Journal(tmp_path, others=[tmp_path / "nowhere"])
+
+
+def test_a_line_holds_all_that_a_bill_needs(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path))
+    line = json.loads((tmp_path / "rank0.jsonl").read_text())
+    assert line["usd"] == pytest.approx(10e-6 + 50e-6) and line["latency"] > 0
+    told = {name: line[name] for name in ("text", "finish", "tokens_in", "tokens_out", "sample", "session")}
+    assert told == {"text": "reply 1", "finish": "stop", "tokens_in": 10, "tokens_out": 5, "sample": 0,
+                    "session": "q1"}  # fmt: skip
+
+
+def test_the_key_holds_model_messages_parameters_and_sample() -> None:
+    keys = {
+        key_of("a", HELLO, {}, 0), key_of("b", HELLO, {}, 0), key_of("a", HELLO * 2, {}, 0),
+        key_of("a", HELLO, {"temperature": 1}, 0), key_of("a", HELLO, {}, 1),
+    }  # fmt: skip
+    assert len(keys) == 5
+
+
+def test_equal_calls_at_the_same_time_are_paid_once(tmp_path: Path) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path)
+
+    async def both() -> list[str]:
+        return await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+
+    assert asyncio.run(both()) == ["reply 1"] * 2 and source.calls == 1
+
+
+def test_without_a_journal_equal_calls_at_the_same_time_are_two_calls() -> None:
+    """The second one once took the first one's place in the table of running calls, which then broke."""
+    source = CountingSource()
+    environment = metered(source)
+
+    async def both() -> list[str]:
+        return await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+
+    assert asyncio.run(both()) == ["reply 1", "reply 2"]
+
+
+def test_a_cancelled_payer_leaves_the_call_to_the_next(tmp_path: Path) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path)
+
+    async def cancel_first() -> str:
+        first = asyncio.create_task(environment.ask(HELLO))
+        second = asyncio.create_task(environment.ask(HELLO))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(cancel_first()) == "reply 2"
+
+
+def test_a_failed_call_is_written_is_sent_again_and_is_replayed_as_a_failure(tmp_path: Path) -> None:
+    failing = CountingSource(Outcome("retry", reason="HTTP 500"))
+    environment = metered(failing, tmp_path)
+    with pytest.raises(EnvError, match="HTTP 500"):
+        ask(environment)
+    with pytest.raises(UsageError):
+        Journal(tmp_path, mode="replay")  # no reply at all
+    assert ask(environment) == "reply 2"
+    with pytest.raises(FatalEnvError):
+        ask(metered(CountingSource(Outcome("fatal", reason="HTTP 401"))))
+
+
+def test_a_torn_last_line_is_passed_over_and_not_continued(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"key": "abc", "verd')
+    source = CountingSource()
+    environment = metered(source, tmp_path)
+    assert [ask(environment), ask(environment, sample=1)] == ["reply 1", "reply 1"]
+    assert source.calls == 1
+    journal = Journal(tmp_path)
+    assert journal.spent.calls == 2 and len(path.read_bytes().splitlines()) == 3
+
+
+def test_replies_of_other_runs_are_free_and_not_counted(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path / "old"))
+    source = CountingSource()
+    journal = Journal(tmp_path / "new", others=[tmp_path / "old"])
+    environment = MeteredEnvironment(source, journal=journal, budget=Budget(), price=PRICE)
+    assert ask(environment) == "reply 1" and source.calls == 0 and journal.spent == Spending()
+
+
+# --- Budgets ---
+
+
+@pytest.mark.parametrize(
+    ("limits", "calls"),
+    [({"max_calls": 7}, 7), ({"max_tokens": 15 * 9}, 7), ({"max_usd": 9 * 60e-6}, 7)],
+)
+def test_forty_games_at_once_never_overspend(limits: dict[str, float], calls: int, tmp_path: Path) -> None:
+    source = CountingSource(parameters={"max_tokens": 5})
+    budget = Budget(**limits)
+    environment = metered(source, tmp_path, budget=budget)
+
+    async def games() -> list[str | BaseException]:
+        asked = [environment.ask(HELLO, sample=number) for number in range(40)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    results = asyncio.run(games())
+    assert all(isinstance(result, str | Resumable) for result in results)
+    paid = sum(isinstance(result, str) for result in results)
+    assert source.calls == paid and calls - 6 <= paid <= 9
+    assert budget.spent.calls <= (limits.get("max_calls") or 99)
+    assert budget.spent.tokens <= (limits.get("max_tokens") or 10**9)
+    assert budget.spent.usd <= limits.get("max_usd", 1.0) + 1e-12
+
+
+def test_a_used_up_budget_names_itself_and_survives_a_resume(tmp_path: Path) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path, budget=Budget(max_calls=2))
+    assert [ask(environment, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
+    resumed = metered(source, tmp_path, budget=Budget(max_calls=2, spent=Journal(tmp_path).spent))
+    assert ask(resumed, sample=0) == "reply 1"  # what was paid for is still there
+    with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, 30 tokens, \$0.0001"):
+        ask(resumed, sample=2)
+    raised = metered(source, tmp_path, budget=Budget(max_calls=3, spent=Journal(tmp_path).spent))
+    assert ask(raised, sample=2) == "reply 3"
+
+
+def test_ranks_share_what_is_left() -> None:
+    budget = Budget(max_calls=11, spent=Spending(calls=1), ranks=2)
+
+    async def use_up() -> int:
+        for number in range(99):
+            try:
+                await budget.reserve(Spending(1))
+            except Resumable:
+                return number
+            budget.settle(Spending(1), Spending(1))
+        return 99
+
+    assert asyncio.run(use_up()) == 5
+
+
+@pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])
+def test_a_price_is_two_numbers(text: str) -> None:
+    with pytest.raises(UsageError, match="--env-price takes IN,OUT"):
+        parse_price(text)
+    assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)

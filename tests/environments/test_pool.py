@@ -1,0 +1,150 @@
+"""Several environments behind a routing rule (eqs 18-19), fall-back, the alarm, and limits a minute."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from prompt_r1.endpoint.rate_limit import Pace
+from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.opening import make_environment, parse_fields
+from prompt_r1.environments.pool import Pool
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.types import Message
+
+HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
+
+
+class Named:
+    """Replies with its name, or fails while it is down."""
+
+    def __init__(self, name: str, *, down: Outcome | None = None) -> None:
+        self.name, self.parameters, self.down, self.asked = name, {}, down, 0
+
+    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        self.asked += 1
+        return self.down or Outcome("ok", text=self.name)
+
+    async def check(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def pool(*sources: Named, route: str = "session", now: list[float] | None = None) -> Pool:
+    journal, budget = Journal(None), Budget()
+    members = [MeteredEnvironment(s, journal=journal, budget=budget, price=Price()) for s in sources]
+    clock = (lambda: now[0]) if now else (lambda: 0.0)
+    return Pool(members, budget=budget, route=route, clock=clock)
+
+
+def replies(environment: Pool, *, sessions: int = 400, samples: int = 5) -> list[list[str]]:
+    async def all_games() -> list[list[str]]:
+        return [
+            [await environment.ask(HELLO, sample=n, session=f"q{s}") for n in range(samples)]
+            for s in range(sessions)
+        ]
+
+    return asyncio.run(all_games())
+
+
+def test_session_routing_gives_a_question_one_environment() -> None:
+    groups = replies(pool(Named("a"), Named("b")))
+    assert all(len(set(group)) == 1 for group in groups)
+    assert 150 < sum(group[0] == "a" for group in groups) < 250
+
+
+@pytest.mark.parametrize(("route", "share"), [("uniform", 0.5), ("3,1", 0.75), ("0,1", 0.0)])
+def test_uniform_and_weights_draw_for_each_game(route: str, share: float) -> None:
+    drawn = Counter(name for group in replies(pool(Named("a"), Named("b"), route=route)) for name in group)
+    assert drawn["a"] / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_a_game_stays_with_its_environment_and_a_resumed_run_draws_the_same() -> None:
+    first, second = (pool(Named("a"), Named("b"), route="uniform") for _ in range(2))
+    assert replies(first, sessions=20) == replies(first, sessions=20) == replies(second, sessions=20)
+
+
+def test_the_next_one_takes_over_and_the_first_is_asked_again_later() -> None:
+    broken, now = Named("a", down=Outcome("retry", reason="HTTP 500")), [0.0]
+    environment = pool(broken, Named("b"), route="1,0", now=now)
+    assert replies(environment, sessions=3) == [["b"] * 5] * 3
+    assert broken.asked == 1  # it is not asked while it is down
+    broken.down, now[0] = None, 61.0
+    assert replies(environment, sessions=3) == [["a"] * 5] * 3
+
+
+def test_a_refusing_environment_is_left_for_good_and_alone_it_is_fatal() -> None:
+    refusing = Named("a", down=Outcome("fatal", reason="HTTP 401"))
+    now = [0.0]
+    environment = pool(refusing, Named("b"), route="1,0", now=now)
+    assert replies(environment, sessions=1)[0][0] == "b"
+    now[0] = 1e9
+    replies(environment, sessions=2)
+    assert refusing.asked == 1
+    with pytest.raises(FatalEnvError, match="a refuses to work: HTTP 401"):
+        replies(pool(refusing), sessions=1)
+
+
+def test_too_many_failed_calls_warn_and_then_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    source = Named("a")
+    environment = pool(source)
+
+    async def calls(count: int, *, failing: bool) -> None:
+        source.down = Outcome("retry", reason="HTTP 500") if failing else None
+        for _ in range(count):
+            try:
+                await environment.ask(HELLO)
+            except EnvError:
+                assert failing
+
+    asyncio.run(calls(150, failing=False))
+    asyncio.run(calls(10, failing=True))
+    assert not caplog.records
+    asyncio.run(calls(1, failing=True))
+    assert "11 of the last 200 calls of a failed" in caplog.text
+    asyncio.run(calls(29, failing=True))
+    with pytest.raises(Resumable, match="41 of the last 200 calls of a failed"):
+        asyncio.run(calls(1, failing=True))
+
+
+def test_each_of_several_environments_has_its_metrics() -> None:
+    environment = pool(Named("a"), Named("b", down=Outcome("retry", reason="x")), route="1,0")
+    replies(environment, sessions=2)
+    metrics = environment.take_metrics()
+    assert metrics["env/paid"] == metrics["env/1:a/paid"] == 10 and metrics["env/2:b/paid"] == 0
+    assert environment.take_metrics()["env/paid"] == 0
+
+
+@pytest.mark.parametrize("route", ["often", "1", "1,2,3", "0,0", "-1,2", "nan,1"])
+def test_a_route_that_does_not_fit_is_a_usage_error(route: str) -> None:
+    with pytest.raises(UsageError, match="--route"):
+        make_environment("mini,mini-b", route=route)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"model": "x"}', '{"n": 2}'])
+def test_env_args_are_a_json_object_of_free_fields(text: str) -> None:
+    with pytest.raises(UsageError, match="--env-args"):
+        parse_fields(text)
+    assert parse_fields('{"temperature": 0.7}') == {"temperature": 0.7} and parse_fields("") == {}
+
+
+def test_requests_and_tokens_keep_to_their_limits_a_minute() -> None:
+    rng, pace = random.Random(0), Pace(requests_per_minute=60, tokens_per_minute=6000)
+    starts, tokens = [], []
+    for number in range(200):
+        actual = rng.randrange(20, 300)
+        starts.append(pace.start(number * 0.1, 100))
+        pace.correct(100, actual)
+        tokens.append(actual)
+    for first, begin in enumerate(starts):
+        window = [number for number in range(first, 200) if starts[number] < begin + 60]
+        assert len(window) <= 60 and sum(tokens[number] for number in window) <= 6000 + 300
+    assert starts[-1] < 1.15 * sum(tokens) / 100  # and it does not dawdle
+    free = Pace()
+    assert [free.start(1.0, 10**9) for _ in range(3)] == [1.0] * 3

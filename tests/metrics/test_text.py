@@ -1,0 +1,189 @@
+"""EM, SM and F1 against an independent reading of the SQuAD v1.1 rules; a table of numbers."""
+
+import random
+import re
+import time
+
+import pytest
+
+from prompt_r1.metrics.text import Scores, exact_match, f1, judge_text, normalise, substring_match
+
+# Written for this test and unlike the code under test: no regular expression, no translate, no Counter.
+ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+def oracle_words(text: str) -> list[str]:
+    letters = [letter for letter in text.lower() if letter not in ASCII_PUNCTUATION]
+    # An article is a whole run of letters and digits. Punctuation is gone; what is left between runs is kept.
+    pieces, run = [], ""
+    for letter in [*letters, " "]:
+        if letter.isalnum() or letter == "_":
+            run += letter
+            continue
+        pieces += [" " if run in ("a", "an", "the") else run, letter]
+        run = ""
+    return "".join(pieces).split()
+
+
+def oracle_f1(prediction: list[str], gold: list[str]) -> float:
+    left, common = list(gold), 0
+    for word in prediction:
+        if word in left:
+            left.remove(word)
+            common += 1
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def random_pairs(count: int, pieces: list[str]) -> list[tuple[str, str]]:
+    rng = random.Random(0)
+
+    def text() -> str:
+        return "".join(
+            rng.choice(pieces) + rng.choice(["", " ", "  ", "\n"]) for _ in range(rng.randrange(8))
+        )
+
+    return [(text(), text()) for _ in range(count)]
+
+
+WORDS = ["a", "A", "an", "the", "The", "Paris", "paris", "Zürich", "café", "x", "banana", "theatre", "5",
+         "12", "ı", "\u3000", "€", "日本", "“"]  # fmt: skip
+
+
+def test_official_is_squad_on_random_pairs() -> None:
+    for prediction, gold in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION)]):
+        p, g = oracle_words(prediction), oracle_words(gold)
+        assert normalise(prediction, official=True) == " ".join(p)
+        assert exact_match(prediction, [gold], official=True) == (p == g)
+        assert f1(prediction, [gold], official=True) == oracle_f1(p, g)
+        either = " ".join(p) in " ".join(g) or " ".join(g) in " ".join(p)
+        assert substring_match(prediction, [gold], official=True) == either
+
+
+def test_strict_is_squad_where_no_number_has_punctuation() -> None:
+    """Without "-./,:", and without punctuation between digits, there is nothing that numbers would keep."""
+    between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
+    pairs = random_pairs(12_000, [*WORDS, *sorted(ASCII_PUNCTUATION - set("-./,:"))])
+    pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)][:10_000]
+    assert len(pairs) == 10_000
+    agreed = 0
+    for prediction, gold in pairs:
+        p, g = oracle_words(prediction), oracle_words(gold)
+        assert normalise(prediction) == " ".join(p)
+        assert exact_match(prediction, [gold]) == (p == g and bool(p))
+        assert f1(prediction, [gold]) == oracle_f1(p, g)
+        contained = any(p[start : start + len(g)] == g for start in range(len(p))) and bool(g)
+        assert substring_match(prediction, [gold]) == contained
+        agreed += contained
+    assert agreed > 100
+
+
+def test_strict_differs_from_squad_only_at_numbers() -> None:
+    """Where they differ, a digit stands beside one of "-./,:", or punctuation between two digits."""
+    texts = {
+        text for pair in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION), "\u2212"]) for text in pair
+    }
+    different = [text for text in texts if normalise(text) != " ".join(oracle_words(text))]
+    assert len(different) > 100
+    for text in different:
+        assert re.search(r"\d\s*[-./,:]|[-./,:]\s*\$?\s*\d|\u2212|\d([^\w\s]|_)+\d", text)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("-5", "5"), ("3.14", "314"), ("1/2", "12"), (".5", "5"), ("-$5", "$5"), ("-.5", ".5"), ("1/-2", "1/2"),
+     ("18-20", "1820"), ("3:2", "32"), ("(1, 2)", "12"), ("(1,2)", "12"), ("10^5", "105"), ("2+2", "22"),
+     (r"\frac{1}{23}", r"\frac{12}{3}")],
+)  # fmt: skip
+def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
+    assert exact_match(left, [right]) == 0
+    assert exact_match(left, [left]) == exact_match(right, [right]) == 1
+    assert f1(f"It is {left}.", [right]) == 0 or " " in normalise(left)
+
+
+def test_official_keeps_the_leaks_of_the_release() -> None:
+    for left, right in [("-5", "5"), ("3.14", "314"), ("1/2", "12")]:
+        assert exact_match(left, [right], official=True) == f1(left, [right], official=True) == 1
+    assert substring_match("", ["Canada"], official=True) == 1
+    assert substring_match("a", ["Canada"], official=True) == 1
+    assert substring_match("Canada", ["a"], official=True) == 1
+    assert substring_match("nad", ["Canada"], official=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("24,960", "24960"), ("1,234,567", "1234567"), ("−5", "-5"), ("33 1 / 3 %", "33 1/3"),
+     ("$ 12.50", "$12.50"), ("The answer", "answer!"), ("18 - 20", "18-20"), ("7–10%", "7-10"),
+     ("3 : 2", "3:2"), ("It is 5.", "it is 5"), ("so ...5", "so 5"), ("U.S.", "US"), ("COVID-19", "Covid19"),
+     ("(-3)", "-3"), ("9/11", "9/11.")],
+)  # fmt: skip
+def test_spellings_of_the_same_answer_agree(left: str, right: str) -> None:
+    assert exact_match(left, [right]) == exact_match(right, [left]) == 1
+    assert f1(left, [right]) == substring_match(left, [right]) == 1
+
+
+@pytest.mark.parametrize("empty", ["", "  ", "the", "...", "$", "A"])
+@pytest.mark.parametrize("gold", ["Paris", "", "the"])
+def test_an_empty_prediction_is_worth_nothing(empty: str, gold: str) -> None:
+    assert exact_match(empty, [gold]) == substring_match(empty, [gold]) == f1(empty, [gold]) == 0
+    assert f1(empty, [gold], official=True) == 0
+
+
+def test_a_substring_begins_and_ends_at_words() -> None:
+    assert substring_match("It is in Canada, I think.", ["canada"]) == 1
+    assert substring_match("It is in Canada", ["nada"]) == substring_match("Canada", ["It is in Canada"]) == 0
+    assert [substring_match(text, ["5"]) for text in ("15 people", "-5", "5.5", "1/5", "It is 5!")] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_the_best_gold_answer_counts() -> None:
+    golds = ["New York City", "NYC", "New York"]
+    assert exact_match("nyc", golds) == 1
+    assert f1("new york", golds[:1]) == pytest.approx(0.8) and f1("new york", golds) == 1
+    assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
+
+
+def test_f1_counts_repeated_words_as_often_as_both_have_them() -> None:
+    assert f1("x x x", ["x x y"]) == pytest.approx(2 / 3)
+
+
+def test_judge_text_gives_all_metrics_by_either_rule() -> None:
+    assert judge_text("It is 0.50", ["1/2", "0.50"]) == Scores(em=0, sm=1, f1=0.5, math=0)
+    assert judge_text("0.5", ["1/2"]) == Scores(em=0, sm=0, f1=0, math=1)
+    assert judge_text("-5", ["5"], rules="official") == Scores(em=1, sm=1, f1=1, math=0)
+    assert judge_text("", ["Canada"], rules="official") == Scores(em=0, sm=1, f1=0, math=0)
+    assert judge_text("", ["Canada"]) == judge_text("", [""]) == Scores(em=0, sm=0, f1=0, math=0)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a ",
+        "5/",
+        "5 /",
+        r"\\frac{",
+        r"\\text{",
+        "(5 ",
+        "5,000",
+        "1,",
+        "-",
+        ".5",
+        "5  ",
+        "the",
+        "日",
+        "\u2212",
+    ],
+)
+@pytest.mark.parametrize("official", [False, True])
+def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
+    text = piece * 10_000
+    started = time.process_time()
+    judge_text(text, [text[:-1], "5"], rules="official" if official else "strict")
+    assert time.process_time() - started < 5  # a tenth of a second; squared, minutes

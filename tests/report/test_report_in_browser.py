@@ -1,0 +1,272 @@
+"""The report as a reader meets it, in headless Chromium."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.report import write_report
+from prompt_r1.types import Question
+from tests.browser import PROGRAM, Browser
+from tests.played import group_of, write_run
+from tests.report.test_report import HOSTILE
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no chromium is installed")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Three steps of four questions: two of maths, two of music."""
+    questions = [
+        Question(f"q{n}", "maths" if n % 2 else "music", f"Who is number {n}?", ("Anna",)) for n in range(12)
+    ]
+    steps = [[group_of(question) for question in questions[start : start + 4]] for start in (0, 4, 8)]
+    return write_run(tmp_path_factory.mktemp("runs") / "run", steps)
+
+
+@pytest.fixture
+def page(browser, run) -> Browser:
+    browser.resize(1440, 1000)
+    browser.open(write_report(run))
+    browser.evaluate("localStorage.clear()")
+    return browser
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    return browser.evaluate(f"[...document.querySelectorAll({selector!r})].map(node => node.textContent)")
+
+
+def wait(browser: Browser) -> None:
+    """Until what the browser does in its own time is done."""
+    browser.evaluate("new Promise(done => setTimeout(done, 100))")
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    """Set a filter as a user does."""
+    browser.evaluate(
+        f"{{ const field = document.getElementById('{name}'); field.value = {value!r};"
+        "field.dispatchEvent(new Event('input', { bubbles: true })); }"
+    )
+
+
+def complaints(browser: Browser) -> list[dict]:
+    """Errors of the script, refusals of the policy, and whatever was logged."""
+    names = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    return [event for event in browser.events if event["method"] in names]
+
+
+def requests(browser: Browser) -> list[str]:
+    sent = [event for event in browser.events if event["method"] == "Network.requestWillBeSent"]
+    return [event["params"]["request"]["url"] for event in sent]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "best"), [((0.2, 0.9, 0.9), 2), ((0.2, 0.8, 0.9), 3), ((0.2, 0.9, 0.8), 2)]
+)
+def test_the_best_step_is_the_one_whose_agent_the_run_keeps(browser, tmp_path, rewards, best):
+    values = zip((1, 2, 3), (0.1, 0.7, 0.7), rewards, strict=True)
+    lines = [{"step": step, "val/n": 10, "val/em": em, "val/reward": reward} for step, em, reward in values]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    browser.open(write_report(tmp_path))
+    assert any(text.startswith(f"best at step {best} [") for text in texts(browser, ".figure small"))
+
+
+def test_it_opens_with_curves_and_games_and_asks_for_nothing_else(page):
+    assert "Validation EM" in texts(page, ".chart .name") and "Reward" in texts(page, ".chart .name")
+    assert page.evaluate("document.getElementById('count').textContent") == "12 questions, 48 games"
+    assert len(texts(page, "#detail .game")) == 4
+    assert not complaints(page) and all(url.startswith("file:") for url in requests(page))
+    assert len(requests(page)) == 1
+
+
+def test_filters_leave_the_games_that_are_wanted(page):
+    def count() -> str:
+        return page.evaluate("document.getElementById('count').textContent")
+
+    choose(page, "dataset", "maths")
+    assert count() == "6 questions, 24 games"
+    choose(page, "stop", "env_error")
+    assert count() == "6 questions, 6 games"
+    assert len(texts(page, "#detail .game.dim")) == 3  # the siblings stay, dimmed
+    page.key("c")
+    wait(page)
+    choose(page, "low", "0.5")
+    assert count() == "12 questions, 12 games"
+    choose(page, "step", "2")
+    assert count() == "4 questions, 4 games"
+    choose(page, "search", "NUMBER 6")
+    assert count() == "1 questions, 1 games"
+    assert texts(page, "#detail .question") == ["Who is number 6?"]
+    choose(page, "search", "nothing like this")
+    assert count() == "0 questions, 0 games" and "Clear the filters" in texts(page, "#detail")[0]
+
+
+def test_a_game_shows_what_was_trained_what_was_read_and_why_it_earned_what_it_did(page):
+    right, wrong, bare, broken = texts(page, "#detail .game")
+    assert "R = 1.00" in right and "gate open" in right and "R = −1.00 + 1.00 + 1.00 = 1.00" in right
+    assert "R = 0.00" in wrong and "gate open" in wrong and "nobody" in wrong
+    assert "gate shut" in bare and "R = −0.10" in bare
+    assert "no reward" in broken and "HTTP 500" in broken and "environment failed" in broken
+    classes = page.evaluate("[...document.querySelectorAll('#detail .game')].map(game =>"
+                            "[...game.querySelectorAll('.span')].map(span => span.className))")  # fmt: skip
+    assert classes == [
+        ["span wrote better", "span read", "span wrote better"],
+        ["span wrote worse", "span read", "span wrote worse"],
+        ["span wrote worse", "span read", "span wrote worse"],
+        ["span wrote untrained"],
+    ]
+    tint = "getComputedStyle(document.querySelector('#detail .game .{} .words')).backgroundColor"
+    blue, none = page.evaluate(tint.format("wrote")), page.evaluate(tint.format("read"))
+    assert blue.startswith("rgba(0, 103, 168") and none == "rgba(0, 0, 0, 0)"
+    assert page.evaluate("document.querySelector('#detail .token').title") == "token 1: sampled with 60 %"
+
+
+def test_the_keys_do_what_their_table_says(page):
+    selected = "document.querySelector('[aria-selected=true] .ask').textContent"
+    page.key("j")
+    page.key("j")
+    assert page.evaluate(selected) == "Who is number 2?"
+    page.key("k")
+    assert page.evaluate(selected) == "Who is number 1?"
+    page.key("l")
+    page.key("l")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Game 2"
+    page.key("]")
+    assert page.evaluate("document.getElementById('count').textContent") == "4 questions, 16 games"
+    page.key("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.key("j")  # is typed, not obeyed
+    assert page.evaluate("document.getElementById('search').value") == "j"
+    page.key("Escape")
+    page.key("c")
+    wait(page)
+    page.key("o")
+    assert page.evaluate("document.querySelector('.opening').open")
+    page.key("?")
+    assert page.evaluate("document.getElementById('help').open")
+    named = set(texts(page, "#help kbd"))
+    assert set(page.evaluate("Object.keys(KEYS)")) <= named
+
+
+def test_pointing_at_a_curve_reads_the_step_off_all_of_them(page):
+    page.evaluate("moveCursor(1)")
+    told = dict(zip(texts(page, ".chart .name"), texts(page, ".chart .readout"), strict=True))
+    assert told["Turns"] == "step 1: 2" and told["Validation EM"].startswith("step 0: 0.100 [0.02, 0.40]")
+    assert told["How games ended"] == "step 1: answered 0.750 · environment failed 0.250"
+    page.evaluate("showStep(3)")
+    assert page.evaluate("document.getElementById('count').textContent") == "4 questions, 16 games"
+
+
+TEXTS = ("h1", ".about", ".row .facts", ".read .who", ".gold", ".shut", ".open", "button", "#count")
+CONTRAST = """(selector => {
+    const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map((c) => linear(Number(c) / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const style = (node) => getComputedStyle(node);
+    const node = document.querySelector(selector);
+    let ground = node;
+    while (style(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
+    const [a, b] = [light(style(node).color), light(style(ground).backgroundColor)];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); })"""
+
+
+def test_dark_and_light_both_have_contrast(page):
+    """WCAG 2: 4.5 to 1 for the texts."""
+    grounds = []
+    for dark in (False, True):
+        page.resize(1440, 1000, dark=dark)
+        wait(page)
+        grounds.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        for selector in TEXTS:
+            assert page.evaluate(f"{CONTRAST}({selector!r})") >= 4.5, (selector, dark)
+    assert grounds[0] != grounds[1]
+    page.key("t")  # from the system's choice to light
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == grounds[0]
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(page):
+    page.resize(360, 780, phone=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    wide = page.evaluate("""[...document.querySelectorAll('main *')]
+        .filter(node => !node.closest('.players, svg') && node.getBoundingClientRect().right > 361)
+        .map(node => node.className)""")
+    assert wide == []
+    assert page.evaluate("document.querySelector('.game').getBoundingClientRect().width") > 250
+
+
+def test_two_runs_are_compared_question_by_question(browser, run, tmp_path):
+    questions = [Question(f"q{n}", "music", f"Who is number {n}?", ("Anna",)) for n in range(4)]
+    other = write_run(tmp_path / "other", [[group_of(question, reply="Ask Bob.") for question in questions]])
+    browser.resize(1440, 1000)
+    browser.open(write_report(run, other))
+    assert texts(browser, "#run-legend .key") == ["A  run", "B  other"]
+    assert len(texts(browser, "#detail .players")) == 2 and len(texts(browser, "#detail .game")) == 8
+    assert browser.evaluate("document.getElementById('count').textContent") == "12 questions, 64 games"
+    reward = "[...document.querySelectorAll('.chart')].find(chart => chart.textContent.startsWith('Reward'))"
+    assert browser.evaluate(f"{reward}.querySelectorAll('.curve').length") == 2
+    assert not complaints(browser)
+
+
+def test_hostile_texts_run_nothing_and_stay_what_they_are(browser, tmp_path):
+    groups = [group_of(Question(f"q{n}", text[:60], text, ("Anna", text)), reply=text)
+              for n, text in enumerate([*HOSTILE, "long " * 10_000])]  # fmt: skip
+    browser.open(write_report(write_run(tmp_path / "<img src=x onerror=alert(1)>", [groups])))
+    assert not complaints(browser) and len(requests(browser)) == 1
+    for number, text in enumerate(HOSTILE):
+        browser.evaluate(f"select({number})")
+        shown = texts(browser, "#detail .question")[0]
+        reply = texts(browser, "#detail .read .reply")[0]
+        visible = re.sub(r"U\+[0-9A-F]{4}", "", reply)
+        spoken = text.replace("</interaction_response", "&lt;/interaction_response")
+        letters = "".join(c for c in spoken if c.isprintable() or c == "\n")
+        assert visible == letters and (shown == text) == text.replace("\n", "").isprintable()
+    browser.evaluate(f"select({len(HOSTILE)})")
+    assert texts(browser, "#detail .game .more")[0] == "show all 50,000 characters"
+    assert browser.evaluate("document.title").startswith("Prompt-R1 · <img")
+    assert browser.evaluate("document.querySelectorAll('img, iframe, object, main script').length") == 0
+    browser.evaluate("select(3)")
+    assert texts(browser, "#detail .question .control") == ["U+202E", "U+202C", "U+2066"]
+
+
+def test_a_script_that_got_in_would_be_refused(browser, run, tmp_path):
+    """The policy is a second wall: even markup in the wrong place does nothing."""
+    html = write_report(run).read_text("utf-8")
+    attack = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    attack += '<style>h1 { display: none }</style><p style="display: none" onclick="1">x</p>'
+    (tmp_path / "attacked.html").write_text(html.replace("<main>", "<main>" + attack), "utf-8")
+    browser.open(tmp_path / "attacked.html")
+    assert browser.evaluate("document.title") == "Prompt-R1 · run"
+    assert browser.evaluate("getComputedStyle(document.querySelector('h1')).display") == "block"
+    assert len(complaints(browser)) >= 4
+
+
+def test_five_thousand_games_are_there_in_two_seconds(browser, tmp_path):
+    """From the start of the navigation to a page that obeys; of about 1,100 tokens each."""
+    words = "The composer of Silver River is Greta Rossi, as far as I know. "
+    questions = [
+        Question(f"q{n}", f"set {n % 8}", f"Who is number {n}? {words}", ("Anna",)) for n in range(25)
+    ]
+    groups = [group_of(question, reply=words * 12) for question in questions]
+    run = write_run(tmp_path / "large", [groups] * 50)
+    path = write_report(run)
+    times = []
+    for _ in range(3):
+        browser.open(path)
+        times.append(int(browser.evaluate("document.documentElement.dataset.ready")))
+    assert browser.evaluate("document.getElementById('count').textContent") == "1,250 questions, 5,000 games"
+    assert min(times) < 2000, times
+    assert browser.evaluate("document.querySelectorAll('*').length") < 4000  # only what is in sight exists
+    searched = browser.evaluate("""(() => { const begin = performance.now();
+        document.getElementById('search').value = 'number 17'; applyFilters();
+        return performance.now() - begin; })()""")
+    assert browser.evaluate("document.getElementById('count').textContent") == "50 questions, 200 games"
+    assert searched < 1000, searched
+    print(f"ready after {times} ms; {path.stat().st_size / 1e6:.1f} MB; first search {searched:.0f} ms")

@@ -1,0 +1,336 @@
+"""Checkpoints: what is saved is what was trained, and what is broken is not used."""
+
+import json
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prompt_r1.agent.policy import load_policy, load_tokenizer
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.errors import UsageError
+from prompt_r1.storage import atomic_folder
+from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
+from prompt_r1.storage.export import export_agent, exported_step
+from prompt_r1.storage.run_folder import lock_run, trim_metrics
+from tests import tiny
+
+ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
+CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
+
+
+class Run:
+    """A policy that learns something, with the checkpoints of a run folder."""
+
+    def __init__(self, folder: Path, *, config: TrainConfig = CONFIG, seed: int = 0, **options) -> None:
+        self.policy = tiny.policy(seed=seed)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
+        self.said: list[str] = []
+        options = {"background": False, **options}
+        self.checkpoints = Checkpoints(
+            folder, self.policy, self.optimizer, config, ONE, say=self.said.append, **options
+        )
+
+    def learn(self) -> None:
+        tokens = torch.tensor([tiny.random_tokens(20, seed=1)])
+        self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, step: int, **state) -> None:
+        assert self.checkpoints.save(State(step, **state)) == ""
+
+    def weights(self) -> list[torch.Tensor]:
+        return [weight.detach().clone() for weight in self.policy.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    run = Run(tmp_path_factory.mktemp("run"))
+    for step in (1, 2):
+        run.learn()
+        run.save(step)
+    return run.checkpoints.folder
+
+
+@pytest.fixture
+def saved(two_checkpoints, tmp_path) -> Run:
+    """A run whose checkpoints are those of steps 1 and 2."""
+    shutil.copytree(two_checkpoints, tmp_path / "checkpoints")
+    return Run(tmp_path)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_loaded_run_learns_on_bit_for_bit(tmp_path, background):
+    whole = Run(tmp_path, background=background)
+    whole.learn()
+    whole.save(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
+    whole.learn()  # in the background the tensors of step 1 are still being written
+    assert whole.checkpoints.finish(wait=True) == ""
+    loaded = Run(tmp_path, seed=1)
+    state = loaded.checkpoints.load(loaded.checkpoints.newest())
+    assert state == State(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
+    loaded.learn()
+    assert same(loaded.weights(), whole.weights())
+
+
+def test_saving_before_the_first_step_changes_nothing(tmp_path):
+    """torch's get_optimizer_state_dict takes a step to have states: Adam's bias correction differs then."""
+    saved, never = Run(tmp_path), Run(tmp_path / "other")
+    saved.save(0)
+    for run in (saved, never):
+        run.learn()
+    assert same(saved.weights(), never.weights())
+    saved.checkpoints.load(saved.checkpoints.newest())
+    saved.learn()
+    assert same(saved.weights(), never.weights())
+
+
+def test_a_rollback_halves_the_learning_rate_and_drops_what_came_later(saved):
+    state = State(1)
+    saved.checkpoints.drop_after(1)
+    state = saved.checkpoints.load(saved.checkpoints.newest(), rollbacks=2)
+    assert state.step == 1 and state.rollbacks == 2
+    assert saved.optimizer.param_groups[0]["lr"] == CONFIG.lr / 4
+    saved.save(2, rollbacks=2)
+    saved.checkpoints.load(saved.checkpoints.newest())
+    assert saved.optimizer.param_groups[0]["lr"] == CONFIG.lr / 4
+
+
+def test_the_newest_ones_and_the_best_stay(tmp_path):
+    run = Run(tmp_path, config=replace(CONFIG, keep=3))
+    for step in range(2, 8):
+        run.save(step, best_step=2)
+    assert [folder.name for folder in checkpoints_of(tmp_path)] == [
+        f"step-{step:06d}" for step in (2, 5, 6, 7)
+    ]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+BROKEN = [
+    (cut, SHARD, "bytes, not"),
+    (empty, SHARD, "has 0 bytes"),
+    (flip, SHARD, "has changed since it was written"),
+    (Path.unlink, SHARD, "is missing"),
+    (flip, "state.json", "state.json has changed"),
+    (Path.unlink, "manifest.json", "no atomic_folder.json"),
+    (cut, "manifest.json", "manifest.json is cut short"),
+    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is cut short"),
+    (lambda path: path.write_text(""), "shard-00009.safetensors", "does not belong"),
+]
+
+
+@pytest.mark.parametrize(("damage", "name", "reason"), BROKEN, ids=[reason for *_, reason in BROKEN])
+def test_a_broken_checkpoint_is_passed_over_for_the_older_one(saved, damage, name, reason):
+    damage(saved.checkpoints.folder / "step-000002" / name)
+    assert saved.checkpoints.newest().name == "step-000001"
+    assert len(saved.said) == 1 and reason in saved.said[0] and "step-000002" in saved.said[0]
+
+
+def test_a_checkpoint_that_was_passed_over_is_written_again(saved):
+    """Its state.json may be the same text: that alone does not make it whole."""
+    flip(saved.checkpoints.folder / "step-000002" / SHARD)
+    again = Run(saved.checkpoints.folder.parent)
+    again.checkpoints.load(again.checkpoints.newest())
+    again.learn()
+    again.save(2)
+    assert again.checkpoints.newest().name == "step-000002"
+
+
+def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew_silently(saved):
+    for step in (1, 2):
+        flip(saved.checkpoints.folder / f"step-00000{step}" / SHARD)
+    with pytest.raises(UsageError, match="none of the 2 checkpoints"):
+        saved.checkpoints.newest()
+
+
+def test_what_a_kill_left_is_swept_and_the_older_checkpoint_used(saved):
+    """Killed between write and rename, and between the two renames of a folder that is replaced."""
+    folder = saved.checkpoints.folder
+    (folder / "step-000002").rename(folder / ".step-000003.tmp")
+    (folder / "step-000001").rename(folder / ".step-000001.old")
+    assert saved.checkpoints.newest().name == "step-000001"
+    assert [path.name for path in folder.iterdir()] == ["step-000001"]
+
+
+def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_the_next_save_tries_again(saved):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        failed = saved.checkpoints.save(State(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "step-000003 could not be written: File too large" in failed and saved.checkpoints.failures == 1
+    assert sorted(path.name for path in saved.checkpoints.folder.iterdir()) == ["step-000001", "step-000002"]
+    saved.save(3)
+    assert saved.checkpoints.failures == 0 and saved.checkpoints.newest().name == "step-000003"
+
+
+@pytest.mark.parametrize(
+    ("setting", "before", "now"), [("lr", "0.01", 0.02), ("data", "['own.jsonl']", ("b",))]
+)
+def test_a_changed_setting_is_named_with_both_values(saved, setting, before, now):
+    other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: now}))
+    shown = str(list(now) if isinstance(now, tuple) else now)
+    with pytest.raises(UsageError) as refused:
+        other.checkpoints.load(other.checkpoints.newest())
+    assert f"{setting} = {before}, not {shown}" in str(refused.value)
+
+
+def test_another_vocabulary_is_refused(saved):
+    run = Run(saved.checkpoints.folder.parent)
+    run.policy.model.resize_token_embeddings(300)
+    with pytest.raises(
+        UsageError, match=r"embed_tokens.weight is \[261, 32\] in .*step-000002 and \[300, 32\]"
+    ):
+        run.checkpoints.load(run.checkpoints.newest())
+
+
+class Bomb:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def reseal(folder: Path) -> None:
+    names = [path.name for path in folder.iterdir() if path.name != atomic_folder.NAME]
+    (folder / atomic_folder.NAME).write_text(json.dumps(atomic_folder.sums(folder, names)))
+
+
+@pytest.mark.parametrize("name", [SHARD, ".metadata", "optimizer.pt"])
+def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
+    folder, mark = saved.checkpoints.folder / "step-000002", tmp_path / "executed"
+    (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
+    reseal(folder)
+    try:
+        saved.checkpoints.load(saved.checkpoints.newest())
+    except UsageError as error:
+        assert name == SHARD and "holds no tensors" in str(error)
+    assert not mark.exists()
+
+
+def test_a_model_folder_that_brings_code_is_refused(tmp_path):
+    folder, mark = tiny.save_agent(tmp_path / "agent"), tmp_path / "executed"
+    for file in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / file).read_text())
+        code = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "mine.Mine")
+        code["AutoTokenizer"] = ["mine.Mine", None]
+        settings |= {"model_type": "mine", "tokenizer_class": "Mine", "auto_map": code}
+        (folder / file).write_text(json.dumps(settings))
+    (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w')\nclass Mine: pass\n")
+    for load in (lambda: load_policy(folder, device=ONE.device), lambda: load_tokenizer(folder)):
+        with pytest.raises(UsageError):
+            load()
+    assert not mark.exists()
+
+
+LINES = [{"step": 0, "val/em": 0.25, "val/reward": 0.1}, {"step": 1, "reward/mean": 0.5, "val/em": 0.75}]
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    base = tiny.save_agent(tmp_path / "base")
+    settings = json.loads((base / "config.json").read_text())
+    settings |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}}
+    (base / "config.json").write_text(json.dumps(settings))
+    policy = load_policy(base, device=ONE.device)
+    config = replace(CONFIG, agent="base", env="gpt-4o-mini@http://user:secret@host/v1")
+    assert export_agent(policy, base, config, tmp_path / "agent", lines=LINES, ranks=ONE) == ""
+    return tmp_path / "agent"
+
+
+def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base(exported):
+    model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    first, base = next(model.parameters()), next(tiny.model().parameters())
+    assert torch.equal(first, base.bfloat16())
+    assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
+
+
+def test_readers_of_both_transformers_versions_find_the_rope_theta(exported):
+    """Version 4 does not know rope_parameters, and takes 10000 without a word."""
+    config = json.loads((exported / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5000000.0
+    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+
+
+def test_the_tokenizer_is_that_of_the_base_byte_for_byte(exported):
+    base = exported.parent / "base"
+    names = [path.name for path in base.iterdir() if path.name not in ("config.json", "model.safetensors")]
+    assert {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    } == set(names)
+    assert all((base / name).read_bytes() == (exported / name).read_bytes() for name in names)
+
+
+def test_the_model_card_tells_data_base_environment_and_curves_but_no_secret(exported):
+    card = (exported / "README.md").read_text()
+    assert "| base model | `base` |" in card and "`own.jsonl`" in card and "`gpt-4o-mini`" in card
+    assert "| 1 | 0.75 |" in card and "| 1 | 0.5 |" in card
+    assert "secret" not in card and str(exported) not in card
+    assert exported_step(exported) == 1
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    with (
+        lock_run(tmp_path, ONE),
+        pytest.raises(UsageError, match="in use by process"),
+        lock_run(tmp_path, ONE),
+    ):
+        pass
+    with lock_run(tmp_path, ONE):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
+    hold = "import fcntl, time; f = open('.lock', 'w'); fcntl.flock(f, 2); print('held', flush=True)"
+    line = [sys.executable, "-c", f"{hold}; time.sleep(60)"]
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(UsageError, match="in use"), lock_run(tmp_path, ONE):
+        pass
+    process.kill()
+    process.communicate()
+    with lock_run(tmp_path, ONE):
+        pass
+
+
+def test_lines_after_the_checkpoint_and_torn_ones_are_taken_out_of_the_metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
+    trim_metrics(tmp_path, 2, aside="before.jsonl")
+    assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
+    assert (tmp_path / "before.jsonl").read_text() == '{"step": 2}\n{"step": 3, "r\n'
