@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from prompt_r1.agent.player import check_fit, check_served, codec_of
-from prompt_r1.baselines import Agents, Attempt, Method, make_method, preparation_questions
-from prompt_r1.cli.command_line import parse_arguments, run
+from prompt_r1.agent.agent import check_endpoint, check_question_lengths, codec_of
+from prompt_r1.baselines import AgentCache, Attempt, Method, make_method, preparation_questions
+from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
@@ -36,9 +36,9 @@ from prompt_r1.evaluation.systems import (
     TRAINED_ALONE,
     Entrant,
     common_seed,
-    know_agents,
     left_out,
     lineup,
+    resolve_agents,
     trained_with,
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
@@ -56,13 +56,13 @@ def main(arguments: list[str]) -> None:
             raise UsageError("--compare takes two files: --compare A.jsonl B.jsonl")
         print(compare_files(*config.compare, rules=rules_of(config), similarity=similarity))
         return
-    agents = know_agents(config)
+    agents = resolve_agents(config)
     seed = common_seed(config, agents)
     questions = questions_of(config, seed)
     entrants = lineup(config, agents, seed)
     for agent in agents.values():
-        asyncio.run(check_served(agent))
-        check_fit(questions, codec_of(agent), agent.game.max_tokens)
+        asyncio.run(check_endpoint(agent))
+        check_question_lengths(questions, codec_of(agent), agent.config.max_tokens)
     name = Path(next(iter(agents), "environment").partition("@")[0]).name
     folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file:
@@ -112,7 +112,7 @@ async def evaluate(
 ) -> list[Prediction]:
     """Let each system answer what the file does not hold; all answers, system by system.
 
-    Agents are loaded when something is missing, those of one agent at a time.
+    AgentCache are loaded when something is missing, those of one agent at a time.
     """
     wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
     stage = Stage(config, seed, folder, specs=[entrant.system.environment for entrant in entrants])
@@ -142,7 +142,7 @@ class Stage:
         self.seed = seed
         self.folder = folder
         self.specs = set(filter(None, [*specs, config.optimizer_env]))  # all that may be questioned
-        self.agents: dict[str, Agents] = {}
+        self.agents: dict[str, AgentCache] = {}
         self._device = pick_device(config.device)
         self._environments: dict[str, Pool] = {}
         self._open: Callable[..., Pool] | None = None
@@ -161,9 +161,9 @@ class Stage:
         method = make_method(
             system.method,
             environment=environment,
-            spec=system.environment or entrant.agent.game.env,
+            spec=system.environment or entrant.agent.config.env,
             open_environment=self._open,
-            agents=self.agents.setdefault(path, Agents(entrant.agent, self._device)),
+            agents=self.agents.setdefault(path, AgentCache(entrant.agent, self._device)),
             temperature=config.temperature,
             seed=self.seed,
             config=config,
@@ -224,7 +224,7 @@ async def answer_all(
 def prediction_of(attempt: Attempt, entrant: Entrant, question: Question, sample: int) -> Prediction:
     """The line of an answer."""
     alone = entrant.system.method in TRAINED_ALONE
-    rule, game = RULES["alone" if alone else entrant.agent.game.rule], attempt.trajectory
+    rule, game = RULES["alone" if alone else entrant.agent.config.rule], attempt.trajectory
     return Prediction(
         **asdict(entrant.system),
         setting=entrant.setting,
@@ -249,4 +249,4 @@ def prediction_of(attempt: Attempt, entrant: Entrant, question: Question, sample
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

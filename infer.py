@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TextIO
 
-from prompt_r1.agent.names import know_agent
-from prompt_r1.agent.player import Player, check_fit, check_served, load_known
-from prompt_r1.cli.command_line import parse_arguments, run
+from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, open_agent
+from prompt_r1.agent.names import resolve_agent
+from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.dialogue import Dialogue, Game, as_json, cost_line
 from prompt_r1.cli.question_input import questions_of, typed
-from prompt_r1.config.fields import ServedConfig, knob
+from prompt_r1.config.fields import ServedConfig, setting
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.environments.opening import make_environment, parse_fields, parse_prices
@@ -42,21 +42,23 @@ class InferConfig(ServedConfig):
         "question", "questions", "agent", "env", "json", "save", "seed", "temperature", "env_price",
     )  # fmt: skip
 
-    question: str = knob("", "what to ask; -: each line of standard input")
-    questions: str = knob("", "file of questions: .txt, one a line, or .jsonl with the field question")
-    agent: str = knob("", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)")
-    env: str = knob("", "environment (default: the one the agent was trained with)")
-    json: bool = knob(False, "print a JSON object for each question instead of the dialogue")
-    save: str = knob("", "file for the transcript: .jsonl, or any other for text")
-    seed: int = knob(-1, "seed of the mini world and of sampling (default: the run's)")
-    temperature: float = knob(0.0, "0: greedy")
-    env_args: str = knob("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = knob("session", "among several environments: session, uniform or weights (3,1)")
-    env_timeout: float = knob(120.0, "seconds that one attempt of a call may take")
-    env_price: tuple[str, ...] = knob(
+    question: str = setting("", "what to ask; -: each line of standard input")
+    questions: str = setting("", "file of questions: .txt, one a line, or .jsonl with the field question")
+    agent: str = setting(
+        "", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)"
+    )
+    env: str = setting("", "environment (default: the one the agent was trained with)")
+    json: bool = setting(False, "print a JSON object for each question instead of the dialogue")
+    save: str = setting("", "file for the transcript: .jsonl, or any other for text")
+    seed: int = setting(-1, "seed of the mini world and of sampling (default: the run's)")
+    temperature: float = setting(0.0, "0: greedy")
+    env_args: str = setting("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = setting("session", "among several environments: session, uniform or weights (3,1)")
+    env_timeout: float = setting(120.0, "seconds that one attempt of a call may take")
+    env_price: tuple[str, ...] = setting(
         (), "IN,OUT in dollars per million tokens, for all environments or each"
     )
-    device: str = knob("auto", "auto, cpu or cuda")
+    device: str = setting("auto", "auto, cpu or cuda")
 
 
 def main(arguments: list[str]) -> None:
@@ -64,18 +66,18 @@ def main(arguments: list[str]) -> None:
     about = "Ask; the agent questions the environment, turn by turn, and answers."
     config = parse_arguments(InferConfig, "infer.py", about, arguments)
     asked = questions_of(question=config.question.strip(), file=config.questions)
-    agent = know_agent(
+    agent = resolve_agent(
         config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts
     )
-    game = replace(agent.game, kv_tokens=agent.game.max_tokens)  # one game at a time
+    game = replace(agent.config, kv_tokens=agent.config.max_tokens)  # one game at a time
     seed = game.seed if config.seed < 0 else config.seed
     environment = environment_of(config, game, seed)
     with open_transcript(config.save) as file, asyncio.Runner() as runner:
         session = Session(config, game, seed, environment, str(agent.path), file)
         try:
             runner.run(environment.check())  # before a large agent is loaded
-            runner.run(check_served(agent))
-            session.player = load_known(replace(agent, game=game), pick_device(config.device))
+            runner.run(check_endpoint(agent))
+            session.player = open_agent(replace(agent, config=game), pick_device(config.device))
             for text in asked or typed():
                 runner.run(session.ask(text))
         except KeyboardInterrupt:
@@ -93,7 +95,7 @@ def main(arguments: list[str]) -> None:
 class Session:
     """Plays one question after another, and shows, prints and saves each as the flags want it."""
 
-    player: Player | None = None  # once it is loaded
+    player: Agent | None = None  # once it is loaded
 
     def __init__(
         self, config: InferConfig, game: TrainConfig, seed: int, environment: Pool, agent: str, file: TextIO
@@ -120,7 +122,7 @@ class Session:
             await self.player.close()
 
     @property
-    def _loaded(self) -> Player:
+    def _loaded(self) -> Agent:
         assert self.player is not None, "nothing is asked before the agent is loaded"
         return self.player
 
@@ -128,17 +130,15 @@ class Session:
         """One game. Raises UsageError for a question that is too long to play."""
         settings, codec = self._settings, self._loaded.codec
         question = Question("asked", "infer", text, answers=())
-        check_fit([question], codec, settings.max_tokens)
+        check_question_lengths([question], codec, settings.max_tokens)
         game = Game(text)
         self.games.append(game)
         self._begin = time.perf_counter()
         for view in self._views:
             view.question(text)
         trajectory = await play(
-            question, self._generate, self._reply, codec, max_turns=settings.max_turns,
-            max_tokens=settings.max_tokens, max_new=settings.max_new, max_reply=settings.max_reply_tokens,
-            force_answer=settings.force_answer, seed=str(self._seed),
-        )  # fmt: skip
+            question, self._generate, self._reply, codec, settings.game, seed=str(self._seed)
+        )
         game.stop, game.error = trajectory.stop, trajectory.error
         self.end(game)
 
@@ -151,9 +151,8 @@ class Session:
                 self._views[0].turn(codec.decode(game.spoken), ended=False)
 
         completion = await self._loaded.generate(
-            tokens, max_new=max_new, seed=seed, config=self._settings,
-            temperature=self._config.temperature, watch=watch,
-        )  # fmt: skip
+            tokens, max_new=max_new, seed=seed, temperature=self._config.temperature, watch=watch
+        )
         text = codec.decode(completion.tokens)
         for view in self._views:
             view.turn(text, ended=True)
@@ -240,4 +239,4 @@ def _write_out(text: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -103,11 +103,11 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool, kind: 
     async def generate(tokens: list[int], max_new: int) -> list[int]:
         return (await engine.generate(tokens, max_new=max_new, seed="", temperature=0.0)).tokens
 
-    async def together(histories: Tokens, counts: list[int]) -> Tokens:
+    async def run_on_all_ranks(histories: Tokens, counts: list[int]) -> Tokens:
         return await asyncio.gather(*map(generate, histories, counts))
 
     def turn(histories: Tokens, counts: list[int]) -> Tokens:
-        return runner.run(together(histories, counts))
+        return runner.run(run_on_all_ranks(histories, counts))
 
     if lockstep:
         with asyncio.Runner() as runner:

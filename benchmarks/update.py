@@ -33,9 +33,8 @@ from benchmarks.workload import plan, small_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.training.batch import Sample
 from prompt_r1.training.update import Updater
-from prompt_r1.types import Completion, Question, Reward, Trajectory
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 
 GAMES = 5  # of a question
 TOKENS_PER_BATCH = 6144  # holds the five games of any question here, its opening once
@@ -54,7 +53,7 @@ class Run:
     gradient: list[float]  # some entries of every parameter's, before clipping
 
 
-def some_samples(questions: int, vocabulary: int) -> list[Sample]:
+def some_samples(questions: int, vocabulary: int) -> list[ScoredGame]:
     """Games of the rollout benchmark's lengths, with random tokens and advantages."""
     rng = random.Random(0)
     samples = []
@@ -65,7 +64,7 @@ def some_samples(questions: int, vocabulary: int) -> list[Sample]:
             new = [rng.randrange(vocabulary) for _ in range(turn.new_tokens)]
             trajectory.add_sampled(Completion(new, [0.0] * len(new), True))
             trajectory.add_context(turn.reply)
-        samples.append(Sample(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1)))
+        samples.append(ScoredGame(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1)))
     return samples
 
 
@@ -85,7 +84,7 @@ class Largest(TorchDispatchMode):
 class Variant:
     """A model, its optimiser and the games, in this process."""
 
-    def __init__(self, name: str, samples: list[Sample], vocabulary: int) -> None:
+    def __init__(self, name: str, samples: list[ScoredGame], vocabulary: int) -> None:
         attention.register()
         self.name, self.samples = name, samples
         self.model = small_model(
@@ -179,7 +178,7 @@ class Child:
         self.process.wait()
 
 
-def fits(samples: list[Sample], vocabulary: int) -> bool:
+def fits(samples: list[ScoredGame], vocabulary: int) -> bool:
     """Whether the naive update may run: its logits, their softmax and its gradient in half of free memory."""
     longest = max(len(sample.trajectory.tokens) for sample in samples)
     free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from prompt_r1.training.batch import Sample
+from prompt_r1.types import ScoredGame
 
 CLIP = 0.2
 Rows = dict[str, Tensor]  # what TRL calls inputs: (B, …) of a micro-batch
 
 
-def padded(samples: Sequence[Sample], references: Sequence[Tensor] | None = None) -> Rows:
+def padded(samples: Sequence[ScoredGame], references: Sequence[Tensor] | None = None) -> Rows:
     """Games as TRL's inputs: prompts (B, P) padded at the left, completions (B, C) at the right, masks, and
     the recorded log-probabilities as the old ones.
     """

@@ -1,60 +1,71 @@
-"""GRPO (paper, eqs 16-17): advantages within a group; clipped surrogate and KL to the frozen reference."""
+"""GRPO (paper, eqs 16-17): advantages within a group, clipped surrogate, KL to the frozen reference."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
 import torch
 from torch import Tensor
 
-from prompt_r1.training.batch import Batch
-from prompt_r1.types import Trajectory
 
+def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    """Eq. 16: how much better each game did than the other games of its question.
 
-def group_advantages(rewards_PG: list[list[float]]) -> list[list[float]]:
-    """Eq. 16: (R - mean) / (std + 1e-6) in each group, std with Bessel's correction; 0 where all are equal.
+        Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
-    Groups may differ in size: games that the environment broke have left theirs.
+    All advantages of a group are 0 when its rewards are equal. A reward of None is a game that the
+    environment broke: it says nothing about the agent, so it leaves mean, std and loss (its advantage is
+    None). When more than a quarter of a group broke, the whole group leaves.
     """
-    return [_standardise(rewards) for rewards in rewards_PG]
+    return [_group_advantages(rewards) for rewards in rewards_PG]
 
 
-def _standardise(rewards: list[float]) -> list[float]:
-    if len(rewards) < 2 or max(rewards) == min(rewards):
-        return [0.0] * len(rewards)
-    centre, spread = mean(rewards), stdev(rewards)
-    return [(reward - centre) / (spread + 1e-6) for reward in rewards]
-
-
-def survivors(group: list[Trajectory]) -> list[Trajectory]:
-    """The games of a group that the environment did not break; none when more than a quarter of them broke.
-
-    A broken game leaves mean, spread and loss: its reward would say nothing about the agent.
-    """
-    alive = [trajectory for trajectory in group if trajectory.stop != "env_error"]
-    return alive if 4 * len(alive) >= 3 * len(group) else []
+def _group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
+    intact = [reward for reward in rewards if reward is not None]
+    if 4 * len(intact) < 3 * len(rewards):
+        return [None] * len(rewards)
+    if len(intact) < 2 or max(intact) == min(intact):
+        return [None if reward is None else 0.0 for reward in rewards]
+    centre, spread = mean(intact), stdev(intact)
+    return [None if reward is None else (reward - centre) / (spread + 1e-6) for reward in rewards]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a micro-batch, and what to watch beside it."""
+    """The loss of a micro-batch and the metrics logged beside it."""
 
-    total: Tensor  # scalar
-    metrics: dict[str, Tensor]  # scalars; weighted sums, to be added up over batches and ranks
+    total: Tensor  # scalar, with a gradient
+    metrics: dict[str, Tensor]  # scalars; weighted sums, to be added up over micro-batches and ranks
     kl: Tensor  # (N,) k3 of each agent token
 
 
-def grpo_loss(logprobs: Tensor, batch: Batch, *, clip: float, kl_coef: float) -> Loss:
-    """Eq. 17: clipped surrogate plus k3 KL to the frozen reference; a weighted sum over the agent's tokens.
+def grpo_loss(
+    logprobs: Tensor,
+    old: Tensor,
+    ref: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    clip: float,
+    kl_coef: float,
+) -> Loss:
+    """Eq. 17: clipped surrogate plus KL to the frozen reference, a weighted sum over the N agent tokens.
 
-    logprobs (N,) are the policy's, the only ones with a gradient.
+        r  = π_θ / π_old
+        KL = π_ref / π_θ - log(π_ref / π_θ) - 1                        (k3, never negative)
+        L  = Σ w [ -min(r Â, clip(r, 1 - ε, 1 + ε) Â) + β KL ]         ε: clip, β: kl_coef
+
+    All tensors are (N,). `logprobs` are those of the policy that learns, the only ones with a gradient; `old`
+    those of the policy that sampled; `ref` those of the frozen reference; `advantages` those of each token's
+    game. `weights` hold mask and normalisation together and sum to 1 over one optimiser step and all ranks,
+    so that neither padding nor micro-batches nor the number of GPUs can change the loss.
     """
-    ratio = (logprobs - batch.old_logprobs).exp()  # (N,)
-    surrogate = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - clip, 1 + clip) * batch.advantages)
+    ratio = (logprobs - old).exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    log_ratio_to_ref = ref - logprobs
+    kl = log_ratio_to_ref.exp() - log_ratio_to_ref - 1
+    total = (weights * (-surrogate + kl_coef * kl)).sum()
 
-    to_reference = batch.ref_logprobs - logprobs
-    kl = to_reference.exp() - to_reference - 1  # k3, never negative
-
-    total = (batch.weights * (-surrogate + kl_coef * kl)).sum()
-    clipped = (ratio * batch.advantages > surrogate).float()
-    metrics = {"loss": total, "kl": (batch.weights * kl).sum(), "clip_frac": (batch.weights * clipped).sum()}
+    clipped = (ratio * advantages > surrogate).float()
+    metrics = {"loss": total, "kl": (weights * kl).sum(), "clip_frac": (weights * clipped).sum()}
     return Loss(total, {name: value.detach() for name, value in metrics.items()}, kl.detach())

@@ -9,11 +9,13 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action, Message
+
+if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
@@ -38,6 +40,8 @@ details → refine → check).\N{SPACE}
    <think>(final reasoning with the <interaction_response> and question)</think>
    <answer>(final answer for the question)</answer>"""
 
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+
 INSTRUCTIONS = {
     # Table 1 of the paper; the published data end with it byte for byte.
     "paper": PAPER_INSTRUCTION,
@@ -47,18 +51,13 @@ INSTRUCTIONS = {
     ),
     # One sentence: an agent of half a million parameters cannot digest the paper's.
     "short": "Ask the assistant step by step, then answer.",
-}
-
-ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
-
-
-# For an agent without environment: the form of the paper's last step, and that of supervised fine-tuning.
-ALONE = {
+    # For an agent without environment: the form of the paper's last step.
     "alone": """\
 Think about the question, then answer it. Write:
    <think>(your reasoning)</think>
    <answer>(final answer for the question)</answer>""",
-    "answer": ANSWER_IN_TAGS,  # what environments that are asked once are told, too
+    # Supervised fine-tuning; methods that ask an environment once say the same.
+    "answer": ANSWER_IN_TAGS,
 }
 
 ENVIRONMENT_SYSTEM = (
@@ -135,7 +134,7 @@ class UntrustedEncoder:
     `<think>`, whole. So the text is cut inside each of their names and the pieces are encoded one by one.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
         names = "|".join(re.escape(name) for name in added if len(name) > 1)
@@ -159,7 +158,7 @@ class Codec:
     Raises UsageError where the tokenizer's chat template cannot be used.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, instruction: str) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
         before_user, between, self._generation = _frame_of(tokenizer)
         turn_end, *to_user = self._encode(between)
@@ -210,14 +209,14 @@ class Codec:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
     """The text of a row of tokens exactly as it was written, control tokens included."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "several texts from one row of tokens"
     return text
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
     """A dialogue in the chat template, up to where the agent writes next."""
     dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
     text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
@@ -225,7 +224,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> s
     return text
 
 
-def _frame_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
+def _frame_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
     """What the chat template writes before the first user message, between the agent's message and the next
     user message, and after a user message up to where the agent writes.
     """

@@ -1,5 +1,15 @@
-"""The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer."""
+"""The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer.
 
+    R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)                                        (12)
+    R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
+    R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
+            -ε + R_fmt            otherwise: the gate is shut
+
+M_t = 1 for a turn with a non-empty think and a non-empty prompt block, A_p = 1 if an answer can be parsed,
+A_n = 1 if it is not empty, C_f = 1 if the last turn is think, answer and nothing else.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prompt_r1.metrics.text import f1
@@ -8,12 +18,12 @@ from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 @dataclass(frozen=True)
 class Rule:
-    """The coefficients of eq. 12. The answer counts once the format reward reaches `epsilon`: the gate."""
+    """The coefficients of eq. 12."""
 
-    alpha: float  # a turn with a non-empty think and a non-empty prompt (M_t)
-    beta: float  # the answer can be parsed (A_p)
-    gamma: float  # the answer is not empty (A_n)
-    delta: float  # the last turn is think, answer and nothing else (C_f)
+    alpha: float  # of M_t
+    beta: float  # of A_p
+    gamma: float  # of A_n
+    delta: float  # of C_f
     epsilon: float  # cap of the format reward; the gate opens when it is reached
     unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
 
@@ -22,11 +32,11 @@ RULES = {
     # Appendix G. A perfect final turn and two good interactions open the gate. Five good turns without an
     # answer collect 1.25, all that the game's five turns allow.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.25),
-    # The released code: one good interaction opens the gate. There, three interactions open it without any
-    # answer; here such a game keeps below one that answers: epsilon - (beta + gamma + delta).
+    # The released code: one good interaction opens the gate. There, three interactions open it even without
+    # an answer; here such a game stays below any that answers: epsilon - (beta + gamma + delta).
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
     # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
-    # reached; scaled to 1, R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
+    # reached. Scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
     "alone": Rule(
         alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
     ),
@@ -35,27 +45,35 @@ RULES = {
 TOLERANCE = 1e-9  # sums of these floats may miss the cap by a rounding error
 
 
-def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
-    """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of one game that the environment did not break.
+def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | None]:
+    """The reward of each game; None for one that the environment broke."""
+    return [None if game.stop == "env_error" else score(game, rule=rule) for game in games]
 
-    R is in [-epsilon, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
+
+def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
+    """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of a game that the environment did not break.
+
+    R is in [-ε, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     actions, answer = [turn.action for turn in trajectory.turns], trajectory.answer
+    interactions = sum(bool(action.think) and bool(action.prompt) for action in actions)  # Σ M_t
+    final_turn_is_complete = answer is not None and actions[-1].clean and bool(actions[-1].think)  # C_f
     terms = FormatTerms(
-        interactions=rule.alpha * sum(bool(action.think) and bool(action.prompt) for action in actions),
+        interactions=rule.alpha * interactions,
         parsed=rule.beta * (answer is not None),
         filled=rule.gamma * bool(answer),
-        complete=rule.delta * (answer is not None and actions[-1].clean and bool(actions[-1].think)),
+        complete=rule.delta * final_turn_is_complete,
     )
-    format_reward = min(rule.unanswered_cap if answer is None else rule.epsilon, terms.sum)
-    answer_reward = f1(answer, trajectory.question.answers) if answer is not None else 0.0
+    cap = rule.unanswered_cap if answer is None else rule.epsilon
+    format_reward = min(cap, terms.sum)
+    answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
     return Reward(format_reward, answer_reward, total, terms, gate_is_open)
 
 
 def well_formed(trajectory: Trajectory) -> bool:
-    """Is every turn a think block, one action and nothing else, and the last one an answer?"""
+    """Whether every turn is a think block, one action and nothing else, and the last one an answer."""
     clean = all(turn.action.clean and turn.action.think for turn in trajectory.turns)
-    return clean and trajectory.answer is not None and bool(trajectory.answer)
+    return clean and bool(trajectory.answer)

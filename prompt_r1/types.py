@@ -1,7 +1,12 @@
 """The nouns of Prompt-R1, and the two callables that a game needs.
 
 A *game* is the dialogue about one question: the agent (small, trained) asks the environment (large, frozen)
-several times and then answers. `Trajectory` is its record, token by token.
+over several turns and then answers. `Trajectory` records it token by token:
+
+    tokens   | question and instruction | think, prompt | reply | think, prompt | reply | think, answer |
+    sampled  | 0 0 0 0 0 0 0 0 0 0 0 0  | 1 1 1 1 1 1 1 | 0 0 0 | 1 1 1 1 1 1 1 | 0 0 0 | 1 1 1 1 1 1 1 |
+
+Only the agent's own tokens (sampled = 1) enter the loss; the rest is context.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,7 +18,7 @@ Kind = Literal["qa", "math", "text"]
 
 
 class Message(TypedDict):
-    """One chat message, as chat templates and chat-completions endpoints want it."""
+    """One chat message, in the form that chat templates and chat-completions endpoints take."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -21,18 +26,31 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and what would be right."""
+    """A question and its gold answers."""
 
     id: str
     dataset: str
     text: str
-    answers: tuple[str, ...]  # every gold answer; a prediction is scored against the best of them
+    answers: tuple[str, ...]  # a prediction is scored against the best of them
     kind: Kind = "qa"
 
 
 @dataclass(frozen=True)
+class GameSettings:
+    """The rules of a game: what the agent is told, and how long it may play."""
+
+    instruction: str = "paper"  # a key of protocol.INSTRUCTIONS
+    max_turns: int = 5
+    max_new: int = 1024  # new tokens in a turn
+    max_tokens: int = 8192  # tokens of the whole dialogue
+    max_reply_tokens: int = 1024  # tokens of a reply that the agent reads; 0: all
+    force_answer: bool = False  # tell the agent when its last turn has come
+    stop_tags: bool = False  # end a turn at </interaction_prompt> or </answer>
+
+
+@dataclass(frozen=True)
 class Action:
-    """What `protocol.parse` saw in one turn of the agent. None: the block is missing or never closed."""
+    """What `protocol.parse` found in one turn of the agent. None: the block is missing or never closed."""
 
     think: str | None
     prompt: str | None
@@ -45,18 +63,18 @@ class Completion:
     """What the agent sampled for one turn, with its log-probabilities under the sampling distribution."""
 
     tokens: list[int]  # end with a stop token or a stop string if `finished`
-    logprobs: list[float]  # nats, one a token
-    finished: bool  # False: cut by the token limit
+    logprobs: list[float]  # nats, one per token
+    finished: bool  # False: cut off by the token limit
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the agent, and what came back."""
+    """One turn of the agent and the environment's reply."""
 
     text: str  # the agent's own text, without the stop token
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed
-    latency: float = 0.0  # seconds that the environment took
+    latency: float = 0.0  # seconds until the environment replied
 
 
 @dataclass
@@ -66,9 +84,7 @@ class Trajectory:
     question: Question
     tokens: list[int] = field(default_factory=list)  # (T,) the whole dialogue
     sampled: list[bool] = field(default_factory=list)  # (T,) True: the agent's token, which is trained on
-    logprobs: list[float] = field(
-        default_factory=list
-    )  # (T,) nats under the sampling policy, 0 where not sampled
+    logprobs: list[float] = field(default_factory=list)  # (T,) nats when sampled; 0 where not sampled
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
@@ -87,7 +103,7 @@ class Trajectory:
 
     @property
     def opening(self) -> int:
-        """Tokens before the agent's first: the question, the same for all its games."""
+        """The number of tokens before the agent's first: the same in all games of a question."""
         return self.sampled.index(True)
 
     @property
@@ -111,7 +127,7 @@ class FormatTerms:
 
 @dataclass(frozen=True)
 class Reward:
-    """R_fmt, R_ans and R of eqs 12-15, and for people to read: the terms of R_fmt, and the gate."""
+    """R_fmt, R_ans and R of eqs 12-15; for reports also the terms of R_fmt and the state of the gate."""
 
     format: float
     answer: float
@@ -120,26 +136,35 @@ class Reward:
     gate_is_open: bool = False  # R_fmt = ε: the answer counts
 
 
+@dataclass(frozen=True)
+class ScoredGame:
+    """A game, its reward, and how much better it did than the other games of its question."""
+
+    trajectory: Trajectory
+    reward: Reward | None  # None: the environment broke the game
+    advantage: float | None  # None: not trained on, because the game or too much of its group broke
+
+
 class Generate(Protocol):
     """The agent: all tokens so far in, the tokens of its next turn (at most `max_new`) out.
 
-    What is sampled depends on the weights, the tokens and the seed, not on the games that run beside.
+    The result depends on the weights, the tokens and the seed only, not on which games run at the same time.
     """
 
     def __call__(self, tokens: list[int], *, max_new: int, seed: str) -> Awaitable[Completion]: ...
 
 
 Ask = Callable[[list[Message]], Awaitable[str]]
-"""The environment: chat messages of this game in, its reply out. Raises EnvError or FatalEnvError, never
-returns an error as text.
+"""The environment: the chat messages of this game in, its reply out. Raises EnvError or FatalEnvError; an
+error is never returned as text.
 """
 
 
 class Environment(Protocol):
     """A large language model to question. `name` labels it in tables and logs.
 
-    `session` is the id of the question that is played, `sample` the number of the game among the games of
-    this question: equal messages of two games are two calls, and all turns of a game go to one model.
+    `session` is the id of the question, `sample` the number of the game among the games of that question.
+    Equal messages of two games are two calls, and all turns of a game go to one model.
     """
 
     @property

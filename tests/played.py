@@ -11,8 +11,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.storage.run_log import Log
-from prompt_r1.training.batch import Sample
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Question, ScoredGame, Trajectory
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
@@ -49,7 +48,8 @@ def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Pat
         rewards_PG = [[score(game, rule=RULE) for game in group] for group in alive_PG]
         advantages_PG = group_advantages([[reward.total for reward in rewards] for rewards in rewards_PG])
         samples_PG = [
-            list(map(Sample, *columns)) for columns in zip(alive_PG, rewards_PG, advantages_PG, strict=True)
+            list(map(ScoredGame, *columns))
+            for columns in zip(alive_PG, rewards_PG, advantages_PG, strict=True)
         ]
         log.trajectories(f"step-{step:06d}-rank0", groups_PG, samples_PG)
         totals = [reward.total for rewards in rewards_PG for reward in rewards]

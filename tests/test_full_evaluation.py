@@ -110,7 +110,7 @@ def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(
     total = sum(len(published(path)) for path in FILES)
     assert total == 1536
 
-    async def whole(server: KnowingServer) -> None:
+    async def full_tensor(server: KnowingServer) -> None:
         assert await (await evaluate(server, tmp_path / "whole")).wait() == 0
 
     async def killed(server: KnowingServer) -> None:
@@ -125,7 +125,7 @@ def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(
         assert await (await evaluate(server, tmp_path / "parts")).wait() == 0
 
     undisturbed, interrupted = KnowingServer(), KnowingServer(last=700)
-    with_server(whole(undisturbed), undisturbed)
+    with_server(full_tensor(undisturbed), undisturbed)
     with_server(killed(interrupted), interrupted)
     # Questions that the files hold twice are asked once: the journal knows the reply.
     assert max(interrupted.asked.values()) == max(undisturbed.asked.values()) == 1

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from prompt_r1.agent.packing import fill
 from prompt_r1.grpo import group_advantages, grpo_loss, survivors
-from prompt_r1.training.batch import Sample, collate, sequence_mean_weight, token_mean_weight
-from prompt_r1.types import Completion, Question, Reward, Trajectory
+from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ def game(seed: int, *, stop="answered") -> Trajectory:
     return trajectory
 
 
-def some_samples(count: int = 6) -> list[Sample]:
-    return [Sample(game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)]
+def some_samples(count: int = 6) -> list[ScoredGame]:
+    return [ScoredGame(game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)]
 
 
 def batches_of(samples, *, token_mean=False, tokens_per_batch=10_000):

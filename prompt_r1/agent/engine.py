@@ -114,7 +114,7 @@ class Engine:
         stop: tuple[str, ...] = (),
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """Sample the next tokens until a stop token, the end of a `stop` string or `max_new` tokens.
+        """ScoredGame the next tokens until a stop token, the end of a `stop` string or `max_new` tokens.
 
         Temperature 0 takes the likeliest token. The log-probabilities are those of softmax(logits /
         temperature) over the whole vocabulary, or of softmax(logits) when greedy. What is sampled depends on
@@ -133,7 +133,7 @@ class Engine:
             self._loop = asyncio.create_task(self._run())
         return await done
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed."""
         self._drop_cancelled()
         assert not self._running and not self._waiting, "the weights changed under a running game"

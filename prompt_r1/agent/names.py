@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prompt_r1.agent.remote import Prompts, served_parts
+from prompt_r1.agent.remote import Prompts, parse_remote
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, read_yaml
 from prompt_r1.errors import UsageError
@@ -43,31 +43,31 @@ def newest_mini_run() -> Path:
 
 
 @dataclass(frozen=True)
-class KnownAgent:
-    """Where an agent lies, the game it plays, and the name of what it was before training, if it was."""
+class AgentSpec:
+    """An agent that a user named: where it lies, how it was trained, and what it was before training."""
 
     path: str | Path
-    game: TrainConfig
-    start: str
-    # Of an agent behind an endpoint: whose tokenizer it has, and what it is sent.
+    config: TrainConfig  # the run that trained it, else the preset whose game it plays
+    start: str  # the agent before training; its own name if it was not trained here
+    # For an agent behind an endpoint: whose tokenizer it has, and what is sent to it.
     tokenizer: str | Path = ""
     prompts: Prompts = "tokens"
 
 
-def know_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> KnownAgent:
+def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> AgentSpec:
     """The agent that a user names for infer and evaluate; "" is the newest mini run.
 
     An agent that was not trained here plays the paper's game, the warm-started mini agent the mini world's.
-    For one behind an endpoint `tokenizer` says what it is: a run folder or a model ("": the model that the
-    server's name for it names).
+    For one behind an endpoint, `tokenizer` says whose tokenizer it has: a run folder or a model ("": the
+    model that the server's name for it names).
     """
-    served = served_parts(name)
-    local = (tokenizer or served[0]) if served else name or str(newest_mini_run())
+    remote = parse_remote(name)
+    local = (tokenizer or remote[0]) if remote else name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
-    game = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
-    game = replace(game, kv_tokens=kv_tokens)
+    config = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
+    config = replace(config, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
-    if served is None:
-        return KnownAgent(path, game, start)
-    return KnownAgent(name, game, start, path, "text" if prompts == "text" else "tokens")
+    if remote is None:
+        return AgentSpec(path, config, start)
+    return AgentSpec(name, config, start, path, "text" if prompts == "text" else "tokens")

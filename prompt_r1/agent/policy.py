@@ -20,7 +20,7 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.hub import loading_options
 from prompt_r1.agent.packed_attention import choose_attention
 from prompt_r1.agent.packing import Packed
-from prompt_r1.distributed.fsdp import shard, whole
+from prompt_r1.distributed.fsdp import full_tensor, shard
 from prompt_r1.errors import UsageError
 
 # Tokens whose logits exist at the same time: a CPU's cache should hold them, a GPU wants large products.
@@ -86,13 +86,13 @@ class Policy(nn.Module):
         self.device = device
 
     @torch.no_grad()
-    def follow(self, learner: "Policy") -> None:
+    def copy_weights_from(self, learner: "Policy") -> None:
         """Take over the weights of another copy, in this one's dtype. Sharded ones are gathered one by one
         (no second whole copy exists): then it is called by every rank.
         """
         if learner is not self:
             for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
-                mine.copy_(whole(new.to(mine.device, mine.dtype)))
+                mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

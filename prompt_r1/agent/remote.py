@@ -25,13 +25,13 @@ Prompts = Literal["tokens", "text"]
 KEY = "AGENT_API_KEY"  # not the environment's key: it would be sent to another host
 
 
-def served_parts(name: str) -> tuple[str, str] | None:
+def parse_remote(name: str) -> tuple[str, str] | None:
     """Model and base URL of MODEL@URL; None for an agent that is somewhere else."""
     match = re.fullmatch(r"([^\s@]+)@(https?://\S+)", name)
     return (match[1], match[2]) if match else None
 
 
-class ServedAgent:
+class RemoteEngine:
     """Generates through POST /completions. Failed requests are sent again as those of environments are."""
 
     def __init__(

@@ -9,13 +9,15 @@ sft          an agent that was fine-tuned on gold answers, in one turn, too
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from prompt_r1.agent.player import Player
+from prompt_r1.agent.agent import Agent
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.nobody import Nobody
 from prompt_r1.environments.pool import Pool
 from prompt_r1.reward import well_formed
+from prompt_r1.rollout import play
 from prompt_r1.types import Environment, Question, Trajectory
 
 
@@ -25,7 +27,7 @@ class Game:
     def __init__(
         self,
         name: str,
-        load: Callable[[], Player],
+        load: Callable[[], Agent],
         environment: Pool | None,
         *,
         game: TrainConfig,
@@ -53,9 +55,10 @@ class Game:
         return meter.billed(self._attempt(trajectory))
 
     async def _play(self, question: Question, environment: Environment, sample: int, seed: str) -> Trajectory:
-        return await self._load().play(
-            question, seed, sample, environment=environment, config=self._game, temperature=self._temperature
-        )
+        agent = self._load()
+        generate = partial(agent.generate, temperature=self._temperature)
+        ask = partial(environment.ask, sample=sample, session=question.id)
+        return await play(question, generate, ask, agent.codec, self._game.game, seed=seed)
 
     def _attempt(self, trajectory: Trajectory) -> Attempt:
         failed = trajectory.stop == "env_error"

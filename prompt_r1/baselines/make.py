@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.names import KnownAgent, find_agent, know_agent
-from prompt_r1.agent.player import Player, load_known
-from prompt_r1.agent.remote import served_parts
+from prompt_r1.agent.agent import Agent, open_agent
+from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
+from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
 from prompt_r1.baselines.games import Game
@@ -19,7 +19,7 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.config.fields import METHODS, MethodConfig, SftConfig
+from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.environments.opening import MINI_SPECS, parse_fields
 from prompt_r1.environments.pool import Pool
@@ -33,26 +33,26 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 }
 
 
-class Agents:
+class AgentCache:
     """The agents of an evaluation, each loaded when it is first needed."""
 
-    def __init__(self, known: KnownAgent, device: torch.device) -> None:
+    def __init__(self, known: AgentSpec, device: torch.device) -> None:
         self.known = known
         self.device = device
-        self._loaded: dict[str, Player] = {}
+        self._loaded: dict[str, Agent] = {}
 
-    def trained(self) -> Player:
+    def trained(self) -> Agent:
         """The agent as the user named it."""
         return self._load(self.known)
 
-    def untrained(self) -> Player:
+    def untrained(self) -> Agent:
         """What the agent was before training; the agent itself when it was not trained here."""
-        start, game = self.known.start, self.known.game
+        start, config = self.known.start, self.known.config
         return self._load(
-            self.known if served_parts(start) else KnownAgent(find_agent(start, game.seed), game, start)
+            self.known if parse_remote(start) else AgentSpec(find_agent(start, config.seed), config, start)
         )
 
-    def other(self, known: KnownAgent) -> Player:
+    def other(self, known: AgentSpec) -> Agent:
         """Another agent, ready to play; each is loaded once."""
         return self._load(known)
 
@@ -61,10 +61,10 @@ class Agents:
         for player in self._loaded.values():
             await player.close()
 
-    def _load(self, known: KnownAgent) -> Player:
+    def _load(self, known: AgentSpec) -> Agent:
         path = str(known.path)
         if path not in self._loaded:
-            self._loaded[path] = load_known(known, self.device)
+            self._loaded[path] = open_agent(known, self.device)
         return self._loaded[path]
 
 
@@ -74,7 +74,7 @@ def make_method(
     environment: Pool,
     spec: str,
     open_environment: Callable[..., Pool],
-    agents: Agents,
+    agents: AgentCache,
     temperature: float,
     seed: int,
     config: MethodConfig,
@@ -88,7 +88,7 @@ def make_method(
     Raises UsageError for a name that is none.
     """
     asks = answer_format(config, spec)
-    play = partial(Game, game=agents.known.game, temperature=temperature)
+    play = partial(Game, game=agents.known.config, temperature=temperature)
     thought = partial(ChainOfThought, environment=environment, answer_format=asks, seed=seed)
     place = folder / re.sub(r"[^\w.-]+", "-", spec) / name if folder else None
     match name:
@@ -109,7 +109,7 @@ def make_method(
             return fine_tuned(config, agents, seed, temperature, place)
         case "grpo-only":
             known = trained_alone(config.grpo_agent)
-            return Game(name, partial(agents.other, known), None, game=known.game, temperature=temperature)
+            return Game(name, partial(agents.other, known), None, game=known.config, temperature=temperature)
         case "untrained":
             return play(name, agents.untrained, environment)
         case "agent-only":
@@ -119,24 +119,24 @@ def make_method(
     raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
 
 
-def trained_alone(name: str) -> KnownAgent:
+def trained_alone(name: str) -> AgentSpec:
     """The agent of grpo-only."""
-    known = know_agent(name, kv_tokens=0) if name else None
-    if known is None or known.game.env != "none":
+    known = resolve_agent(name, kv_tokens=0) if name else None
+    if known is None or known.config.env != "none":
         raise UsageError("grpo-only needs an agent that was trained without environment: "
                          "run `python train.py --env none` and give --grpo-agent RUN")  # fmt: skip
     return known
 
 
 def fine_tuned(
-    config: MethodConfig, agents: Agents, seed: int, temperature: float, place: Path | None
+    config: MethodConfig, agents: AgentCache, seed: int, temperature: float, place: Path | None
 ) -> Method:
     """sft: of an agent that is there, or of one that it will make in `place` from the agent's start."""
     if config.sft_agent:
-        known = know_agent(config.sft_agent, kv_tokens=0)
+        known = resolve_agent(config.sft_agent, kv_tokens=0)
         load = partial(agents.other, known)
-        return Game("sft", load, None, game=known.game, temperature=temperature, thinks=False)
-    if served_parts(agents.known.start):
+        return Game("sft", load, None, game=known.config, temperature=temperature, thinks=False)
+    if parse_remote(agents.known.start):
         raise UsageError(
             "sft needs an agent's weights, not an endpoint: give --sft-agent with one that is there"
         )

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prompt_r1.agent.names import KnownAgent, find_agent, trained_config
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.names import AgentSpec, find_agent, trained_config
 from prompt_r1.agent.packing import pack
-from prompt_r1.agent.player import Player, load_player
-from prompt_r1.agent.remote import served_parts
+from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.games import Game
 from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Attempt, Ledger
-from prompt_r1.cli.command_line import parse_arguments, run
-from prompt_r1.config.fields import SftConfig
+from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
@@ -59,10 +59,10 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     if not questions:
         raise UsageError("sft needs training questions: give --train-data")
     game = game_of(config)
-    if served_parts(config.agent):
+    if parse_remote(config.agent):
         raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
-    player = load_player(start, game, pick_device(config.device))
+    player = load_agent(start, game, pick_device(config.device))
     model = player.policy.model
     if config.checkpointing:
         player.policy.checkpoint_activations()
@@ -102,7 +102,7 @@ def game_of(config: SftConfig) -> TrainConfig:
                    seed=config.seed, data=config.data, lr=config.lr)  # fmt: skip
 
 
-def example_of(question: Question, player: Player, cutoff: int) -> Trajectory:
+def example_of(question: Question, player: Agent, cutoff: int) -> Trajectory:
     """Question and first gold answer as a game of one turn, cut at `cutoff` tokens."""
     codec = player.codec
     opening, end = (codec.tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ANSWER_TAGS)
@@ -115,7 +115,7 @@ def example_of(question: Question, player: Player, cutoff: int) -> Trajectory:
 
 
 def learn(
-    player: Player,
+    player: Agent,
     trainable: list[nn.Parameter],
     examples: Sequence[Trajectory],
     config: SftConfig,
@@ -149,7 +149,7 @@ def learn(
         yield {"step": step + 1, "loss": loss, "lr": lr}
 
 
-def negative_log_likelihood(player: Player, examples: Sequence[Trajectory]) -> Tensor:
+def negative_log_likelihood(player: Agent, examples: Sequence[Trajectory]) -> Tensor:
     """The sum over the tokens of the answers, in nats."""
     policy = player.policy
     return -policy(pack([[example] for example in examples], policy.device)).logprobs.sum()
@@ -167,15 +167,15 @@ class FineTuned:
     """Fine-tunes into a folder, unless the same settings did so before; then lets the agent answer."""
 
     def __init__(
-        self, config: SftConfig, place: Path, *, load: Callable[[KnownAgent], Player], temperature: float
+        self, config: SftConfig, place: Path, *, load: Callable[[AgentSpec], Agent], temperature: float
     ) -> None:
         self.name = "sft"
         self.ledger = Ledger()
         self._config = config
         self._place = place
-        known = KnownAgent(place / "agent", game_of(config), start=config.agent)
+        known = AgentSpec(place / "agent", game_of(config), start=config.agent)
         self._agent = Game(
-            "sft", partial(load, known), None, game=known.game, temperature=temperature, thinks=False
+            "sft", partial(load, known), None, game=known.config, temperature=temperature, thinks=False
         )
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -187,4 +187,4 @@ class FineTuned:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -19,7 +19,7 @@ from prompt_r1.terminal import printable, speak_any_language
 Config = TypeVar("Config")
 
 
-def run(main: Callable[[list[str]], None]) -> NoReturn:
+def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     """Run an entry point and exit: 0 done, 2 wrong usage or no memory, 75 stopped but resumable, 130 Ctrl-C.
 
     What the user can mend is told in one sentence, without a traceback.

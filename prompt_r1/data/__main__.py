@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from prompt_r1.cli.command_line import run
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.data.audit import audit_file, report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.files import check_writable, load_questions, write_questions
@@ -126,4 +126,4 @@ def _audit(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -47,6 +47,6 @@ def shard(
         module.set_force_sum_reduction_for_comms(True)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered from all ranks, called by all of them; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from prompt_r1.distributed.fsdp import whole
+from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Ranks:
 
     def clip_gradients(self, module: nn.Module, limit: float) -> float:
         """Scale the gradients down to a norm of `limit`; the norm before, over all weights and ranks."""
-        return whole(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
+        return full_tensor(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
 
     def meet(self) -> None:
         """Wait for all ranks, after work that may take long on one of them."""
@@ -184,7 +184,7 @@ def stop_ranks(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
-def deal(lengths: Sequence[int], count: int) -> list[list[int]]:
+def assign_questions(lengths: Sequence[int], count: int) -> list[list[int]]:
     """Questions of these lengths, by number, for each of `count` ranks, so that all play about as long.
 
     Of every `count` questions each rank gets one, and so its share of every mini-batch: the longest goes to
@@ -199,7 +199,7 @@ def deal(lengths: Sequence[int], count: int) -> list[list[int]]:
     return shares
 
 
-def together(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:
+def run_on_all_ranks(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:
     """Run a rank's share of some work with the environment. Where it stops one rank it stops all of them:
     none waits in a collective for one that has left. Called by every rank. Raises RankLost where one does not
     come in time.

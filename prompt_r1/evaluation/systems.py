@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 
-from prompt_r1.agent.names import KnownAgent, find_agent, know_agent, newest_mini_run, trained_config
+from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import METHODS, MethodConfig
+from prompt_r1.config.fields import identifying_values
+from prompt_r1.config.methods import METHODS, MethodConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
@@ -22,12 +23,7 @@ LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft
 TRAINED_ALONE = ("sft", "grpo-only")  # by another reward than the game's
 GAMES = ("untrained", "agent-only", "prompt-r1")  # whose answers follow from agent, game and environment
 TRANSFERRED = ("direct", "prompt-r1")  # what Table 5 runs with every environment
-NO_AGENT = KnownAgent("", TrainConfig(), "")
-# What shapes an answer, besides the method's own settings.
-SHAPES_CALLS = ("env_args", "route", "temperature")
-SHAPES_GAMES = (
-    "instruction", "max_turns", "max_new", "max_tokens", "max_reply_tokens", "force_answer", "stop_tags",
-)  # fmt: skip
+NO_AGENT = AgentSpec("", TrainConfig(), "")
 
 
 @dataclass(frozen=True)
@@ -35,11 +31,11 @@ class Entrant:
     """A system that answers all questions, with the agent that it needs (NO_AGENT: none)."""
 
     system: System
-    agent: KnownAgent
+    agent: AgentSpec
     setting: str
 
 
-def lineup(config: EvaluateConfig, agents: Mapping[str, KnownAgent], seed: int) -> list[Entrant]:
+def lineup(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int) -> list[Entrant]:
     """The systems, in the order of METHODS. --tables runs what Tables 2 to 4 need with the first environment
     and agent, and what Table 5 needs with all of them.
     """
@@ -72,7 +68,7 @@ def left_out(config: EvaluateConfig) -> str:
             "--grpo-agent RUN\n")  # fmt: skip
 
 
-def _label(method: str, name: str, agent: KnownAgent, config: EvaluateConfig) -> str:
+def _label(method: str, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
     """The agent that answers: not the trained one itself for every method."""
     match method:
         case "grpo-only":
@@ -84,7 +80,7 @@ def _label(method: str, name: str, agent: KnownAgent, config: EvaluateConfig) ->
     return name
 
 
-def know_agents(config: EvaluateConfig) -> dict[str, KnownAgent]:
+def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none where no method needs one."""
     wanted = methods_of(config)
     needed = any(method in WITH_AGENT for method in wanted)
@@ -92,22 +88,22 @@ def know_agents(config: EvaluateConfig) -> dict[str, KnownAgent]:
     if not config.agent and not needed:
         return {}
     names = config.agent or (str(newest_mini_run()),)
-    known = partial(know_agent, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer,
+    known = partial(resolve_agent, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer,
                     prompts=config.agent_prompts)  # fmt: skip
     return {name: known(name) for name in names}
 
 
-def environments_of(config: EvaluateConfig, agents: Mapping[str, KnownAgent]) -> Sequence[str]:
+def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
     """--env, or those that the agents were trained with."""
-    specs = config.env or tuple(dict.fromkeys(agent.game.env for agent in agents.values()))
+    specs = config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
     if not specs:
         raise UsageError("nobody to ask: give --env SPEC, or an --agent that was trained with one")
     return specs
 
 
-def common_seed(config: EvaluateConfig, agents: Mapping[str, KnownAgent]) -> int:
+def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     """--seed, or the agents' own. Mini worlds of other seeds have other questions."""
-    seeds = {agent.game.seed: name for name, agent in agents.items()}
+    seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
         return max(config.seed, 0)
     if len(seeds) > 1 and any(name.split(":")[0] == "mini" for name in config.data):
@@ -116,22 +112,22 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, KnownAgent]) -> int
     return next(iter(seeds))
 
 
-def trained_with(agents: Mapping[str, KnownAgent]) -> dict[str, str]:
+def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     """Agent → the environment it was trained with; agents that were trained here only."""
-    return {name: agent.game.env for name, agent in agents.items()
+    return {name: agent.config.env for name, agent in agents.items()
             if trained_config(agent.tokenizer or agent.path)}  # fmt: skip
 
 
-def _setting(system: System, agent: KnownAgent, config: EvaluateConfig, seed: int) -> str:
+def _setting(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
     """A digest of all that shapes an answer, so that answers of another setting are never taken for these."""
     shapes: dict[str, object] = {"system": asdict(system), "seed": seed}
-    shapes |= {name: getattr(config, name) for name in SHAPES_CALLS}
+    shapes |= identifying_values(config)
     if system.method not in GAMES:
         shapes |= {f.name: getattr(config, f.name) for f in fields(MethodConfig)}
     if agent is not NO_AGENT and system.method in (*WITH_AGENT, "self-consistency"):
         own = system.method in ("agent-only", "prompt-r1", "self-consistency")
-        shapes["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.game.seed))
-        shapes |= {name: getattr(agent.game, name) for name in SHAPES_GAMES}
+        shapes["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
+        shapes |= asdict(agent.config.game)
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from prompt_r1.cli.command_line import run
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.report.page import GAMES, write_report
 
 
@@ -22,4 +22,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -18,18 +18,12 @@ import yaml
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
-
-# A run may be resumed with more steps, on another machine, validated more often: not as another experiment.
-LOAD_BEARING = (
-    "agent", "env", "env_args", "route", "data", "seed", "instruction", "max_turns", "max_new", "max_tokens",
-    "max_reply_tokens", "force_answer", "stop_tags", "rule", "questions", "group_size", "mini_batch",
-    "lr", "beta1", "beta2", "weight_decay", "grad_clip", "clip", "kl_coef", "loss", "temperature",
-)  # fmt: skip
 
 
 @dataclass
@@ -216,8 +210,8 @@ def _step(folder: Path) -> int:
 
 def _check_settings(folder: Path, config: TrainConfig) -> None:
     before = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
-    for name in LOAD_BEARING:
-        now = getattr(config, name)
+    # A run may be resumed with more steps or on another machine, but not as another experiment.
+    for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
         if before.get(name) != now:
             raise UsageError(

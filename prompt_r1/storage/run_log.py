@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from prompt_r1.storage.trackers import make_tracker
 from prompt_r1.terminal import printable
-from prompt_r1.training.batch import Sample
-from prompt_r1.types import Trajectory
+from prompt_r1.types import ScoredGame
 
 
 class Clock:
@@ -71,27 +70,25 @@ class Log:
         if self._tracker is not None:
             self._tracker.close()
 
-    def trajectories(
-        self, name: str, groups_PG: list[list[Trajectory]], samples_PG: list[list[Sample]]
-    ) -> None:
-        """Write trajectories/NAME.jsonl, a game a line, by group. Every rank writes its own games."""
+    def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
+        """Write trajectories/NAME.jsonl, a game per line, by group. Every rank writes its own games."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        samples = {id(sample.trajectory): sample for group in samples_PG for sample in group}
-        rows = (
-            {"group": number, "sample": sample} | _row(game, samples.get(id(game)))
-            for number, group in enumerate(groups_PG)
+        rows = [
+            {"group": number, "sample": sample} | _row(game)
+            for number, group in enumerate(games_PG)
             for sample, game in enumerate(group)
-        )
+        ]
         _append(path, rows)
 
 
-def _row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
-    """A game for people and programs to read. `sample` is None for a game that was not trained on.
+def _row(game: ScoredGame) -> dict[str, object]:
+    """A game for people and programs to read; without reward and advantage if it was not trained on.
 
-    `sampled` has a digit a token, 1 where it is the agent's; `logprobs` are those of the agent's tokens.
+    `sampled` has a digit per token, 1 for the agent's own; `logprobs` are those of the agent's tokens.
     """
+    trajectory = game.trajectory
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
     return {
@@ -100,8 +97,8 @@ def _row(trajectory: Trajectory, sample: Sample | None) -> dict[str, object]:
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
-        "reward": asdict(sample.reward) if sample else None,
-        "advantage": sample.advantage if sample else None,
+        "reward": asdict(game.reward) if game.reward and game.advantage is not None else None,
+        "advantage": game.advantage,
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],

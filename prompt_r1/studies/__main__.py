@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.names import RUNS
-from prompt_r1.cli.command_line import run
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.studies.distance import study_distance
 from prompt_r1.studies.figure import Study, svg
 from prompt_r1.studies.runs import find_runs, load_run
@@ -59,4 +59,4 @@ def write(study: Study, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

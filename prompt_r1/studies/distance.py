@@ -64,7 +64,7 @@ def study_distance(runs: Sequence[Run]) -> Study:
     """EM of both agents with the home environment, with B and with silence, and with mixtures."""
     tallies: dict[tuple[str, float], Tally] = {}
     for run in runs:
-        home = play_greedily(run.agents["trained"], run.questions, run.environment, run.config)
+        home = play_greedily(run.agents["trained"], run.questions, run.environment)
         others = {
             "mute": None,
             "B": MiniEnvironment(run.environment.world, "B", seed=run.environment.seed),
@@ -98,7 +98,7 @@ def measure(tally: Tally, run: Run, environment: Mixture, home: Sequence[Traject
         tally.worded += [ours.text != theirs.text for ours, theirs in pairs]
         tally.touched.append(any(ours.text != theirs.text for ours, theirs in pairs))
     for name, player in run.agents.items():
-        games = play_greedily(player, run.questions, environment, run.config)
+        games = play_greedily(player, run.questions, environment)
         tally.scores[name] += [exact_match(game.answer or "", game.question.answers) for game in games]
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import find_agent, trained_config
-from prompt_r1.agent.player import Player, load_player
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
+from prompt_r1.rollout import play
 from prompt_r1.types import Environment, Question, Trajectory
 
 
@@ -22,7 +23,7 @@ class Run:
 
     folder: Path
     config: TrainConfig
-    agents: dict[str, Player]  # "untrained", "trained"
+    agents: dict[str, Agent]  # "untrained", "trained"
     environment: MiniEnvironment
     questions: list[Question]
 
@@ -51,21 +52,24 @@ def load_run(folder: Path, *, per_kind: int) -> Run:
         for question in [one for one in world.test if one.dataset == kind][:per_kind]
     ]
     agents = {
-        "untrained": load_player(find_agent(config.agent, config.seed), config, device),
-        "trained": load_player(folder / "agent", config, device),
+        "untrained": load_agent(find_agent(config.agent, config.seed), config, device),
+        "trained": load_agent(folder / "agent", config, device),
     }
     environment = MiniEnvironment(make_world(config.seed), "A", seed=config.seed)
     return Run(folder, config, agents, environment, questions)
 
 
-def play_greedily(
-    player: Player, questions: Sequence[Question], environment: Environment, config: TrainConfig
-) -> list[Trajectory]:
-    """One greedy game of each question, all at once."""
-    play = partial(player.play, environment=environment, config=config, temperature=0.0)
+def play_greedily(agent: Agent, questions: Sequence[Question], environment: Environment) -> list[Trajectory]:
+    """One greedy game of each question, all concurrently."""
+    generate = partial(agent.generate, temperature=0.0)
+
+    async def play_one(question: Question) -> Trajectory:
+        ask = partial(environment.ask, sample=0, session=question.id)
+        seed = f"study/{question.id}"
+        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 
     async def games() -> list[Trajectory]:
-        return await asyncio.gather(*(play(question, f"study/{question.id}") for question in questions))
+        return await asyncio.gather(*map(play_one, questions))
 
     played = asyncio.run(games())
     assert all(game.stop != "env_error" for game in played), "the mini world never fails"

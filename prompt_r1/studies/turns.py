@@ -7,9 +7,10 @@ writes there is its answer after t interactions. A game that has ended by itself
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from prompt_r1.agent.player import Player
+from prompt_r1.agent.agent import Agent
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.rollout import play
@@ -37,17 +38,17 @@ def answering_at(turn: int, generate: Generate, prefix: list[int]) -> Generate:
     return generate_or_answer
 
 
-def play_and_answer(run: Run, player: Player, interactions: int) -> list[Trajectory]:
+def play_and_answer(run: Run, player: Agent, interactions: int) -> list[Trajectory]:
     """A greedy game of each question, with its answer after at most `interactions` interactions."""
     text = INFORMED if interactions else BLIND
     prefix = player.codec.tokenizer(text, add_special_tokens=False)["input_ids"]
-    greedy = partial(player.generate, config=run.config, temperature=0.0)
+    greedy = partial(player.generate, temperature=0.0)
+    settings = replace(player.game, max_turns=interactions + 1)
     generate = answering_at(interactions + 1, greedy, prefix)
 
     async def one(question: Question) -> Trajectory:
-        return await play(question, generate, run.environment.ask, player.codec, max_turns=interactions + 1,
-                          max_tokens=run.config.max_tokens, max_new=run.config.max_new,
-                          seed=f"study/{question.id}")  # fmt: skip
+        seed = f"study/{question.id}"
+        return await play(question, generate, run.environment.ask, player.codec, settings, seed=seed)
 
     async def games() -> list[Trajectory]:
         return await asyncio.gather(*map(one, run.questions))

@@ -1,4 +1,4 @@
-"""Micro-batches of games, and the weight of each token in the loss."""
+"""Micro-batches: games packed into one row, and what the loss needs of each agent token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,42 +7,33 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.packing import Group, Packed, fill, pack
-from prompt_r1.types import Reward, Trajectory
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A game to train on, its reward, and how much better it was than its siblings."""
-
-    trajectory: Trajectory
-    reward: Reward
-    advantage: float
+from prompt_r1.types import ScoredGame, Trajectory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: games in one row, and what the loss needs of each of their N agent tokens."""
+    """A micro-batch of N agent tokens; its fields are the arguments of `grpo_loss`."""
 
     packed: Packed
-    weights: Tensor  # (N,) they sum to 1 over the batches and ranks of a step
+    weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game
-    engine_logprobs: Tensor  # (N,) recorded while sampling
-    old_logprobs: Tensor  # (N,) of the policy that sampled
-    ref_logprobs: Tensor  # (N,) of the frozen reference; of the policy that sampled where there is none
+    engine: Tensor  # (N,) log-probs that the engine recorded while sampling
+    old: Tensor | None = None  # (N,) log-probs of the policy that sampled; None: the current
+    ref: Tensor | None = None  # (N,) log-probs of the frozen reference; None: there is no reference
 
 
 def sequence_mean_weight(trajectory: Trajectory, *, games: int) -> float:
-    """Eq. 17: each of the step's M games (all ranks) counts 1 / M, and each of its tokens 1 / |u| of it."""
+    """Eq. 17: each of the M games of a step (all ranks) counts 1 / M, each of its |u| agent tokens 1 / |u|."""
     return 1 / (games * sum(trajectory.sampled))
 
 
-def token_mean_weight(_: Trajectory, *, tokens: int) -> float:
-    """Every agent token of the step counts the same (one denominator over all ranks)."""
+def token_mean_weight(trajectory: Trajectory, *, tokens: int) -> float:
+    """`--loss token-mean`: every agent token of the step (all ranks) counts the same."""
     return 1 / tokens
 
 
 def collate(
-    samples: Sequence[Sample],
+    games: Sequence[ScoredGame],
     token_weight: Callable[[Trajectory], float],
     *,
     tokens_per_batch: int,
@@ -50,35 +41,38 @@ def collate(
 ) -> list[Batch]:
     """Micro-batches of at most `tokens_per_batch` tokens (or one game), without padding.
 
-    Since the weights are fixed for the whole step, no split into batches can change the sum of the gradients.
+    The weights are fixed for the whole step, so no split into micro-batches changes the sum of the gradients.
     """
     batches = []
-    for numbers_GN in fill([sample.trajectory for sample in samples], tokens_per_batch):
-        groups = [[samples[number] for number in numbers] for numbers in numbers_GN]
+    for numbers_GN in fill([game.trajectory for game in games], tokens_per_batch):
+        groups = [[games[number] for number in numbers] for numbers in numbers_GN]
         batches.append(_batch(groups, token_weight, device))
     return batches
 
 
 def _batch(
-    groups: list[list[Sample]], token_weight: Callable[[Trajectory], float], device: torch.device
+    groups: list[list[ScoredGame]], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
-    packed = pack([[sample.trajectory for sample in group] for group in groups], device)
-    samples = [sample for group in groups for sample in group]
-    rows = [
-        (token_weight(sample.trajectory), sample.advantage, logprob)
-        for sample in samples
-        for sampled, logprob in zip(sample.trajectory.sampled, sample.trajectory.logprobs, strict=True)
-        if sampled
-    ]
-    weights, advantages, recorded = torch.tensor(rows, dtype=torch.float32, device=device).unbind(1)
-    return Batch(
-        packed, weights, advantages,
-        engine_logprobs=recorded, old_logprobs=recorded, ref_logprobs=recorded,
-    )  # fmt: skip
+    packed = pack([[game.trajectory for game in group] for group in groups], device)
+    weights: list[float] = []
+    advantages: list[float] = []
+    recorded: list[float] = []
+    for game in (game for group in groups for game in group):
+        trajectory = game.trajectory
+        assert game.advantage is not None, "a game that left its group is not trained on"
+        count = sum(trajectory.sampled)
+        weights += [token_weight(trajectory)] * count
+        advantages += [game.advantage] * count
+        pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
+        recorded += [logprob for logprob, sampled in pairs if sampled]
+    columns = torch.tensor([weights, advantages, recorded], dtype=torch.float32, device=device)  # (3, N)
+    return Batch(packed, weights=columns[0], advantages=columns[1], engine=columns[2])
 
 
-def nothing(device: torch.device) -> Batch:
+def empty_batch(device: torch.device) -> Batch:
     """A batch in which nothing is scored: its loss is 0, and so are its gradients."""
-    none = torch.zeros(0, dtype=torch.long, device=device)
     token = torch.zeros(1, dtype=torch.long, device=device)
-    return Batch(Packed(token, token, (Group(0, 1, ()),), sources=none, targets=none), *[none.float()] * 5)
+    no_index = torch.zeros(0, dtype=torch.long, device=device)
+    no_value = torch.zeros(0, device=device)
+    packed = Packed(token, token, (Group(0, 1, ()),), sources=no_index, targets=no_index)
+    return Batch(packed, weights=no_value, advantages=no_value, engine=no_value)

@@ -49,7 +49,7 @@ class Watchdog:
 
     recent: dict[str, list[float]] = field(default_factory=dict)  # the last values of each curve
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
-    barking: set[str] = field(default_factory=set)  # curves that have collapsed and not recovered
+    alarming: set[str] = field(default_factory=set)  # curves that have collapsed and not recovered
 
     def see(self, line: Mapping[str, float]) -> list[str]:
         """The curves that collapse with this line, each in a few words; each is told once, until it recovers.
@@ -63,11 +63,11 @@ class Watchdog:
                 continue
             now, before = self._add(name, line[name])
             collapsed = not math.isfinite(line[name]) or bool(before and RULES[name](now, before))
-            if collapsed and name not in self.barking:
+            if collapsed and name not in self.alarming:
                 usual = f", {median(before):.3g} in the middle of the run so far" if before else ""
                 shown = now if math.isfinite(line[name]) else line[name]
                 alarms.append(f"{name} is {shown:.3g}{usual}")
-            (self.barking.add if collapsed else self.barking.discard)(name)
+            (self.alarming.add if collapsed else self.alarming.discard)(name)
         return alarms
 
     def _add(self, name: str, value: float) -> tuple[float, list[float]]:

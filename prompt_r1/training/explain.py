@@ -19,9 +19,9 @@ from prompt_r1.protocol import Codec, parse, text_of
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.terminal import printable
-from prompt_r1.training.batch import Sample, collate
+from prompt_r1.training.batch import collate
 from prompt_r1.training.explain_step import Look, Step, make_lesson
-from prompt_r1.types import Trajectory
+from prompt_r1.types import Reward, ScoredGame, Trajectory
 
 WIDTH = 96
 SHOWN_TOKENS = 9
@@ -35,7 +35,7 @@ def explain(config: TrainConfig, say: Say) -> None:
     config, samples = lesson.config, lesson.samples
     say("One question of Prompt-R1, slowly. Each number is what a function in [brackets] returned.")
     say(f"Agent {lesson.agent}, environment {config.env}, seed {config.seed}.")
-    totals = [(sample.reward.total, len(sample.trajectory.turns)) for sample in samples]
+    totals = [(_reward(sample).total, len(sample.trajectory.turns)) for sample in samples]
     best = totals.index(max(totals))
     game = samples[best].trajectory
     _tell_opening(game, lesson.codec, say)
@@ -44,6 +44,11 @@ def explain(config: TrainConfig, say: Say) -> None:
     _tell_advantages(samples, say)
     _tell_loss(lesson.step, best, lesson.codec, config, say)
     _tell_step(lesson.step, samples, config, say)
+
+
+def _reward(sample: ScoredGame) -> Reward:
+    assert sample.reward is not None, "a lesson has no broken games"
+    return sample.reward
 
 
 def _heading(number: int, title: str, where: str, *functions: Callable[..., object]) -> str:
@@ -85,14 +90,15 @@ def _tell_game(number: int, game: Trajectory, codec: Codec, config: TrainConfig,
     say(_block("mask", f"{lengths}: {sum(game.sampled)} of {len(game.tokens)} tokens are trained on"))
 
 
-def _tell_rewards(samples: list[Sample], config: TrainConfig, say: Say) -> None:
+def _tell_rewards(samples: list[ScoredGame], config: TrainConfig, say: Say) -> None:
     rule = RULES[config.rule]
     say(_heading(3, f"Rewards, rule {config.rule}", "eqs 12-15", score))
     say(f"   α = {rule.alpha}, β = {rule.beta}, γ = {rule.gamma}, δ = {rule.delta}, ε = {rule.epsilon}; "
         "R = -ε + R_fmt, and + R_ans once R_fmt = ε")  # fmt: skip
     say("   game  turns   α Σ M_t   β A_p   γ A_n   δ C_f   R_fmt   gate     R_ans       R   answer")
     for number, sample in enumerate(samples, start=1):
-        reward, terms = sample.reward, sample.reward.terms
+        reward = _reward(sample)
+        terms = reward.terms
         gate = "open" if reward.gate_is_open else "shut"
         answer = printable(sample.trajectory.answer or "–")
         parts = "   ".join(f"{part:5.2f}" for part in (terms.parsed, terms.filled, terms.complete))
@@ -103,8 +109,8 @@ def _tell_rewards(samples: list[Sample], config: TrainConfig, say: Say) -> None:
         say(line[:WIDTH])
 
 
-def _tell_advantages(samples: list[Sample], say: Say) -> None:
-    totals = [sample.reward.total for sample in samples]
+def _tell_advantages(samples: list[ScoredGame], say: Say) -> None:
+    totals = [_reward(sample).total for sample in samples]
     say(_heading(4, "Advantages: each game against its siblings", "eq. 16", group_advantages))
     say(f"   mean = {mean(totals):.4f}, std (n - 1) = {stdev(totals):.4f}; Â = (R - mean) / (std + 1e-6)")
     say("   " + "   ".join(f"Â{number} = {s.advantage:+.4f}" for number, s in enumerate(samples, start=1)))
@@ -121,10 +127,12 @@ def _tell_loss(step: Step, best: int, codec: Codec, config: TrainConfig, say: Sa
 
 def _tell_tokens(look: Look, best: int, codec: Codec, say: Say) -> None:
     batch, logprobs = look.batches[best], look.logprobs[best].tolist()
+    old, ref = batch.old, batch.ref
+    assert old is not None and ref is not None
     say(f"   The first tokens of game {best + 1}:")
     say("   token            log π_old    log π_θ    log π_ref          r         KL          w")
-    rows = zip(batch.packed.targets.tolist(), batch.old_logprobs.tolist(), logprobs,
-               batch.ref_logprobs.tolist(), look.losses[best].kl.tolist(), batch.weights.tolist(),
+    rows = zip(batch.packed.targets.tolist(), old.tolist(), logprobs,
+               ref.tolist(), look.losses[best].kl.tolist(), batch.weights.tolist(),
                strict=True)  # fmt: skip
     for token, old, new, reference, kl, weight in list(rows)[:SHOWN_TOKENS]:
         ratio = torch.tensor(new - old).exp().item()
@@ -145,7 +153,7 @@ def _tell_games(look: Look, say: Say) -> None:
     say(f"   {'sum':>4}  {'':6}  {'':7}  {total:+9.5f}")
 
 
-def _tell_step(step: Step, samples: list[Sample], config: TrainConfig, say: Say) -> None:
+def _tell_step(step: Step, samples: list[ScoredGame], config: TrainConfig, say: Say) -> None:
     say(_heading(6, "One optimiser step", f"AdamW, lr {config.lr}", torch.optim.AdamW, grpo_loss))
     say(f"   gradient norm {step.grad_norm:.4f}, clipped at {config.grad_clip}. The same games, new weights:")
     _tell_games(step.after, say)
@@ -155,4 +163,4 @@ def _tell_step(step: Step, samples: list[Sample], config: TrainConfig, say: Say)
         change = f"mean log π {old:8.5f} → {new:8.5f}  ({new - old:+.5f})"
         say(f"   game {number + 1}   Â = {sample.advantage:+.4f}   {change}")
     say("\nA training step is this with more questions, and more than one optimiser step: "
-        "[train.Trainer.step].")  # fmt: skip
+        "[train.train].")  # fmt: skip

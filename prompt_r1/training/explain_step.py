@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import find_agent, newest_mini_run, trained_config
-from prompt_r1.agent.player import Player, load_player
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.named import find_questions
@@ -20,10 +20,10 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, group_advantages, grpo_loss
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES, score
-from prompt_r1.rollout import play_groups
-from prompt_r1.training.batch import Batch, Sample, collate, sequence_mean_weight
+from prompt_r1.rollout import play, play_groups
+from prompt_r1.training.batch import Batch, collate, sequence_mean_weight
 from prompt_r1.training.weights import load_learner, load_reference
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Question, ScoredGame, Trajectory
 
 QUESTIONS = 24  # that are played to find one whose games differ most
 
@@ -46,21 +46,18 @@ class Step:
     grad_norm: float
 
 
-def take_step(policy: Policy, reference: Policy, samples: list[Sample], config: TrainConfig) -> Step:
+def take_step(policy: Policy, reference: Policy, samples: list[ScoredGame], config: TrainConfig) -> Step:
     """Look at the games, descend the loss once with the settings of training, and look again."""
     weight = partial(sequence_mean_weight, games=len(samples))
     batches = []
     for sample in samples:  # one batch a game: no split changes the sum of the gradients
         [batch] = collate([sample], weight, tokens_per_batch=1, device=policy.device)
         with torch.no_grad():
-            batches.append(replace(batch, ref_logprobs=reference(batch.packed).logprobs))
+            batches.append(replace(batch, old=batch.engine, ref=reference(batch.packed).logprobs))
 
     def look() -> Look:
         logprobs = [policy(batch.packed).logprobs for batch in batches]
-        losses = [
-            grpo_loss(each, batch, clip=config.clip, kl_coef=config.kl_coef)
-            for each, batch in zip(logprobs, batches, strict=True)
-        ]
+        losses = [_loss(each, batch, config) for each, batch in zip(logprobs, batches, strict=True)]
         return Look(batches, losses, logprobs)
 
     before = look()
@@ -76,6 +73,19 @@ def take_step(policy: Policy, reference: Policy, samples: list[Sample], config: 
         return Step(before, look(), norm)
 
 
+def _loss(logprobs: Tensor, batch: Batch, config: TrainConfig) -> Loss:
+    assert batch.old is not None and batch.ref is not None
+    return grpo_loss(
+        logprobs,
+        batch.old,
+        batch.ref,
+        batch.advantages,
+        batch.weights,
+        clip=config.clip,
+        kl_coef=config.kl_coef,
+    )
+
+
 @dataclass(frozen=True)
 class Lesson:
     """A group from its games to the step that it causes."""
@@ -83,20 +93,20 @@ class Lesson:
     agent: str
     config: TrainConfig  # the game that was played
     codec: Codec
-    samples: list[Sample]
+    samples: list[ScoredGame]
     step: Step
 
 
 def make_lesson(config: TrainConfig, ranks: Ranks) -> Lesson:
     """Play groups, score one, compare its games, take one step. The same for the same seed and agent."""
     path, start, config = _who_plays(config)
-    player = load_player(path, config, ranks.device)
+    player = load_agent(path, config, ranks.device)
     reference = load_reference(start, config, player, ranks)
     policy = load_learner(path, config, player, ranks)
     group = choose_group(asyncio.run(_play(config, player, ranks)), config)
     rewards = [score(game, rule=RULES[config.rule]) for game in group]
     [advantages] = group_advantages([[reward.total for reward in rewards]])
-    samples = [Sample(*columns) for columns in zip(group, rewards, advantages, strict=True)]
+    samples = [ScoredGame(*columns) for columns in zip(group, rewards, advantages, strict=True)]
     return Lesson(str(path), config, player.codec, samples, take_step(policy, reference, samples, config))
 
 
@@ -115,11 +125,16 @@ def _who_plays(config: TrainConfig) -> tuple[str | Path, str | Path, TrainConfig
     return path, start, replace(game, device=config.device)
 
 
-async def _play(config: TrainConfig, player: Player, ranks: Ranks) -> list[list[Trajectory]]:
+async def _play(config: TrainConfig, player: Agent, ranks: Ranks) -> list[list[Trajectory]]:
     """A group of games of each of the first training questions."""
     environment = environment_opener(config, seed=config.seed, folder=None, ranks=ranks)(config.env)
     questions: Sequence[Question] = find_questions(config.data, "train", config.seed)[:QUESTIONS]
-    play_one = partial(player.play, environment=environment, config=config, temperature=config.temperature)
+
+    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
+        generate = partial(player.generate, temperature=config.temperature)
+        ask = partial(environment.ask, sample=sample, session=question.id)
+        return await play(question, generate, ask, player.codec, player.game, seed=seed)
+
     seeds = [f"explain/{config.seed}/{number}" for number in range(len(questions))]
     try:
         return await play_groups(questions, config.group_size, play_one, seeds=seeds)

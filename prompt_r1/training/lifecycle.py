@@ -1,4 +1,4 @@
-"""What a run would be sorry to lose: its state, its best agent, and the moment to stop or to go back."""
+"""Checkpointing, best-agent export, alarms and rollback."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,13 +22,16 @@ from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.collapse import Watchdog
 from prompt_r1.training.console import Console
 
-IDLE_STEPS = 3  # so many steps in a row without a game to train on end the run
+IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
 MAX_ROLLBACKS = 3
 
 
 @dataclass
-class Keeper:
-    """Every method is called by every rank or by none."""
+class Lifecycle:
+    """Decides after each step what to save, and whether to stop or go back.
+
+    Every method is called by every rank or by none.
+    """
 
     config: TrainConfig
     ranks: Ranks
@@ -39,78 +42,86 @@ class Keeper:
     policy: Policy
     optimizer: Optimizer
     sampler: QuestionSampler
-    base: Path | str  # the untrained agent
-    refresh: Callable[[], None]  # the copy that plays: called when the weights have changed
+    start: Path | str  # the untrained agent
+    refresh: Callable[[], None]  # copies the weights to the engine; called when they have changed
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
 
     def begin(self) -> State:
-        """The state to go on from: the newest whole checkpoint of the run folder, or one before step 0."""
+        """The state to go on from: the newest valid checkpoint of the run folder, or one before step 0."""
         self.checkpoints = Checkpoints(
-            self.log.folder, self.policy, self.optimizer, self.config, self.ranks, say=self.log.say,
+            self.log.folder,
+            self.policy,
+            self.optimizer,
+            self.config,
+            self.ranks,
+            say=self.log.say,
             background=self.ranks.device.type == "cuda",
-        )  # fmt: skip
+        )
         if self.ranks.first:
             atomic_folder.sweep(self.log.folder)
         found, state = self.checkpoints.newest(), State(step=-1)
         if found is not None:
             state = self.checkpoints.load(found)
-            self._mend_export(state)
+            self._repair_export(state)
             self.refresh()
-            self.log.say(f"Going on after step {state.step} of {self.config.steps}, from {found}")
+            self.log.say(f"Resuming after step {state.step} of {self.config.steps}, from {found}")
             self.sampler.restore(state.sampler)
         if self.ranks.first:
             trim_metrics(self.log.folder, state.step + (not state.line))
             write_yaml(self.config, self.log.folder / "config.yaml")
-        self._remember()
-        self._heed_earlier_alarms(state)
+        self._replay_watchdog()
+        self._check_earlier_alarms(state)
         self.interrupt.deferred = True  # from here on there is something to save
         return state
 
     def complete(self, state: State, line: dict[str, float]) -> State:
-        """A step and its validation have ended: write its line, save what is due; then stop, or go back to an
-        earlier state, where that is due. Returns the state to go on from.
+        """After a step and its validation: write its line, save what is due, then stop or roll back.
+
+        Returns the state to go on from.
         """
         config, step = self.config, state.step
         line = self.log.metrics(line)
         self.console.row(line)
         state.line = {}
         due = step > 0 and (step % config.save_every == 0 or step == config.steps)
-        score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # free text has no EM: then by reward
-        # Of equals the first one: an agent that has collapsed must not become the best by being no worse.
+        score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
+        # Of equal agents the first stays the best: one that has collapsed must not replace it.
         better = "val/em" in line and score > (state.best_em, state.best_reward)
-        if better or (due and not config.val_data):  # what is not validated is kept because it is the newest
+        if better or (due and not config.val_data):  # without validation, the newest agent is exported
             with self.clock.phase("save"):
                 failed = self._export(step)
-            self._told(failed)
+            self._report_write_failure(failed)
             if not failed:
                 state.best_step, state.best_em, state.best_reward = step, *score
         if due or better:
             self.save(state)
-            self._report()
-        return self._heed(state, line)
+            self._write_report()
+        return self._check_stop_conditions(state, line)
 
     def save(self, state: State, *, wait: bool = False) -> None:
-        """Write a checkpoint; on a GPU beside the next steps, unless it is to be waited for."""
+        """Write a checkpoint; on a GPU in the background, unless `wait`."""
         with self.clock.phase("save"):
-            self._told(self.checkpoints.save(state))
+            self._report_write_failure(self.checkpoints.save(state))
             if wait:
-                self._told(self.checkpoints.finish(wait=True))
+                self._report_write_failure(self.checkpoints.finish(wait=True))
         if wait and self.checkpoints.failures:
-            raise Resumable(f"step {state.step} is not saved: make room, and the same command goes on from "
-                            "the checkpoint before it")  # fmt: skip
+            raise Resumable(
+                f"step {state.step} is not saved: make room, and the same command goes on from the "
+                "checkpoint before it"
+            )
 
-    def _report(self) -> None:
-        """Show the run so far in one file. It can be made again from the others: no reason to stop."""
+    def _write_report(self) -> None:
+        """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.ranks.first:
             try:
                 write_report(self.log.folder)
             except OSError as error:
                 self.log.say(f"report.html could not be written: {error.strerror}")
 
-    def _heed(self, state: State, line: dict[str, float]) -> State:
-        """Signals, an environment that is down, curves that collapse. The ranks agree on each."""
-        self._told(self.checkpoints.finish(wait=False))
+    def _check_stop_conditions(self, state: State, line: dict[str, float]) -> State:
+        """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""
+        self._report_write_failure(self.checkpoints.finish(wait=False))
         for reason in filter(None, self.ranks.gather(self.interrupt.reason)):
             raise Resumable(reason)
         self.idle_steps = self.idle_steps + 1 if line.get("groups/dropped") == 1 else 0
@@ -120,40 +131,42 @@ class Keeper:
         for alarm in alarms:
             self.log.say(f"Collapse at step {state.step}: {alarm}")
         if alarms and self.config.on_collapse == "stop":
-            raise Resumable(f"the curves have collapsed: {alarms[0]}; --on-collapse warn goes on")
+            raise Resumable(f"training has collapsed: {alarms[0]}; --on-collapse warn goes on")
         if alarms and self.config.on_collapse == "rollback":
             return self._roll_back(state)
         return state
 
-    def _heed_earlier_alarms(self, state: State) -> None:
-        """What stopped the run would not stop it again: a queue that starts it anew must not go past it."""
-        collapsed = self.ranks.from_first(lambda: sorted(self.watchdog.barking))
+    def _check_earlier_alarms(self, state: State) -> None:
+        """Refuse to resume past an alarm that stopped the run: a job queue may restart it unattended."""
+        collapsed = self.ranks.from_first(lambda: sorted(self.watchdog.alarming))
         if collapsed and self.config.on_collapse == "stop":
             raise UsageError(
-                f"{self.log.folder}: the curves had collapsed at step {state.step} ({', '.join(collapsed)}); "
+                f"{self.log.folder}: training had collapsed at step {state.step} ({', '.join(collapsed)}); "
                 "to go on all the same, give --on-collapse warn"
             )
 
     def _roll_back(self, state: State) -> State:
-        """Back to the agent that validated best, with half the learning rate; the later steps are undone."""
+        """Go back to the agent that validated best, with half the learning rate; later steps are undone."""
         number = state.rollbacks + 1
         if state.best_step < 0 or number > MAX_ROLLBACKS:
-            raise Resumable(f"the curves have collapsed, after {state.rollbacks} rollbacks")
+            raise Resumable(f"training has collapsed, after {state.rollbacks} rollbacks")
         self.checkpoints.drop_after(state.best_step)
         found = self.checkpoints.newest()
         if found is None:
-            raise Resumable("the curves have collapsed, and the best checkpoint could not be written")
+            raise Resumable("training has collapsed, and the best checkpoint could not be written")
         state = self.checkpoints.load(found, rollbacks=number)
-        self.log.say(f"Back to step {state.step}; the learning rate is halved, for the {number}. time")
+        self.log.say(
+            f"Back to step {state.step} with half the learning rate (rollback {number} of {MAX_ROLLBACKS})"
+        )
         self.sampler.restore(state.sampler)
         self.refresh()
         if self.ranks.first:
             trim_metrics(self.log.folder, state.step + 1, aside=f"metrics-before-rollback-{number}.jsonl")
-        self._remember()
+        self._replay_watchdog()
         return state
 
-    def _remember(self) -> None:
-        """What the watchdog knows follows from the lines so far."""
+    def _replay_watchdog(self) -> None:
+        """Give the watchdog the state that follows from the metric lines so far."""
         self.watchdog = Watchdog()
         for line in read_metrics(self.log.folder) if self.ranks.first else []:
             self.watchdog.see(line)
@@ -161,20 +174,20 @@ class Keeper:
     def _export(self, step: int) -> str:
         lines = [line for line in read_metrics(self.log.folder) if line["step"] <= step]
         folder = self.log.folder / "agent"
-        return export_agent(self.policy, self.base, self.config, folder, lines=lines, ranks=self.ranks)
+        return export_agent(self.policy, self.start, self.config, folder, lines=lines, ranks=self.ranks)
 
-    def _mend_export(self, state: State) -> None:
-        """A kill may have come between the export of a better agent and its checkpoint."""
-        there = self.ranks.from_first(lambda: exported_step(self.log.folder / "agent"))
+    def _repair_export(self, state: State) -> None:
+        """Export the best agent again if a kill came between an export and its checkpoint."""
+        exported = self.ranks.from_first(lambda: exported_step(self.log.folder / "agent"))
         best = self.checkpoints.folder / f"step-{state.best_step:06d}"
-        if state.best_step not in (-1, there) and not self.checkpoints.fault(best):
+        if state.best_step not in (-1, exported) and not self.checkpoints.fault(best):
             now = self.checkpoints.folder / f"step-{state.step:06d}"
             self.checkpoints.load(best)
-            self._told(self._export(state.best_step))
+            self._report_write_failure(self._export(state.best_step))
             self.checkpoints.load(now)
 
-    def _told(self, failed: str) -> None:
-        """Writing may fail once (a full disk that somebody clears); the older checkpoint stays."""
+    def _report_write_failure(self, failed: str) -> None:
+        """Report a failed write ("": none). A full disk may be cleared in time; the second in a row stops."""
         if failed:
             self.log.say(f"{failed}. The older one stays; the next save tries again")
         if self.checkpoints.failures >= 2:

@@ -1,7 +1,6 @@
-"""What the curves of a training are made of: one record a game, gathered over the ranks, and their means."""
+"""The metrics of a training step: means over its games, with intervals, over all ranks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 from statistics import mean, median
 from typing import get_args
@@ -9,52 +8,14 @@ from typing import get_args
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.metrics.statistics import mean_interval
-from prompt_r1.reward import Rule, score
-from prompt_r1.training.batch import Sample
-from prompt_r1.training.validation import judge
-from prompt_r1.types import Reward, Stop, Trajectory
+from prompt_r1.training.results import GameResult, result_of_game
+from prompt_r1.types import ScoredGame, Stop
 
 
-@dataclass(frozen=True)
-class Record:
-    """A finished game in numbers. `reward` is None for a game that the environment broke."""
-
-    question: str  # id
-    stop: Stop
-    reward: Reward | None
-    em: float
-    f1: float
-    well_formed: float
-    turns: int
-    calls: int
-    latencies: tuple[float, ...]  # seconds
-    sampled: int  # agent tokens
-    tokens: int  # all tokens
-
-
-def record(trajectory: Trajectory, *, rule: Rule) -> Record:
-    """A game's record; broken games have no reward."""
-    result = judge(trajectory, rule=rule)
-    asked = [turn for turn in trajectory.turns if turn.reply is not None]
-    return Record(
-        question=trajectory.question.id,
-        stop=trajectory.stop,
-        reward=None if trajectory.stop == "env_error" else score(trajectory, rule=rule),
-        em=result.em,
-        f1=result.f1,
-        well_formed=result.format or 0.0,
-        turns=len(trajectory.turns),
-        calls=len(asked) + (trajectory.stop == "env_error"),
-        latencies=tuple(turn.latency for turn in asked),
-        sampled=sum(trajectory.sampled),
-        tokens=len(trajectory.tokens),
-    )
-
-
-def game_metrics(records: Sequence[Record]) -> dict[str, float]:
+def game_metrics(games: Sequence[GameResult]) -> dict[str, float]:
     """Means over the games of a step; games that the environment broke count in stop/* and env/* only."""
-    scored = [(game, game.reward) for game in records if game.reward is not None]
-    latencies = [seconds for game in records for seconds in game.latencies]
+    scored = [(game, game.reward) for game in games if game.reward is not None]
+    latencies = [seconds for game in games for seconds in game.latencies]
     metrics = {
         "reward/mean": _mean([reward.total for _, reward in scored]),
         "reward/format": _mean([reward.format for _, reward in scored]),
@@ -63,20 +24,20 @@ def game_metrics(records: Sequence[Record]) -> dict[str, float]:
         "f1": _mean([game.f1 for game, _ in scored]),
         "format": _mean([game.well_formed for game, _ in scored]),
         "turns": _mean([float(game.turns) for game, _ in scored]),
-        "games": float(len(records)),
-        "tokens/game": _mean([float(game.tokens) for game in records]),
-        "tokens/sampled": float(sum(game.sampled for game in records)),
-        "env/calls": float(sum(game.calls for game in records)),
-        "env/errors": float(sum(game.stop == "env_error" for game in records)),
+        "games": float(len(games)),
+        "tokens/game": _mean([float(game.tokens) for game in games]),
+        "tokens/sampled": float(sum(game.sampled for game in games)),
+        "env/calls": float(sum(game.calls for game in games)),
+        "env/errors": float(sum(game.stop == "env_error" for game in games)),
         "env/latency": median(latencies) if latencies else 0.0,
     }
-    ends = {f"stop/{stop}": _mean([float(game.stop == stop) for game in records]) for stop in get_args(Stop)}
-    return metrics | ends | _intervals(records)
+    ends = {f"stop/{stop}": _mean([float(game.stop == stop) for game in games]) for stop in get_args(Stop)}
+    return metrics | ends | _intervals(games)
 
 
-def _intervals(records: Sequence[Record]) -> dict[str, float]:
+def _intervals(games: Sequence[GameResult]) -> dict[str, float]:
     """NAME_low and NAME_high: 95 % over other questions. The games of one question are not independent."""
-    scored = [(game, game.reward) for game in records if game.reward is not None]
+    scored = [(game, game.reward) for game in games if game.reward is not None]
     if not scored:
         return {}
     questions = [game.question for game, _ in scored]
@@ -99,20 +60,17 @@ def _mean(values: list[float]) -> float:
 
 
 def step_metrics(
-    groups_PG: list[list[Trajectory]],
-    samples_PG: list[list[Sample]],
-    rule: Rule,
-    ranks: Ranks,
-    rollout_seconds: float,
+    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
 ) -> dict[str, float]:
-    """The curves of a step, over all ranks: its games, its groups, and its speed."""
-    records = [record(game, rule=rule) for group in groups_PG for game in group]
-    metrics = game_metrics([game for share in ranks.gather(records) for game in share])
-    flat = [all(sample.advantage == 0 for sample in group) for group in samples_PG if group]
-    kept, without_spread, groups = ranks.sum([len(flat), sum(flat), len(groups_PG)])
+    """The metrics of a step over all ranks: its games, its groups, and its speed."""
+    results = [result_of_game(game) for group in games_PG for game in group]
+    metrics = game_metrics([game for share in ranks.gather(results) for game in share])
+    kept = [group for group in games_PG if any(game.advantage is not None for game in group)]
+    without_spread = [group for group in kept if not any(game.advantage for game in group)]
+    kept_count, without_spread_count, groups = ranks.sum([len(kept), len(without_spread), len(games_PG)])
     return metrics | {
-        "groups/dropped": 1 - kept / groups,
-        "groups/no_spread": without_spread / max(kept, 1),
+        "groups/dropped": 1 - kept_count / groups,
+        "groups/no_spread": without_spread_count / max(kept_count, 1),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }

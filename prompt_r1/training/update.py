@@ -1,4 +1,7 @@
-"""The update of a training step: its games in mini-batches, each one optimiser step."""
+"""What surrounds forward, loss and backward in a training step: micro-batches, optimiser step, metrics.
+
+The loop over them stands in train.py. Every method is called by every rank or by none.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,166 +10,175 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.policy import Policy, Scores
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
-from prompt_r1.grpo import Loss, grpo_loss
-from prompt_r1.training.batch import Batch, Sample, collate, nothing, sequence_mean_weight, token_mean_weight
-from prompt_r1.types import Trajectory
+from prompt_r1.grpo import Loss
+from prompt_r1.training.batch import Batch, collate, empty_batch, sequence_mean_weight, token_mean_weight
+from prompt_r1.types import ScoredGame, Trajectory
 
-# Weighted sums: added up over batches and ranks they are means over the agent's tokens.
+# Weighted sums over tokens: added up over micro-batches and ranks they are means over the agent's tokens.
 SUMMED = ("loss", "kl", "clip_frac", "entropy")
-# One poisoned game can spoil an optimiser step; five in a row say that weights or settings are broken.
+# One broken game can spoil one optimiser step; five in a row mean that weights or settings are broken.
 MAX_SKIPPED = 5
 
 
-@dataclass
-class Updater:
-    """What an update needs; its fields are the knobs of eq. 17."""
+def split(
+    groups_PG: Sequence[Sequence[ScoredGame]],
+    *,
+    games: int,
+    group_size: int,
+    mini_batch: int,
+    numbers: Sequence[int],
+) -> list[list[ScoredGame]]:
+    """This rank's games to train on, by optimiser step of `mini_batch` games out of `games` in all.
 
-    policy: Policy
-    reference: Policy | None  # the frozen start; None: the KL is to the policy that sampled
-    optimizer: Optimizer
-    ranks: Ranks
-    clip: float
-    kl_coef: float
-    grad_clip: float
-    token_mean: bool
-    tokens_per_batch: int
-    skipped: int = 0  # optimiser steps in a row that were not taken
-
-    def update(self, mini_batches: Sequence[Sequence[Sample]]) -> dict[str, float]:
-        """One optimiser step for each mini-batch (this rank's share of it). Called by every rank or by none.
-
-        Old and reference log-probabilities are fixed before the first step. Returns the means over the steps
-        that were taken; one whose loss or gradient is not finite on any rank is taken by none.
-        """
-        weighted = [self._micro_batches(samples) for samples in mini_batches]
-        steps = [
-            [self._with_logprobs(batch, on_policy=number == 0) for batch in batches]
-            for number, batches in enumerate(batches for batches in weighted if batches is not None)
-        ]
-        watched: list[_Watched] = []
-        gap = 0.0
-        for number, batches in enumerate(steps):
-            watch = _Watched()
-            for batch in batches:
-                scores = self.policy(batch.packed)
-                if number == 0:  # the weights are still those that sampled
-                    gap = max(gap, _gap(scores.logprobs.detach(), batch))
-                    batch = self._on_policy(batch, scores.logprobs.detach())
-                loss = grpo_loss(scores.logprobs, batch, clip=self.clip, kl_coef=self.kl_coef)
-                loss.total.backward()
-                watch.add(loss, entropy=(batch.weights * scores.entropy).sum())
-            if self._take_step(watch):
-                watched.append(watch)
-        return self._metrics(watched, gap=gap, skipped=len(steps) - len(watched))
-
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[Batch] | None:
-        """This rank's micro-batches of a step, weighted over all ranks; None when no rank has a game."""
-        tokens = sum(sum(sample.trajectory.sampled) for sample in samples)
-        all_games, all_tokens = self.ranks.sum([len(samples), tokens])
-        if not all_games:
-            return None
-        weight: Callable[[Trajectory], float] = (
-            partial(token_mean_weight, tokens=int(all_tokens)) if self.token_mean
-            else partial(sequence_mean_weight, games=int(all_games))
-        )  # fmt: skip
-        batches = collate(samples, weight, tokens_per_batch=self.tokens_per_batch, device=self.policy.device)
-        return self._as_many(batches)
-
-    def _as_many(self, batches: list[Batch]) -> list[Batch]:
-        """Sharded weights are gathered by all ranks for each batch: who has fewer fills up with nothing."""
-        if self.ranks.mesh is None:
-            return batches
-        most = int(self.ranks.max([len(batches)])[0])
-        return batches + [nothing(self.policy.device)] * (most - len(batches))
-
-    @torch.no_grad()
-    def _with_logprobs(self, batch: Batch, *, on_policy: bool) -> Batch:
-        """Old and reference log-probabilities of the weights before the first step.
-
-        Only in float32 are the engine's log-probabilities the old ones: bfloat16's stray too far. The first
-        mini-batch needs neither: its old log-probabilities are those of its own forward (`_on_policy`).
-        """
-        if not on_policy and self.policy.compute != torch.float32:
-            batch = self._on_policy(batch, self.policy(batch.packed).logprobs)
-        return (
-            batch
-            if self.reference is None
-            else replace(batch, ref_logprobs=self.reference(batch.packed).logprobs)
-        )
-
-    def _on_policy(self, batch: Batch, logprobs: Tensor) -> Batch:
-        """The batch with the log-probabilities of the weights that sampled it."""
-        batch = replace(batch, old_logprobs=logprobs)
-        return batch if self.reference else replace(batch, ref_logprobs=logprobs)
-
-    def _take_step(self, watch: "_Watched") -> bool:
-        """Sum the gradients over ranks, clip, step; all ranks or none. False: not finite, dropped."""
-        self.ranks.sum_gradients(self.policy)
-        norm = self.ranks.clip_gradients(self.policy, self.grad_clip)
-        broken = self.ranks.max([not (math.isfinite(norm) and math.isfinite(watch.sums["loss"]))])[0]
-        if not broken:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        watch.grad_norm = norm
-        self.skipped = self.skipped + 1 if broken else 0
-        return not broken
-
-    def stop_if_broken(self) -> None:
-        """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
-        if self.skipped >= MAX_SKIPPED:
-            raise Resumable(
-                f"the loss or its gradient was not finite in {self.skipped} optimiser steps in a row: try a "
-                "smaller --lr, or go back to an earlier checkpoint"
-            )
-
-    def _metrics(self, watched: "list[_Watched]", *, gap: float, skipped: int) -> dict[str, float]:
-        """Means over the steps that were taken and over all ranks."""
-        steps = max(1, len(watched))
-        sums = [sum(float(watch.sums[name]) for watch in watched) / steps for name in SUMMED]
-        metrics = dict(zip(SUMMED, self.ranks.sum(sums), strict=True))
-        metrics["grad_norm"] = sum(watch.grad_norm for watch in watched) / steps
-        metrics["update/skipped"] = float(skipped)
-        metrics["engine/logprob_gap"] = self.ranks.max([gap])[0]
-        mine = [tokens.cpu() for watch in watched for tokens in watch.kl]
-        kl = torch.cat([tokens for share in self.ranks.gather(mine) for tokens in share] or [torch.zeros(1)])
-        metrics["kl_median"] = kl.median().item()
-        return metrics
+    `numbers` are the numbers of this rank's questions in the whole step. A game's place follows from the
+    number of its question, so it does not depend on how many ranks there are. Groups stay whole where
+    `mini_batch` is a multiple of `group_size`.
+    """
+    mini_batches: list[list[ScoredGame]] = [[] for _ in range(math.ceil(games / mini_batch))]
+    for number, group in zip(numbers, groups_PG, strict=True):
+        trained_on = [game for game in group if game.advantage is not None]
+        for position, game in enumerate(trained_on):
+            mini_batches[(number * group_size + position) // mini_batch].append(game)
+    return mini_batches
 
 
 @dataclass
-class _Watched:
-    """What to tell of an optimiser step, added up over its micro-batches."""
+class StepMetrics:
+    """The metrics of one optimiser step, added up over its micro-batches."""
 
     sums: dict[str, Tensor] = field(default_factory=lambda: dict.fromkeys(SUMMED, torch.zeros(())))
     kl: list[Tensor] = field(default_factory=list)  # k3 of each agent token
     grad_norm: float = 0.0
 
-    def add(self, loss: Loss, *, entropy: Tensor) -> None:
-        for name, value in {**loss.metrics, "entropy": entropy}.items():
-            self.sums[name] = self.sums[name] + value.double().cpu()
-        self.kl += [loss.kl] * (len(loss.kl) > 0)
 
+class Update:
+    """Prepares the micro-batches of a training step, and takes its optimiser steps with AdamW."""
 
-def _gap(logprobs: Tensor, batch: Batch) -> float:
-    """Largest difference between what the engine recorded and what the policy computes, in nats."""
-    return (logprobs - batch.engine_logprobs).abs().max().item() if len(logprobs) else 0.0
+    def __init__(self, config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> None:
+        """`reference` is the frozen start; None: the KL is to the policy that sampled."""
+        self.policy = policy
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            # One kernel, without temporary tensors as large as the weights.
+            fused=ranks.device.type == "cuda",
+        )
+        self.skipped_in_a_row = 0  # optimiser steps that were not taken
+        self._config = config
+        self._reference = reference
+        self._ranks = ranks
+        self._start()
 
+    def _start(self) -> None:
+        """Forget the metrics of the training step before."""
+        self._taken: list[StepMetrics] = []
+        self._current = StepMetrics()
+        self._skipped = 0
+        self._gap = 0.0  # largest |policy - engine| log-probability, in nats
 
-def split(
-    samples_PG: list[list[Sample]], *, games: int, group_size: int, mini_batch: int, numbers: Sequence[int]
-) -> list[list[Sample]]:
-    """This rank's games by optimiser step of `mini_batch` games, of a training step of `games` games.
+    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
+        """The micro-batches of each optimiser step, with old and reference log-probabilities.
 
-    A game's place follows from the number of its question in the whole step, so it does not depend on how
-    many ranks there are. Groups stay whole where `mini_batch` is a multiple of `group_size`.
-    """
-    mini_batches: list[list[Sample]] = [[] for _ in range(math.ceil(games / mini_batch))]
-    for number, group in zip(numbers, samples_PG, strict=True):
-        for position, sample in enumerate(group):
-            mini_batches[(number * group_size + position) // mini_batch].append(sample)
-    return mini_batches
+        Both are those of the weights before the first optimiser step. A step without a game on any rank is
+        left out.
+        """
+        self._start()
+        weighted = [self._micro_batches(games) for games in mini_batches]
+        steps = [batches for batches in weighted if batches is not None]
+        return [
+            [self._add_logprobs(batch, first=number == 0) for batch in batches]
+            for number, batches in enumerate(steps)
+        ]
+
+    def _micro_batches(self, games: Sequence[ScoredGame]) -> list[Batch] | None:
+        """This rank's micro-batches of an optimiser step; None when no rank has a game."""
+        tokens = sum(sum(game.trajectory.sampled) for game in games)
+        all_games, all_tokens = self._ranks.sum([len(games), tokens])
+        if not all_games:
+            return None
+        weight: Callable[[Trajectory], float]
+        if self._config.loss == "token-mean":
+            weight = partial(token_mean_weight, tokens=int(all_tokens))
+        else:
+            weight = partial(sequence_mean_weight, games=int(all_games))
+        device = self.policy.device
+        batches = collate(games, weight, tokens_per_batch=self._config.tokens_per_batch, device=device)
+        if self._ranks.mesh is not None:
+            # Sharded weights are gathered by all ranks for each forward: every rank needs as many.
+            most = int(self._ranks.max([len(batches)])[0])
+            batches += [empty_batch(device)] * (most - len(batches))
+        return batches
+
+    @torch.no_grad()
+    def _add_logprobs(self, batch: Batch, *, first: bool) -> Batch:
+        """Old and reference log-probabilities, of the weights before the first optimiser step.
+
+        In the first optimiser step the old ones are those of its own forward: `old` stays None. In later ones
+        they are the engine's in float32; the engine's bfloat16 strays too far from the policy's, so there
+        they are computed anew.
+        """
+        if not first:
+            in_float32 = self.policy.compute == torch.float32
+            old = batch.engine if in_float32 else self.policy(batch.packed).logprobs
+            batch = replace(batch, old=old)
+        if self._reference is not None:
+            batch = replace(batch, ref=self._reference(batch.packed).logprobs)
+        return batch
+
+    def record(self, batch: Batch, scores: Scores, loss: Loss) -> None:
+        """Add a micro-batch to the metrics of its optimiser step."""
+        values = {**loss.metrics, "entropy": (batch.weights * scores.entropy).sum()}
+        for name, value in values.items():
+            self._current.sums[name] = self._current.sums[name] + value.double().cpu()
+        if len(loss.kl):
+            self._current.kl.append(loss.kl)
+        if batch.old is None and len(batch.engine):  # the weights are still those that sampled
+            gap = (scores.logprobs.detach() - batch.engine).abs().max().item()
+            self._gap = max(self._gap, gap)
+
+    def take_step(self) -> None:
+        """Sum the gradients over the ranks, clip them, and step.
+
+        When loss or gradient is not finite on any rank, no rank takes the step.
+        """
+        step, self._current = self._current, StepMetrics()
+        self._ranks.sum_gradients(self.policy)
+        step.grad_norm = self._ranks.clip_gradients(self.policy, self._config.grad_clip)
+        finite = math.isfinite(step.grad_norm) and math.isfinite(step.sums["loss"])
+        finite_everywhere = not self._ranks.max([not finite])[0]
+        if finite_everywhere:
+            self.optimizer.step()
+            self._taken.append(step)
+            self.skipped_in_a_row = 0
+        else:
+            self._skipped += 1
+            self.skipped_in_a_row += 1
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def check_finite(self) -> None:
+        """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise Resumable(
+                f"the loss or its gradient was not finite in {self.skipped_in_a_row} optimiser steps in a "
+                "row: try a smaller --lr, or go back to an earlier checkpoint"
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the optimiser steps that were taken and over all ranks."""
+        count = max(1, len(self._taken))
+        sums = [sum(float(step.sums[name]) for step in self._taken) / count for name in SUMMED]
+        metrics = dict(zip(SUMMED, self._ranks.sum(sums), strict=True))
+        metrics["grad_norm"] = sum(step.grad_norm for step in self._taken) / count
+        metrics["update/skipped"] = float(self._skipped)
+        metrics["engine/logprob_gap"] = self._ranks.max([self._gap])[0]
+        mine = [tokens.cpu() for step in self._taken for tokens in step.kl]
+        kl = [tokens for share in self._ranks.gather(mine) for tokens in share]
+        metrics["kl_median"] = torch.cat(kl).median().item() if kl else 0.0
+        return metrics

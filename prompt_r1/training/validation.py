@@ -1,102 +1,123 @@
-"""What an evaluation says of each game, the means by dataset, and the table."""
+"""Greedy games of held-out questions: validation while training, and the table at its end."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import mean
 
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
-from prompt_r1.metrics.text import exact_match, f1
-from prompt_r1.reward import Rule, score, well_formed
-from prompt_r1.types import Ask, Question, Trajectory
-
-
-@dataclass(frozen=True)
-class Result:
-    """One evaluated question. A method that plays no game has no reward, format and turns."""
-
-    id: str
-    dataset: str
-    prediction: str
-    em: float
-    f1: float
-    reward: float | None = None
-    format: float | None = None  # 1: every turn was well-formed and the last one answered
-    turns: float | None = None
-    error: str = ""  # the environment failed: not scored, counted apart
-
-
-def judge(trajectory: Trajectory, *, rule: Rule) -> Result:
-    """EM, F1, reward, format and turns of one game."""
-    question = trajectory.question
-    if trajectory.stop == "env_error":
-        return Result(
-            question.id, question.dataset, "", 0.0, 0.0, error=trajectory.error or "the environment failed"
-        )
-    answer = trajectory.answer or ""
-    return Result(
-        id=question.id,
-        dataset=question.dataset,
-        prediction=answer,
-        em=exact_match(answer, question.answers),
-        f1=f1(answer, question.answers),
-        reward=score(trajectory, rule=rule).total,
-        format=float(well_formed(trajectory)),
-        turns=float(len(trajectory.turns)),
-    )
-
-
-async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[Result]:
-    """The environment alone: the question and "Answer only."; its reply is the prediction."""
-
-    async def one(question: Question) -> Result:
-        try:
-            reply = await ask([{"role": "user", "content": f"{question.text} Answer only."}])
-        except EnvError as error:
-            return Result(question.id, question.dataset, "", 0.0, 0.0, error=str(error))
-        return Result(question.id, question.dataset, reply,
-                      exact_match(reply, question.answers), f1(reply, question.answers))  # fmt: skip
-
-    return await asyncio.gather(*map(one, questions))
-
-
-async def play_all(
-    questions: Sequence[Question], play_one: Callable[[Question, str], Awaitable[Trajectory]], *, rule: Rule
-) -> list[Result]:
-    """One game of each question, all at once."""
-    games = await asyncio.gather(*(play_one(question, f"evaluation/{question.id}") for question in questions))
-    return [judge(trajectory, rule=rule) for trajectory in games]
-
+from prompt_r1.reward import RULES, Rule, score_games
+from prompt_r1.rollout import play
+from prompt_r1.training.results import GameResult, failed_result, result_of_game, result_of_reply
+from prompt_r1.training.run import Run
+from prompt_r1.types import Ask, Question, ScoredGame, Trajectory
 
 METRICS = ("em", "f1", "reward", "format", "turns")
 
+PlayOne = Callable[[Question], Awaitable[Trajectory]]
 
-def means(results: Iterable[Result]) -> dict[str, float]:
-    """The mean of each metric over the results that have it, failed calls left out; `n`, `errors`."""
+
+def validate(run: Run, agent: Agent, questions: Sequence[Question], environment: Pool) -> dict[str, float]:
+    """The validation metrics of an agent. Called by every rank; its questions are shared out."""
+    return mean_metrics(play_greedily(run, agent, questions, environment))
+
+
+def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], environment: Pool) -> str:
+    """A Markdown table of test questions: the environment alone, the agent before and after training."""
+    rows: dict[str, list[GameResult]] = {}
+    if run.config.env != "none":
+        mine = questions[run.ranks.rank :: run.ranks.count]
+        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
+    for name, path in [("untrained agent", start), ("trained agent", run.log.folder / "agent")]:
+        agent = load_agent(path, run.config, run.ranks.device)
+        rows[name] = play_greedily(run, agent, questions, environment)
+        del agent
+        gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
+    return results_table(rows)
+
+
+def play_greedily(
+    run: Run, agent: Agent, questions: Sequence[Question], environment: Pool
+) -> list[GameResult]:
+    """One greedy game of each question. Each rank plays its share; the results are on every rank."""
+
+    async def play_one(question: Question) -> Trajectory:
+        generate = partial(agent.generate, temperature=0.0)
+        ask = partial(environment.ask, sample=0, session=question.id)
+        seed = f"evaluation/{question.id}"
+        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+
+    mine = questions[run.ranks.rank :: run.ranks.count]
+    counted = run.counted(play_one, len(mine))
+    results = run.wait_for(play_all(mine, counted, rule=RULES[run.config.rule]))
+    agent.clear_cache()
+    return _gathered(run, results)
+
+
+def _gathered(run: Run, results: list[GameResult]) -> list[GameResult]:
+    return [result for share in run.ranks.gather(results) for result in share]
+
+
+async def play_all(questions: Sequence[Question], play_one: PlayOne, *, rule: Rule) -> list[GameResult]:
+    """One game of each question, all concurrently."""
+    games = await asyncio.gather(*map(play_one, questions))
+    rewards = score_games(games, rule=rule)
+    scored = [ScoredGame(game, reward, None) for game, reward in zip(games, rewards, strict=True)]
+    return [result_of_game(game) for game in scored]
+
+
+async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[GameResult]:
+    """The environment alone: its reply to the question and "Answer only." is the prediction."""
+
+    async def ask_one(question: Question) -> GameResult:
+        try:
+            reply = await ask([{"role": "user", "content": f"{question.text} Answer only."}])
+        except EnvError as error:
+            return failed_result(question, str(error))
+        return result_of_reply(question, reply)
+
+    return await asyncio.gather(*map(ask_one, questions))
+
+
+def mean_metrics(results: Iterable[GameResult]) -> dict[str, float]:
+    """The mean of each metric over the results that have it, without failed calls; `n`, `errors`."""
     results = list(results)
     scored = [result for result in results if not result.error]
+    games = [(result, result.reward) for result in scored if result.reward is not None]
     columns = {
-        name: [value for result in scored if (value := getattr(result, name)) is not None] for name in METRICS
+        "em": [result.em for result in scored],
+        "f1": [result.f1 for result in scored],
+        "reward": [reward.total for _, reward in games],
+        "format": [result.well_formed for result, _ in games],
+        "turns": [float(result.turns) for result, _ in games],
     }
     averages = {name: mean(values) for name, values in columns.items() if values}
     return {"n": len(scored), "errors": len(results) - len(scored), **averages}
 
 
-def table(rows: dict[str, list[Result]]) -> str:
-    """A Markdown table: a row for each method and dataset, and each method's mean over the questions."""
-    lines = [
-        "| method | dataset | n | errors | EM | F1 | reward | format | turns |",
-        "|---|---|" + "---:|" * 7,
-    ]
+def results_table(rows: dict[str, list[GameResult]]) -> str:
+    """A Markdown table: a row for each method and dataset, and each method's mean over all questions."""
+    lines = []
     for method, results in rows.items():
         datasets = sorted({result.dataset for result in results})
-        parts = [(name, [result for result in results if result.dataset == name]) for name in datasets]
-        lines += [_line(method, name, means(part)) for name, part in parts]
+        for name in datasets:
+            part = [result for result in results if result.dataset == name]
+            lines.append([method, name, *_cells(mean_metrics(part))])
         if len(datasets) > 1:
-            lines.append(_line(f"**{method}**", "**all**", means(results)))
-    return "\n".join(lines)
+            lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(results))])
+    header = ["method", "dataset", "n", "errors", "EM", "F1", "reward", "format", "turns"]
+    return markdown_table(header, lines, left=2)
 
 
-def _line(method: str, dataset: str, averages: dict[str, float]) -> str:
-    numbers = [f"{round(averages[name], 3) + 0:.3f}" if name in averages else "–" for name in METRICS]
-    return f"| {method} | {dataset} | {averages['n']} | {averages['errors']} | " + " | ".join(numbers) + " |"
+def _cells(averages: dict[str, float]) -> list[str]:
+    numbers = [f"{averages[name]:.3f}" if name in averages else "–" for name in METRICS]
+    return [
+        str(averages["n"]),
+        str(averages["errors"]),
+        *(number.replace("-0.000", "0.000") for number in numbers),
+    ]

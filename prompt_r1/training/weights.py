@@ -1,45 +1,75 @@
-"""Load the weights that are trained and the frozen reference."""
+"""Load the models of a training: the agent that plays, the policy that learns, the frozen reference."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.player import Player
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import Policy, load_policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 
 
-def load_learner(start: Path | str, config: TrainConfig, player: Player, ranks: Ranks) -> Policy:
-    """The float32 weights that are trained: the player's own where those are float32 and nothing is sharded,
-    else others, which the player follows. Raises UsageError for an `--offload` of what is not sharded.
+@dataclass(frozen=True)
+class Models:
+    """The copies of the agent's weights that a training needs."""
+
+    start: str | Path  # the untrained agent
+    agent: Agent  # plays: a whole copy on each rank, in the compute dtype
+    policy: Policy  # learns: float32, perhaps sharded; the agent's own weights where those will do
+    reference: Policy | None  # the frozen start, for the KL
+
+    def refresh(self) -> None:
+        """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
+        self.agent.policy.copy_weights_from(self.policy)
+        self.agent.clear_cache()  # it was computed with the old weights
+
+
+def load_models(config: TrainConfig, ranks: Ranks) -> Models:
+    """The models of a training. Called by every rank. Raises UsageError where there are none."""
+    start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
+    agent = load_agent(start, config, ranks.device)
+    policy = load_learner(start, config, agent, ranks)
+    if config.checkpointing:
+        policy.checkpoint_activations()
+    reference = load_reference(start, config, agent, ranks) if config.kl_coef else None
+    return Models(start, agent, policy, reference)
+
+
+def load_learner(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
+    """The float32 weights that are trained.
+
+    They are the agent's own where those are float32 and nothing is sharded. Raises UsageError for `--offload`
+    without sharding.
     """
     if ranks.mesh is None and config.offload != "none":
         raise UsageError(f"--offload {config.offload} is for sharded weights: give --parallel fsdp or hsdp")
-    if ranks.mesh is None and player.policy.compute == torch.float32:
-        return player.policy
-    return _load_share(start, player, ranks, weights=torch.float32, offload=config.offload == "all")
+    if ranks.mesh is None and agent.policy.compute == torch.float32:
+        return agent.policy
+    return _load_share(start, agent, ranks, weights=torch.float32, offload=config.offload == "all")
 
 
-def load_reference(start: Path | str, config: TrainConfig, player: Player, ranks: Ranks) -> Policy:
+def load_reference(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
     """The frozen start model of the KL, at the temperature of sampling."""
-    # Sharded weights are gathered in the compute dtype: the learner's before its first step are these.
-    weights = torch.float32 if ranks.mesh is None else player.policy.compute
-    return _load_share(
-        start, player, ranks, weights=weights, offload=config.offload != "none"
-    ).requires_grad_(False)
+    # Sharded weights are gathered in the compute dtype, so the learner's before its first step are these.
+    weights = torch.float32 if ranks.mesh is None else agent.policy.compute
+    reference = _load_share(start, agent, ranks, weights=weights, offload=config.offload != "none")
+    return reference.requires_grad_(False)
 
 
 def _load_share(
-    start: Path | str, player: Player, ranks: Ranks, *, weights: torch.dtype, offload: bool
+    start: Path | str, agent: Agent, ranks: Ranks, *, weights: torch.dtype, offload: bool
 ) -> Policy:
-    """A model whole on this rank's device, or this rank's share of it: then a GPU never holds the whole."""
+    """A whole model on this rank's device or, sharded, this rank's share of it.
+
+    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it.
+    """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
-    like = player.policy
-    policy = load_policy(
-        start, device=device, compute=like.compute, weights=weights, temperature=like.temperature
-    )
+    compute, temperature = agent.policy.compute, agent.policy.temperature
+    policy = load_policy(start, device=device, compute=compute, weights=weights, temperature=temperature)
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)
     return policy

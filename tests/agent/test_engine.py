@@ -312,7 +312,7 @@ def test_after_the_weights_change_forget_drops_what_was_cached():
     engine = make_engine(policy)
     asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
     policy.model.load_state_dict(tiny.model(seed=9).state_dict())
-    engine.forget()
+    engine.clear_cache()
     after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
 
@@ -324,8 +324,8 @@ def test_a_bfloat16_player_follows_its_float32_learner():
     prompt = tiny.random_tokens(30, seed=1)
     engine = make_engine(player)
     asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
-    player.follow(learner)
-    engine.forget()
+    player.copy_weights_from(learner)
+    engine.clear_cache()
     after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
     expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == expected.tokens
@@ -372,7 +372,7 @@ def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
         for game in games:
             game.cancel()
         await asyncio.gather(*games, return_exceptions=True)
-        engine.forget()
+        engine.clear_cache()
 
     asyncio.run(play())
     assert engine.sampled > 0

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 import evaluate
 import infer
-from prompt_r1.agent import player
-from prompt_r1.agent.names import KnownAgent, know_agent
-from prompt_r1.agent.player import load_known
-from prompt_r1.agent.remote import KEY, served_parts
+from prompt_r1.agent import agent
+from prompt_r1.agent.agent import open_agent
+from prompt_r1.agent.names import AgentSpec, resolve_agent
+from prompt_r1.agent.remote import KEY, parse_remote
 from prompt_r1.baselines.games import spoken
 from prompt_r1.cli.command_line import run
 from prompt_r1.config.train import PRESETS, TrainConfig
@@ -117,15 +117,15 @@ def plain(asking_agent) -> Iterator[Server]:
     yield from serve(asking_agent, vllm=False)
 
 
-def known(server: Server, folder: Path, game: TrainConfig = GAME, prompts: str = "tokens") -> KnownAgent:
-    return KnownAgent(f"tiny@{server.url}", game, start="", tokenizer=folder, prompts=prompts)
+def known(server: Server, folder: Path, game: TrainConfig = GAME, prompts: str = "tokens") -> AgentSpec:
+    return AgentSpec(f"tiny@{server.url}", game, start="", tokenizer=folder, prompts=prompts)
 
 
-def games(agent: KnownAgent, game: TrainConfig) -> list[Trajectory]:
+def games(agent: AgentSpec, game: TrainConfig) -> list[Trajectory]:
     """Greedy games, side by side."""
 
     async def all_games() -> list[Trajectory]:
-        player = load_known(agent, torch.device("cpu"))
+        player = open_agent(agent, torch.device("cpu"))
         play = partial(player.play, seed="seed", config=game, temperature=0.0)
         asked = [Question(text, "a", text, ("x",)) for text in QUESTIONS]
         try:
@@ -144,7 +144,7 @@ def games(agent: KnownAgent, game: TrainConfig) -> list[Trajectory]:
 )
 def test_a_served_agent_plays_the_games_of_the_local_one(manner, prompts, stop_tags, asking_agent, request):
     server, game = request.getfixturevalue(manner), replace(GAME, stop_tags=stop_tags)
-    local = games(KnownAgent(asking_agent, game, start=""), game)
+    local = games(AgentSpec(asking_agent, game, start=""), game)
     served = games(known(server, asking_agent, game, prompts), game)
     assert [game.tokens for game in served] == [game.tokens for game in local]
     assert [spoken(game) for game in served] == [spoken(game) for game in local]
@@ -156,7 +156,7 @@ def test_a_served_agent_plays_the_games_of_the_local_one(manner, prompts, stop_t
 def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_agent, monkeypatch):
     def generate() -> str | None:
         async def one_turn() -> None:
-            player = load_known(known(vllm, asking_agent), torch.device("cpu"))
+            player = open_agent(known(vllm, asking_agent), torch.device("cpu"))
             await player.engine.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
             await player.close()
 
@@ -172,7 +172,7 @@ def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_ag
 def test_an_endpoint_without_the_model_is_told_in_one_sentence(vllm, asking_agent):
     wrong = replace(known(vllm, asking_agent), path=f"other@{vllm.url}")
     with pytest.raises(FatalEnvError, match=r"other at http://127.0.0.1:.* refuses to work: .*no such model"):
-        asyncio.run(player.check_served(wrong))
+        asyncio.run(agent.check_endpoint(wrong))
     with pytest.raises(FatalEnvError, match=r"the agent other@http.* refuses to work"):
         games(wrong, GAME)
 
@@ -181,9 +181,9 @@ def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_
     run_folder = tmp_path / "run"
     tiny.save_agent(run_folder / "agent")
     write_yaml(replace(GAME, agent="the/start", max_turns=7), run_folder / "agent" / GAME_FILE)
-    agent = know_agent("tiny@http://127.0.0.1:1/v1", kv_tokens=0, tokenizer=str(run_folder))
+    agent = resolve_agent("tiny@http://127.0.0.1:1/v1", kv_tokens=0, tokenizer=str(run_folder))
     assert (agent.game.max_turns, agent.start, agent.tokenizer) == (7, "the/start", run_folder / "agent")
-    other = know_agent(f"{asking_agent}@http://127.0.0.1:1/v1", kv_tokens=0)
+    other = resolve_agent(f"{asking_agent}@http://127.0.0.1:1/v1", kv_tokens=0)
     assert (other.game.instruction, other.tokenizer) == ("paper", str(asking_agent))
 
 
@@ -197,7 +197,7 @@ def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_
     ],
 )
 def test_a_served_agent_is_known_by_its_url(name, parts):
-    assert served_parts(name) == parts
+    assert parse_remote(name) == parts
 
 
 def test_infer_and_evaluate_take_an_agent_behind_an_endpoint(

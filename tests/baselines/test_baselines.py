@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.agent.names import KnownAgent
+from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines import Agents, Attempt, Method, make_method
 from prompt_r1.baselines.direct import FORMATS
 from prompt_r1.baselines.self_consistency import vote
@@ -56,7 +56,7 @@ def pool(source) -> Pool:
 def method(
     name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **knobs: object
 ) -> Method:
-    known = KnownAgent(agent, GAME, start=str(agent))
+    known = AgentSpec(agent, GAME, start=str(agent))
     return make_method(
         name,
         environment=environment,

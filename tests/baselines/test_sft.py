@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.names import trained_config
-from prompt_r1.agent.player import Player, load_player, make_player
 from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
     example_of,
@@ -31,13 +31,13 @@ TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=2, accumulate=2, checkpointing=False, device="cpu")
 
 
-def player() -> Player:
-    return make_player(
+def player() -> Agent:
+    return make_agent(
         tiny.policy(), Codec(tiny.tokenizer(), "Answer."), replace(game_of(SMALL), max_tokens=400)
     )
 
 
-def examples(of: Player) -> list[Trajectory]:
+def examples(of: Agent) -> list[Trajectory]:
     return [example_of(question, of, cutoff=500) for question in QUESTIONS]
 
 
@@ -150,7 +150,7 @@ def test_the_fine_tuned_agent_is_a_folder_like_any_other_and_answers(tmp_path):
     assert set(tuned.state_dict()) == names
     game = trained_config(folder)
     assert game is not None and (game.env, game.rule, game.max_turns) == ("none", "alone", 1)
-    ours = load_player(folder, replace(game, max_tokens=400), torch.device("cpu")).policy.model
+    ours = load_agent(folder, replace(game, max_tokens=400), torch.device("cpu")).policy.model
     torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 

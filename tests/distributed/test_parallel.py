@@ -14,14 +14,20 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed.fsdp import whole
-from prompt_r1.distributed.ranks import Ranks, choose_parallel, deal, make_mesh, start_ranks, stop_ranks
+from prompt_r1.distributed.fsdp import full_tensor
+from prompt_r1.distributed.ranks import (
+    Ranks,
+    assign_questions,
+    choose_parallel,
+    make_mesh,
+    start_ranks,
+    stop_ranks,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import group_advantages, survivors
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.batch import Sample
 from prompt_r1.training.update import Updater, split
-from prompt_r1.types import Completion, Question, Reward, Trajectory
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
 from tests.test_entry_points import call
 from tests.training.test_update import ONE, on_policy
@@ -83,12 +89,15 @@ def group(seed: int, broken: int) -> list[Trajectory]:
     return games
 
 
-def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[Sample]]:
+def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[ScoredGame]]:
     """Those that were not broken, with rewards, compared with their siblings."""
     alive_PG = [survivors(games) for games in groups_PG]
     rewards_PG = [[len(game.tokens) % 7 / 3 - 1 for game in games] for games in alive_PG]
     return [
-        [Sample(game, Reward(1, 0, reward), advantage) for game, reward, advantage in zip(*rows, strict=True)]
+        [
+            ScoredGame(game, Reward(1, 0, reward), advantage)
+            for game, reward, advantage in zip(*rows, strict=True)
+        ]
         for rows in zip(alive_PG, rewards_PG, group_advantages(rewards_PG), strict=True)
     ]
 
@@ -111,7 +120,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     metrics = []
     for number, broken in enumerate(STEPS):
         groups_PG = [group(100 * number + index, count) for index, count in enumerate(broken)]
-        mine = deal([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
+        mine = assign_questions([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
         samples_PG = samples_of([groups_PG[index] for index in mine])
         for samples in samples_PG:
             on_policy(samples, sampled_by)
@@ -120,7 +129,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
                 split(samples_PG, games=len(broken) * GROUP, group_size=GROUP, mini_batch=8, numbers=mine)
             )
         )
-        player.follow(policy)
+        player.copy_weights_from(policy)
     kept = sum(
         getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in policy.parameters()
     )
@@ -128,7 +137,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
 
 
 def _whole(policy: Policy, name: str) -> list[Tensor]:
-    return [whole(getattr(parameter, name)).clone() for parameter in policy.parameters()]
+    return [full_tensor(getattr(parameter, name)).clone() for parameter in policy.parameters()]
 
 
 def rank_of_two(rank: int, ports: dict[str, int], folder: Path) -> None:
@@ -230,13 +239,13 @@ def test_nodes_of_different_sizes_cannot_hold_the_same_slices(monkeypatch):
 def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
     rng = random.Random(0)
     lengths = [rng.choice([20, 30, 200]) for _ in range(64)]
-    shares = deal(lengths, 4)
+    shares = assign_questions(lengths, 4)
     assert sorted(number for share in shares for number in share) == list(range(64))
     assert all({number // 4 for number in share} == set(range(16)) for share in shares)  # one of every four
     in_turn = [sum(lengths[rank::4]) for rank in range(4)]
     dealt = [sum(lengths[number] for number in share) for share in shares]
     assert max(dealt) - min(dealt) <= max(lengths) < max(in_turn) - min(in_turn)
-    assert deal([5], 2) == [[0], []]
+    assert assign_questions([5], 2) == [[0], []]
 
 
 @pytest.mark.slow

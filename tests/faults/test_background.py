@@ -9,7 +9,7 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.fsdp import whole
+from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import Ranks, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from tests import tiny
@@ -38,7 +38,7 @@ class Run:
         self.optimizer.zero_grad()
 
     def weights(self) -> list[torch.Tensor]:
-        return [whole(weight.data).clone() for weight in self.policy.parameters()]
+        return [full_tensor(weight.data).clone() for weight in self.policy.parameters()]
 
 
 def rank_of_two(rank: int, port: int, folder: Path) -> None:

@@ -73,7 +73,10 @@ def fingerprint() -> str:
 
 
 def test_a_seed_gives_the_same_world_questions_replies_and_agent_in_every_process():
-    code = "import torch; torch.set_num_threads(1); import tests.miniworld.test_miniworld as t; print(t.fingerprint())"
+    code = (
+        "import torch; torch.set_num_threads(1); "
+        "import tests.miniworld.test_miniworld as t; print(t.fingerprint())"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == fingerprint()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import train
-from prompt_r1.agent.player import load_policy
+from prompt_r1.agent.agent import load_policy
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.distributed.ranks import start_ranks
 from prompt_r1.errors import UsageError

@@ -21,7 +21,8 @@ import torch
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
 from prompt_r1.agent.packing import pack
 from prompt_r1.grpo import grpo_loss
-from prompt_r1.training.batch import Sample, collate, sequence_mean_weight, token_mean_weight
+from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
+from prompt_r1.types import ScoredGame
 from tests import tiny
 from tests.test_grpo import CPU, some_samples
 from tests.training.test_update import on_policy
@@ -33,7 +34,7 @@ pytestmark = [
 LONGEST = 64  # max_completion_length
 
 
-def stale_samples(policy) -> list[Sample]:
+def stale_samples(policy) -> list[ScoredGame]:
     """Six games of two questions, whose old log-probabilities are some steps old."""
     samples, rng = on_policy(some_samples(6), policy), random.Random(0)
     for sample in samples:

@@ -11,8 +11,8 @@ from prompt_r1.agent.policy import Policy, Scores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
-from prompt_r1.training.batch import Sample
 from prompt_r1.training.update import MAX_SKIPPED, Updater, split
+from prompt_r1.types import ScoredGame
 from tests import tiny
 from tests.agent.test_policy import naive
 from tests.test_grpo import CPU, some_samples
@@ -20,7 +20,7 @@ from tests.test_grpo import CPU, some_samples
 ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
 
 
-def on_policy(samples: list[Sample], policy) -> list[Sample]:
+def on_policy(samples: list[ScoredGame], policy) -> list[ScoredGame]:
     """Give the games the policy's own log-probabilities, as the engine would have recorded them."""
     for sample in samples:
         with torch.no_grad():
@@ -45,8 +45,8 @@ def test_better_games_become_likelier_and_worse_ones_less_likely():
     policy = tiny.policy()
     better, worse = on_policy(some_samples(2), policy)
     better, worse = (
-        Sample(better.trajectory, better.reward, 1.0),
-        Sample(worse.trajectory, worse.reward, -1.0),
+        ScoredGame(better.trajectory, better.reward, 1.0),
+        ScoredGame(worse.trajectory, worse.reward, -1.0),
     )
     before = [_likelihood(policy, sample) for sample in (better, worse)]
     updater(policy).update([[better, worse]])
@@ -54,7 +54,7 @@ def test_better_games_become_likelier_and_worse_ones_less_likely():
     assert after[0] > before[0] and after[1] < before[1]
 
 
-def _likelihood(policy, sample: Sample) -> float:
+def _likelihood(policy, sample: ScoredGame) -> float:
     with torch.no_grad():
         return policy(pack([[sample.trajectory]], CPU)).logprobs.sum().item()
 
@@ -92,7 +92,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     """The other optimiser steps of the update are taken, and the means are theirs."""
     policy, twin = tiny.policy(), tiny.policy()
     samples = on_policy(some_samples(4), policy)
-    poisoned = [Sample(samples[0].trajectory, samples[0].reward, float("inf")), samples[1]]
+    poisoned = [ScoredGame(samples[0].trajectory, samples[0].reward, float("inf")), samples[1]]
     metrics = updater(policy).update([samples[2:], poisoned])
     expected = updater(twin).update([samples[2:]])
     assert metrics.pop("update/skipped") == 1 and expected.pop("update/skipped") == 0
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
 def test_the_run_stops_when_step_after_step_is_skipped():
     policy = tiny.policy()
     good = on_policy(some_samples(2), policy)
-    bad = [Sample(good[0].trajectory, good[0].reward, float("nan"))]
+    bad = [ScoredGame(good[0].trajectory, good[0].reward, float("nan"))]
     trainer = updater(policy, lr=0.0)
     trainer.update([bad] * (MAX_SKIPPED - 1))
     trainer.stop_if_broken()

@@ -1,0 +1,129 @@
+"""An agent that is ready to play: weights, engine, codec and the rules of its game."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.names import AgentSpec
+from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.agent.remote import RemoteEngine, parse_remote
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.types import Completion, GameSettings, Question
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent that is ready to play; its engine runs in this process or behind an endpoint."""
+
+    engine: Engine | RemoteEngine
+    codec: Codec
+    game: GameSettings
+
+    @property
+    def policy(self) -> Policy:
+        """The weights that play, of an agent in this process."""
+        assert isinstance(self.engine, Engine)
+        return self.engine.policy
+
+    async def generate(
+        self,
+        tokens: list[int],
+        *,
+        max_new: int,
+        seed: str,
+        temperature: float,
+        watch: Callable[[int], None] | None = None,
+    ) -> Completion:
+        """One turn of a game. `watch` is called with each token as it is sampled in this process."""
+        stop = ACTION_ENDS if self.game.stop_tags else ()
+        if isinstance(self.engine, RemoteEngine):
+            return await self.engine.generate(
+                tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop
+            )
+        return await self.engine.generate(
+            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop, watch=watch
+        )
+
+    def clear_cache(self) -> None:
+        """Drop every cached sequence: call it when the weights have changed."""
+        if isinstance(self.engine, Engine):
+            self.engine.clear_cache()
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        if isinstance(self.engine, RemoteEngine):
+            await self.engine.close()
+
+
+def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0) -> Agent:
+    """Give a policy an engine for its games; `kv_tokens` as in `Engine`."""
+    engine = Engine(
+        policy,
+        stop_ids=codec.stop_ids,
+        max_tokens=game.max_tokens,
+        kv_tokens=kv_tokens,
+        decode=codec.decode,
+    )
+    return Agent(engine, codec, game)
+
+
+def load_agent(
+    path: str | Path, config: TrainConfig, device: torch.device, *, weights: torch.dtype | None = None
+) -> Agent:
+    """The agent in a folder or of a hub id, ready to play the game of `config`.
+
+    Its weights are in the compute dtype or in `weights`. Raises UsageError where there is no such agent.
+    """
+    compute = compute_dtype(config.dtype, device)
+    codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    policy = load_policy(
+        path, device=device, compute=compute, weights=weights or compute, temperature=config.temperature
+    )
+    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
+
+
+def codec_of(spec: AgentSpec) -> Codec:
+    """The codec of an agent's tokenizer and game."""
+    return Codec(load_tokenizer(spec.tokenizer or spec.path), INSTRUCTIONS[spec.config.instruction])
+
+
+def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
+    """The agent that a user named, in this process or behind an endpoint, ready to play its game."""
+    remote = parse_remote(str(spec.path))
+    if remote is None:
+        return load_agent(spec.path, spec.config, device)
+    codec = codec_of(spec)
+    return Agent(RemoteEngine(*remote, codec, prompts=spec.prompts), codec, spec.config.game)
+
+
+async def check_endpoint(spec: AgentSpec) -> None:
+    """For an agent behind an endpoint: raise UsageError or FatalEnvError if it plainly cannot play."""
+    remote = parse_remote(str(spec.path))
+    if remote is None:
+        return
+    engine = RemoteEngine(*remote, codec_of(spec), prompts=spec.prompts)
+    try:
+        await engine.check()
+    finally:
+        await engine.close()
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products called `name`; float32 on a CPU, where bfloat16 is slow."""
+    return torch.float32 if device.type == "cpu" else getattr(torch, name)
+
+
+def check_question_lengths(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:
+    """Raise UsageError for a question that leaves the agent no room to write."""
+    for question in questions:
+        length = len(codec.opening(question.text))
+        if length >= max_tokens:
+            raise UsageError(
+                f"question {question.id!r} takes {length} tokens of a game of {max_tokens}: shorten it, or "
+                "train with a larger --max-tokens"
+            )

@@ -1,0 +1,154 @@
+"""One training run: its steps, from the newest checkpoint to the last, and how it ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.sampler import QuestionSampler
+from prompt_r1.distributed.ranks import RankLost, Ranks, run_on_all_ranks, stop_ranks
+from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.environments.pool import Pool
+from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.storage.checkpoint import State
+from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.training.console import Console, summary
+from prompt_r1.training.lifecycle import Lifecycle
+from prompt_r1.training.step_metrics import spending, step_metrics
+from prompt_r1.training.update import Update
+from prompt_r1.training.weights import Models
+from prompt_r1.types import ScoredGame
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Run:
+    """Steps, log, clock and console of a training run. Every method is called by every rank or by none."""
+
+    def __init__(
+        self, config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.ranks = ranks
+        self.interrupt = interrupt
+        self.log = Log(folder, quiet=not ranks.first, track=config.track)
+        self.console = Console(self.log, steps=config.steps, priced=bool(config.env_price))
+        self.clock = Clock(self.console.phase)
+        self.state = State(step=-1)
+        self._runner = runner
+
+    def wait_for(self, work: Coroutine[None, None, T]) -> T:
+        """Run this rank's share of some asynchronous work.
+
+        A signal cancels it, and an error on one rank stops all of them. Raises Resumable, FatalEnvError or
+        UsageError.
+        """
+        return run_on_all_ranks(self.interrupt.guard(work), self._runner, self.ranks)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Measure a phase of the step as `time/NAME`, and show it in the progress line."""
+        return self.clock.phase(name)
+
+    def counted(self, play: Callable[P, Awaitable[T]], games: int) -> Callable[P, Awaitable[T]]:
+        """`play`, with the progress line counting how many of its `games` games have ended."""
+        return self.console.counted(play, games)
+
+    def begin(
+        self,
+        models: Models,
+        update: Update,
+        sampler: QuestionSampler,
+        environment: Pool,
+        validate: Callable[[], dict[str, float]],
+    ) -> None:
+        """Load the newest checkpoint of the run folder, if there is one.
+
+        `validate` returns the validation metrics.
+        """
+        self._sampler, self._environment, self._validate, self._update = (
+            sampler,
+            environment,
+            validate,
+            update,
+        )
+        self._lifecycle = Lifecycle(
+            self.config,
+            self.ranks,
+            self.log,
+            self.console,
+            self.clock,
+            self.interrupt,
+            models.policy,
+            update.optimizer,
+            sampler,
+            models.start,
+            refresh=models.refresh,
+        )
+        size = sum(parameter.numel() for parameter in models.policy.parameters())
+        where = f"{self.ranks.count} × {self.ranks.device.type}"
+        self.log.say(
+            f"{self.folder}: agent {self.config.agent} ({size:,} parameters), environment {self.config.env}, "
+            f"{where}"
+        )
+        self.state = self._lifecycle.begin()
+
+    @contextmanager
+    def saved_on_stop(self) -> Iterator[None]:
+        """Train inside. When the environment, a signal or an alarm ends the training, save and say so.
+
+        Raises Resumable for a run that was stopped and saved.
+        """
+        try:
+            yield
+            self.log.say("\n" + summary(self.folder, self.state.best_step, self.config))
+        except (FatalEnvError, Resumable) as error:
+            # Before the first step there is nothing to save, and a fatal error needs the user.
+            first = 1 if isinstance(error, FatalEnvError) else 0
+            if self.state.step < first or isinstance(error, RankLost):
+                raise
+            self._lifecycle.save(self.state, wait=True)
+            stop_ranks(self.ranks)  # all ranks have agreed on this stop
+            raise Resumable(
+                f"{error}; stopped after step {self.state.step}, the same command goes on"
+            ) from None
+        finally:
+            self.log.close()
+            self._runner.run(self._environment.close())
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps to train, each after the one before is logged, validated and saved.
+
+        A rollback goes back to an earlier number. Step 0 only measures the start, and is not yielded.
+        """
+        if self.state.step < 0:
+            self.state.step, self.state.line = 0, {"step": 0}
+        with self.console.bar(self.state.step):
+            if self.state.line:  # step 0, or a run that stopped between an update and its line
+                self._complete()
+            while self.state.step < self.config.steps:
+                yield self.state.step + 1
+                self._complete()
+        self._lifecycle.save(self.state, wait=True)
+
+    def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
+        """Write the games of a step, and record its metrics: the weights are now those after `step`."""
+        self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
+        metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=self.clock.seconds["rollout"])
+        self.state.step, self.state.sampler = step, self._sampler.state()
+        self.state.line = {"step": step, **metrics}
+
+    def _complete(self) -> None:
+        """Validate, log and save the step, and check whether the run must stop or go back."""
+        line = dict(self.state.line)
+        last = self.state.step == self.config.steps
+        if self.config.val_data and (self.state.step % self.config.val_every == 0 or last):
+            with self.phase("validation"):
+                line |= {f"val/{name}": value for name, value in self._validate().items()}
+        line |= self.clock.take() | spending(self._environment, self.ranks)
+        self.state = self._lifecycle.complete(self.state, line)
+        self._update.check_finite()
+        self.console.at(self.state.step)
