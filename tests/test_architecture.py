@@ -1,7 +1,6 @@
-"""The house rules that a machine can check: layers, homes of packages, sizes, docstrings."""
+"""The rules of the rooms that a machine can check: imports, homes of packages, docstrings, names."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,38 +8,37 @@ import pytest
 
 from tests.paths import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
-METHOD = ("types", "protocol", "rollout", "reward", "grpo")  # and train.py: the method in one sitting
+# Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
+ROOMS = (
+    "errors", "types", "terminal", "metrics", "protocol", "rollout", "reward", "grpo",
+    "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
+    "report", "storage", "evaluation", "training", "baselines", "studies",
+)  # fmt: skip
+# The method in one sitting, in this order; then train.py.
+METHOD = ("types", "protocol", "rollout", "reward", "grpo")
+
 LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))
 ENTRY_POINTS = [ROOT / "train.py", ROOT / "infer.py", ROOT / "evaluate.py"]
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in [*LIBRARY, *ENTRY_POINTS]}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Third-party packages that have few homes; all others may be imported anywhere.
+# Third-party packages that only these files and folders import; all others may be imported anywhere.
 HOMES = {
-    "httpx": ("prompt_r1/environments/", "prompt_r1/served.py"),  # the clients of endpoints
+    "httpx": ("prompt_r1/endpoint/", "prompt_r1/agent/remote.py", "prompt_r1/environments/chat.py"),
     "torch.distributed": (
-        "prompt_r1/distributed.py",
-        "prompt_r1/fsdp.py",
-        "prompt_r1/policy.py",
-        "prompt_r1/sharded.py",
-        "prompt_r1/checkpoint.py",
-        "prompt_r1/export.py",
+        "prompt_r1/distributed/",
+        "prompt_r1/agent/policy.py",
+        "prompt_r1/storage/",
     ),
-    "flash_attn": ("prompt_r1/attention.py",),
+    "flash_attn": ("prompt_r1/agent/",),
     "pyarrow": ("prompt_r1/data/",),
-    "huggingface_hub": ("prompt_r1/hub.py", "prompt_r1/similarity.py"),
+    "huggingface_hub": ("prompt_r1/agent/", "prompt_r1/metrics/similarity.py"),
     "tokenizers": ("prompt_r1/miniworld/tokenizer.py",),
-    "safetensors": ("prompt_r1/sharded.py",),
-    "torch.utils.tensorboard": ("prompt_r1/tracking.py",),
-    "wandb": ("prompt_r1/tracking.py",),
+    "safetensors": ("prompt_r1/storage/tensor_files.py",),
+    "torch.utils.tensorboard": ("prompt_r1/storage/trackers.py",),
+    "wandb": ("prompt_r1/storage/trackers.py",),
 }
-LONG_FILES = {
-    "prompt_r1/engine.py": 340,  # one scheduler, whose parts are of no use apart
-    "prompt_r1/players.py": 260,
-}
-LONG_FUNCTIONS = {"prompt_r1/config.py:check", "train.py:train"}
-# Methods that say by their name which interface they fill; the interface explains them.
+# Methods whose name says which interface they implement; the interface explains them.
 INTERFACE = {"ask", "answer", "call", "check", "close", "forward", "prepare", "reply"}
 
 
@@ -49,7 +47,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """The full names of the modules that a file imports, anywhere in it; TYPE_CHECKING ones too."""
+    """The full names of the modules that a file imports, anywhere in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -58,108 +56,99 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms() -> dict[str, int]:
-    """File or folder of prompt_r1 → its height in the README's tables: the method, then row by row."""
-    first, second = (
-        table.split("\n\n")[0] for table in re.split(r"\| file \|(?: lines \|)? what it ", README)[1:]
-    )
-    heights = dict.fromkeys(re.findall(r"prompt_r1/(\w+)", first), 0)
-    for height, line in enumerate(second.splitlines(), start=1):
-        heights |= dict.fromkeys(re.findall(r"(\w+)(?:\.py|/)`", line.split("|")[1]), height)
-    return heights
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "prompt_r1").parts[0].removesuffix(".py")
 
 
-def test_files_import_only_what_stands_above_them():
-    """The layering that the README promises, read from the imports."""
-    heights = rooms()
-    wrong = []
-    for path in LIBRARY:
-        room = path.relative_to(ROOT / "prompt_r1").parts[0].removesuffix(".py")
-        for module in imported(TREES[path]):
-            parts = module.split(".")
-            other = parts[1] if parts[0] == "prompt_r1" and len(parts) > 1 else ""
-            if heights.get(room) and heights.get(other, 0) > heights[room]:
-                wrong.append(f"{name_of(path)} imports {other}, which stands below it")
-    assert not wrong
+def rooms_imported(path: Path) -> set[str]:
+    """The other rooms that a file of the package imports."""
+    names = {module.split(".")[1] for module in imported(TREES[path]) if module.startswith("prompt_r1.")}
+    return names & set(ROOMS) - {room_of(path)}
 
 
-def test_nothing_below_imports_an_entry_point_or_a_test():
+def test_every_file_of_the_package_is_in_a_room():
+    rooms = {room_of(path) for path in LIBRARY} - {"__init__", "__main__"}
+    assert rooms == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_from_the_rooms_before_it(room):
+    allowed = set(ROOMS[: ROOMS.index(room)])
+    wrong = {name_of(path): rooms_imported(path) - allowed for path in LIBRARY if room_of(path) == room}
+    assert not {file: rooms for file, rooms in wrong.items() if rooms}
+
+
+def test_no_file_of_the_package_imports_a_script_or_a_test():
     outside = {"train", "infer", "evaluate", "tests", "benchmarks"}
-    assert not [name_of(path) for path in LIBRARY for module in imported(TREES[path])
-                if module.split(".")[0] in outside]  # fmt: skip
+    modules = [(name_of(path), module) for path in LIBRARY for module in imported(TREES[path])]
+    assert not [(file, module) for file, module in modules if module.split(".")[0] in outside]
+
+
+def test_train_py_imports_at_most_fifteen_of_our_modules():
+    nodes = [node for node in ast.walk(TREES[ROOT / "train.py"]) if isinstance(node, ast.ImportFrom)]
+    modules = {node.module for node in nodes if node.module and node.module.startswith("prompt_r1")}
+    assert len(modules) <= 15, sorted(modules)
 
 
 @pytest.mark.parametrize("package", HOMES)
 def test_a_package_is_imported_only_in_its_homes(package):
-    users = {name_of(path) for path, tree in TREES.items()
-             if any(f"{module}.".startswith(f"{package}.") for module in imported(tree))}  # fmt: skip
+    users = {
+        name_of(path)
+        for path, tree in TREES.items()
+        if any(f"{module}.".startswith(f"{package}.") for module in imported(tree))
+    }
     homes = HOMES[package]
-    assert users and all(any(user.startswith(home) for home in homes) for user in users), users
-    assert all(any(user.startswith(home) for user in users) for home in homes), "a home that nobody lives in"
+    strangers = [user for user in users if not any(user.startswith(home) for home in homes)]
+    unused = [home for home in homes if not any(user.startswith(home) for user in users)]
+    assert users and not strangers and not unused, (strangers, unused)
 
 
-def functions(tree: ast.AST, *, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
+def definitions(tree: ast.AST, *, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
     """Top-level functions and classes, and methods, with their dotted names."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Function | ast.ClassDef):
             yield prefix + node.name, node
             if isinstance(node, ast.ClassDef):
-                yield from functions(node, prefix=f"{prefix}{node.name}.")
+                yield from definitions(node, prefix=f"{prefix}{node.name}.")
 
 
-def test_files_are_short():
-    lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in TREES}
-    long = {name: length for name, length in lengths.items() if length > 250}
-    assert long.keys() <= LONG_FILES.keys(), long
-    assert all(long.get(name, 0) <= most for name, most in LONG_FILES.items()), long
-    assert all(name in long for name in LONG_FILES), "it has become short: strike it from the list"
-
-
-def test_functions_are_short():
-    long = {f"{name_of(path)}:{name}": node.end_lineno - node.lineno + 1
-            for path, tree in TREES.items() for name, node in functions(tree)
-            if not isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > 50}  # fmt: skip
-    assert set(long) <= LONG_FUNCTIONS, long
-
-
-def test_the_method_is_read_in_one_sitting():
-    files = [ROOT / "prompt_r1" / f"{name}.py" for name in METHOD] + [ROOT / "train.py"]
-    assert sum(len(file.read_text("utf-8").splitlines()) for file in files) <= 1000
-
-
-def says_it_by_its_name(name: str, node: Function | ast.ClassDef) -> bool:
-    """A method of a known interface, or a property: a noun, explained by its class."""
+def needs_no_docstring(name: str, node: Function | ast.ClassDef) -> bool:
+    """A private name, a method of a known interface, or a property that its class explains."""
+    if any(part.startswith("_") for part in name.split(".")):
+        return True
     marks = [mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)]
     return bool({"property", "cached_property"} & set(marks)) or ("." in name and node.name in INTERFACE)
 
 
-def undocumented(path: Path) -> list[str]:
-    """Public functions, classes and methods that nothing explains."""
-    return [
+def test_public_functions_classes_and_methods_have_docstrings():
+    missing = [
         f"{name_of(path)}:{name}"
-        for name, node in functions(TREES[path])
-        if not any(part.startswith("_") for part in name.split("."))
-        and not ast.get_docstring(node)
-        and not says_it_by_its_name(name, node)
+        for path, tree in TREES.items()
+        for name, node in definitions(tree)
+        if not needs_no_docstring(name, node) and not ast.get_docstring(node)
     ]
+    assert not missing
 
 
-def test_public_names_have_docstrings():
-    assert not [name for path in TREES for name in undocumented(path)]
+def test_no_public_class_name_is_used_twice():
+    homes: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert not {name: files for name, files in homes.items() if len(files) > 1}
 
 
-def test_every_name_that_the_method_takes_from_elsewhere_is_explained_there():
-    """Who reads the six files meets names of other modules: each says in a docstring what it is."""
-    files = [ROOT / "prompt_r1" / f"{name}.py" for name in METHOD] + [ROOT / "train.py"]
+def test_names_that_the_method_imports_are_explained_where_they_are_defined():
+    """A reader of the six files meets names of other modules: each has a docstring."""
     unexplained = []
-    for path in files:
+    for path in [*(ROOT / "prompt_r1" / f"{name}.py" for name in METHOD), ROOT / "train.py"]:
         for node in ast.walk(TREES[path]):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("prompt_r1."):
                 continue
             home = ROOT / f"{node.module.replace('.', '/')}.py"
-            home = home if home.exists() else home.with_suffix("") / "__init__.py"
-            known = dict(functions(TREES[home]))
-            wanted = [alias.name for alias in node.names]
-            unexplained += [f"{name_of(path)}: {name}" for name in wanted
-                            if name in known and not ast.get_docstring(known[name])]  # fmt: skip
+            known = dict(definitions(TREES[home]))
+            for alias in node.names:
+                if alias.name in known and not ast.get_docstring(known[alias.name]):
+                    unexplained.append(f"{name_of(path)}: {alias.name}")
     assert not unexplained
