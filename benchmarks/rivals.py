@@ -70,7 +70,8 @@ def play_continuous(
     model: PreTrainedModel, games: list[PlannedGame], *, latency: bool, batch: int, pages: int
 ) -> Run:
     """transformers' ContinuousBatchingManager (what `generate_batch` runs), every game on its own."""
-    config = ContinuousBatchingConfig(page_size=32, num_blocks=pages, max_batch_tokens=batch)
+    # The first argument is the page size: transformers 5.17 names it block_size, later versions page_size.
+    config = ContinuousBatchingConfig(32, num_blocks=pages, max_batch_tokens=batch)
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=config,

@@ -23,8 +23,8 @@ from tests.paths import ROOT
 
 # The real recipes with a tiny agent: small steps, short games.
 SMALL = [
-    "--questions", "4", "--group-size", "2", "--mini-batch", "4", "--max-new", "12", "--max-tokens", "700",
-    "--val-limit", "5", "--lr", "1e-3", "--device", "cpu",
+    "--questions", "2", "--group-size", "4", "--mini-batch", "4", "--max-new", "80",
+    "--max-tokens", "700", "--val-limit", "5", "--lr", "1e-3", "--device", "cpu",
 ]  # fmt: skip
 
 FOUR_STEPS = [*SMALL, "--out", "runs/small", "--steps", "4", "--val-every", "2", "--save-every", "2"]
@@ -82,11 +82,12 @@ def agent(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, agent) -> Path:
-    """A folder with runs/small: four steps of the mini preset."""
+def trained(tmp_path_factory, asking_agent) -> Path:
+    """A folder with runs/small: four steps of the mini preset, with a gradient in each."""
     folder = tmp_path_factory.mktemp("trained")
-    done = call(folder, "train.py", "--agent", agent, *FOUR_STEPS)
+    done = call(folder, "train.py", "--agent", asking_agent, *FOUR_STEPS)
     assert done.returncode == 0, done.stderr
+    assert all(line["grad_norm"] > 0 for line in read_metrics(folder / "runs/small")[1:])
     return folder
 
 
@@ -152,19 +153,22 @@ def test_the_trajectories_say_what_was_trained_on(trained):
     rows = (trained / "runs/small/trajectories/step-000001-rank0.jsonl").read_text().splitlines()
     assert len(rows) == 8
     game = json.loads(rows[0])
-    assert len(game["tokens"]) == len(game["sampled"]) and game["reward"]["total"] < 0
+    assert len(game["tokens"]) == len(game["sampled"]) and -1 <= game["reward"]["total"] <= 1
     assert len(game["logprobs"]) == game["sampled"].count("1") and max(game["logprobs"]) <= 0
     assert [(row["group"], row["sample"]) for row in map(json.loads, rows)] == [
-        (group, sample) for group in range(4) for sample in range(2)
+        (group, sample) for group in range(2) for sample in range(4)
     ]
-    assert game["stop"] in ("malformed", "max_tokens")
+    assert game["stop"] in ("answered", "max_turns", "malformed", "max_tokens")
+    assert any(json.loads(row)["advantage"] for row in rows)
 
 
-def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained, agent, tmp_path, call_here):
-    line = ["train.py", "--agent", agent, "--out", "runs/small", "--val-every", "2", "--save-every", "2",
-            "--test-data", "none", *SMALL]  # fmt: skip
+def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(
+    trained, asking_agent, tmp_path, call_here
+):
+    line = ["train.py", "--agent", asking_agent, *SMALL, "--out", "runs/small", "--test-data", "none"]
+    line += ["--val-every", "2", "--save-every", "2"]
     (tmp_path / "runs/small/report.html").mkdir(parents=True)  # a report that cannot be written stops no run
-    begun = call(tmp_path, *line, "--steps", "2")
+    begun = call_here(tmp_path, *line, "--steps", "2")
     assert begun.returncode == 0 and "report.html could not be written: Is a directory" in begun.stdout
     # As if a kill had come after the next step's line was written and before its checkpoint.
     with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
@@ -172,10 +176,10 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
     resumed = call_here(tmp_path, *line, "--steps", "4")
     assert resumed.returncode == 0 and "Going on after step 2" in resumed.stdout
     whole, parts = weights(trained / "runs/small"), weights(tmp_path / "runs/small")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
     curves = [
         [
-            (row["step"], row.get("reward/mean"), row.get("loss"), row.get("val/reward"))
+            {name: row.get(name) for name in ("step", "reward/mean", "loss", "grad_norm", "val/reward")}
             for row in read_metrics(run)
         ]
         for run in (trained / "runs/small", tmp_path / "runs/small")
@@ -184,9 +188,9 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(trained
 
 
 @pytest.mark.slow
-def test_two_ranks_with_sharded_weights_train_as_one(trained, agent, tmp_path):
+def test_two_ranks_with_sharded_weights_train_as_one(trained, asking_agent, tmp_path):
     """The same games and the same losses, but for the order of sums."""
-    done = call(tmp_path, "train.py", "--agent", agent, *FOUR_STEPS, "--parallel", "fsdp", ranks=2)
+    done = call(tmp_path, "train.py", "--agent", asking_agent, *FOUR_STEPS, "--parallel", "fsdp", ranks=2)
     assert done.returncode == 0, done.stderr
     one, two = read_metrics(trained / "runs/small"), read_metrics(tmp_path / "runs/small")
     for alone, together in zip(one, two, strict=True):
@@ -256,11 +260,9 @@ def test_infer_prints_a_dialogue_and_json(trained, call_here):
     spoken = call(trained, *line)
     assert spoken.returncode == 0 and spoken.stdout.startswith("question     Any idea who made Silver River?")
     told = json.loads(call_here(trained, *line, "--json").stdout)
-    assert told["question"] == "Any idea who made Silver River?" and told["stop"] in (
-        "malformed",
-        "max_tokens",
-    )
-    assert told["environment"] == "mini" and len(told["turns"]) == 1
+    assert told["question"] == "Any idea who made Silver River?"
+    assert told["stop"] in ("answered", "max_turns", "malformed", "max_tokens")
+    assert told["environment"] == "mini" and 1 <= len(told["turns"]) <= 4
 
 
 def test_evaluate_scores_every_method_and_writes_each_prediction(trained):
@@ -291,7 +293,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
     done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
-    assert done.returncode == 0 and "| prompt-r1 | own | 1 | 0 | 0.000 [" in done.stdout
+    assert done.returncode == 0 and re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", done.stdout)
 
 
 BAD_INPUT = [
@@ -366,18 +368,28 @@ def test_a_rank_that_fails_ends_the_others(agent, tmp_path):
     assert done.returncode != 0 and "there is no checkpoint in it" in done.stderr
 
 
-def test_a_changed_setting_is_not_resumed_silently(trained, agent, call_here):
+def test_a_changed_setting_is_not_resumed_silently(trained, asking_agent, call_here):
     before = (trained / "runs/small/config.yaml").read_bytes()
     done = call_here(
-        trained, "train.py", "--agent", agent, "--out", "runs/small", "--steps", "9", *SMALL, "--lr", "5e-3"
+        trained,
+        "train.py",
+        "--agent",
+        asking_agent,
+        "--out",
+        "runs/small",
+        "--steps",
+        "9",
+        *SMALL,
+        "--lr",
+        "5e-3",
     )
     assert done.returncode == 2 and "lr = 0.001, not 0.005" in done.stderr
     assert (trained / "runs/small/config.yaml").read_bytes() == before
 
 
-def test_never_resuming_does_not_write_over_a_run(trained, agent, call_here):
+def test_never_resuming_does_not_write_over_a_run(trained, asking_agent, call_here):
     before = (trained / "runs/small/metrics.jsonl").read_bytes()
-    line = ["train.py", "--agent", agent, "--out", "runs/small", "--resume", "never", *SMALL]
+    line = ["train.py", "--agent", asking_agent, "--out", "runs/small", "--resume", "never", *SMALL]
     done = call_here(trained, *line)
     assert done.returncode == 2 and "holds a run already" in done.stderr
     assert (trained / "runs/small/metrics.jsonl").read_bytes() == before

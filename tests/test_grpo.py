@@ -135,6 +135,27 @@ def test_kl_is_never_negative_and_zero_at_the_reference():
     assert (away.kl >= 0).all() and away.metrics["kl"] > 0
 
 
+def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():
+    """Likelier tokens of good games and less likely ones of bad games gain nothing more: those count, by
+    their weight. Where clipping would make the loss smaller, the surrogate stays unclipped.
+    """
+    (batch,) = batches_of(some_samples(1))
+    moves_and_counted = [((0.3, +1.0), 1), ((-0.3, -1.0), 1), ((-0.3, +1.0), 0), ((0.3, -1.0), 0)]
+    moves_and_counted += [((0.1, +1.0), 0), ((-0.1, -1.0), 0), ((0.3, 0.0), 0), ((-0.3, 0.0), 0)]
+    weights = [0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]
+    old, advantages = torch.zeros(8), torch.tensor([advantage for (_, advantage), _ in moves_and_counted])
+    batch = replace(
+        batch, weights=torch.tensor(weights), advantages=advantages, old_logprobs=old, ref_logprobs=old
+    )
+    logprobs = torch.tensor([move for (move, _), _ in moves_and_counted], requires_grad=True)
+    loss = grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.0)
+    loss.total.backward()
+    assert loss.metrics["clip_frac"].item() == pytest.approx(0.5)
+    assert [gradient == 0 for gradient in logprobs.grad] == [
+        bool(counted) or advantage == 0 for (_, advantage), counted in moves_and_counted
+    ]
+
+
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():
     (advantages,) = group_advantages([[1, 0, 0, 0.5, 0]])
     assert advantages == pytest.approx([1.5652, -0.6708, -0.6708, 0.4472, -0.6708], abs=1e-4)
@@ -146,5 +167,7 @@ def test_a_group_without_spread_or_siblings_teaches_nothing():
 
 def test_a_group_goes_on_with_three_quarters_of_its_games_and_is_dropped_with_fewer():
     fine, broken = game(1), game(2, stop="env_error")
-    assert survivors([fine] * 4 + [broken]) == [fine] * 4
-    assert survivors([fine] * 3 + [broken] * 2) == []
+    for alive, count in [(4, 5), (3, 4), (6, 8), (9, 12)]:
+        assert survivors([fine] * alive + [broken] * (count - alive)) == [fine] * alive
+    for alive, count in [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)]:
+        assert survivors([fine] * alive + [broken] * (count - alive)) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from prompt_r1.protocol import parse
-from prompt_r1.reward import RULES, score, well_formed
+from prompt_r1.reward import RULES, Rule, score, well_formed
 from prompt_r1.types import FormatTerms, Question, Trajectory, Turn
 from tests.tiny import think
 
@@ -69,6 +69,14 @@ def test_no_answer_always_scores_below_a_well_formed_wrong_answer(rule, good_tur
     without = score(game(*[GOOD] * good_turns, stop="max_turns"), rule=RULES[rule])
     wrong = score(game(*[GOOD] * good_turns, WRONG), rule=RULES[rule])
     assert without.total < wrong.total
+
+
+def test_a_rounding_error_of_the_sum_does_not_shut_the_gate():
+    """0.1 + 0.7 + 0.1 + 0.1 is 1 on paper and 0.9999999999999999 in floats."""
+    rule = Rule(alpha=0.1, beta=0.7, gamma=0.1, delta=0.1, epsilon=1.0, unanswered_cap=0.1)
+    reward = score(game(GOOD, RIGHT), rule=rule)
+    assert reward.terms.sum < rule.epsilon
+    assert reward.gate_is_open and reward.total == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("rule", ["paper", "release", "alone"])

@@ -109,22 +109,107 @@ def test_groups_keep_their_order_and_every_game_has_its_own_seed():
     assert len(set(seeds)) == 12 and "7/2/3" in seeds
 
 
-def test_a_fatal_error_stops_all_games_and_is_raised_as_it_is():
-    ended: list[str] = []
+class OpenGames:
+    """Games that never end by themselves and take a moment to close when they are cancelled."""
 
-    async def play_one(question: Question, seed: str, number: int) -> Trajectory:
-        if question.id == "q0":
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    async def play_one(self, question: Question, seed: str, number: int) -> Trajectory:
+        if question.id == "fatal":
             raise FatalEnvError("wrong key")
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # a reply that never comes
         finally:
-            ended.append(seed)
+            await asyncio.sleep(0.01)
+            self.closed.append(seed)
         return Trajectory(question)
 
-    questions = [Question(f"q{n}", "test", "?", ("a",)) for n in range(2)]
-    with pytest.raises(FatalEnvError, match="wrong key"):
-        asyncio.run(play_groups(questions, 2, play_one, seeds=["0", "1"]))
-    assert len(ended) == 2
+    async def play(self, ids: list[str]) -> list[list[Trajectory]]:
+        questions = [Question(name, "test", "?", ("a",)) for name in ids]
+        games = play_groups(questions, 2, self.play_one, seeds=ids)
+        return await asyncio.wait_for(games, timeout=1)
+
+
+def test_a_fatal_error_cancels_all_games_at_once_and_is_raised_as_it_is():
+    """When it is raised, the other games have closed what they had open."""
+    games = OpenGames()
+
+    async def play() -> list[str]:
+        with pytest.raises(FatalEnvError, match="wrong key"):
+            await games.play(["fatal", "q"])
+        return sorted(games.closed)  # before the event loop itself cancels what is left
+
+    assert asyncio.run(play()) == ["q/0", "q/1"]
+
+
+def test_cancelling_the_groups_cancels_their_games_and_waits_until_they_have_closed():
+    games = OpenGames()
+
+    async def cancel() -> list[str]:
+        groups = asyncio.create_task(games.play(["p", "q"]))
+        await asyncio.sleep(0.01)
+        groups.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await groups
+        return sorted(games.closed)
+
+    assert asyncio.run(cancel()) == ["p/0", "p/1", "q/0", "q/1"]
+
+
+def test_a_turn_gets_max_new_tokens_or_the_room_that_its_game_has_left():
+    agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b"), think("3", answer="x")])
+    play_game(agent, ScriptedEnvironment(["one", "two"]), max_tokens=420, max_new=250)
+    rooms = [420 - len(read) for read in agent.read]
+    assert rooms[0] > 250 > rooms[1] > rooms[2] > 0
+    assert agent.limits == [250, rooms[1], rooms[2]]
+
+
+@pytest.mark.parametrize(
+    ("room", "turns", "stop"), [(0, 1, "max_tokens"), (1, 2, "answered"), (-1, 1, "max_tokens")]
+)
+def test_a_game_goes_on_while_there_is_room_for_one_token(room, turns, stop):
+    """A game whose first reply leaves exactly `room` tokens."""
+    texts = [think("1", prompt="a"), think("2", answer="x")]
+    agent = ScriptedAgent(texts)
+    play_game(agent, ScriptedEnvironment(["one"]))
+    agent_in_less, environment = ScriptedAgent(texts), ScriptedEnvironment(["one"])
+    game = play_game(agent_in_less, environment, max_tokens=len(agent.read[1]) + room)
+    assert (len(agent_in_less.read), game.stop, len(game.turns)) == (turns, stop, turns)
+
+
+def test_a_message_that_the_agent_leaves_open_is_closed_before_the_reply():
+    """A turn stopped at its closing tag has no end token of its own. The dialogue is the same, but the end
+    token is not the agent's: it is not trained on.
+    """
+    texts = [think("1", prompt="a"), think("2", answer="x")]
+    closed, left_open = (
+        play_game(ScriptedAgent(texts, finished=finished), ScriptedEnvironment(["one"]))
+        for finished in (True, False)
+    )
+    assert left_open.tokens == closed.tokens[:-1]
+    assert sum(closed.sampled) == sum(left_open.sampled) + 2
+
+
+def test_every_turn_of_a_game_has_its_own_seed():
+    agents = []
+    for seed in ("7/q/0", "7/q/1"):
+        agents.append(ScriptedAgent([think(str(n), prompt="a") for n in range(3)]))
+        play_game(agents[-1], ScriptedEnvironment(["fine"] * 3), max_turns=3, seed=seed)
+    assert agents[0].seeds == ["7/q/0/1", "7/q/0/2", "7/q/0/3"]
+    assert len({*agents[0].seeds, *agents[1].seeds}) == 6
+
+
+def test_the_seconds_that_the_environment_takes_are_recorded_for_failed_calls_too():
+    class SlowEnvironment(ScriptedEnvironment):
+        async def ask(self, messages, **fields):
+            await asyncio.sleep(0.02)
+            return await super().ask(messages, **fields)
+
+    for reply, ends in (("fine", think("2", answer="x")), (EnvError("HTTP 500"), "")):
+        game = play_game(ScriptedAgent([think("1", prompt="a"), ends]), SlowEnvironment([reply]))
+        assert 0.015 < game.turns[0].latency < 5
+        assert all(turn.latency == 0 for turn in game.turns[1:])
 
 
 def test_a_long_reply_is_cut_for_the_agent_and_whole_for_the_environment():
@@ -144,7 +229,7 @@ def test_the_agent_is_told_its_last_turn_only_when_asked_to_and_only_there(max_t
         agent = ScriptedAgent([think("1", prompt="a")] * max_turns)
         replies = ScriptedEnvironment(["fine"] * max_turns)
         play_game(agent, replies, max_turns=max_turns, force_answer=force_answer)
-        told.append([tiny.tokenizer().decode(read).count(LAST_TURN) for read in agent.read])
+        told.append([tiny.tokenizer().decode(read).count("\n" + LAST_TURN) for read in agent.read])
         assert len(replies.asked) == max_turns - 1
     assert told == [[0] * (max_turns - 1) + [1], [0] * max_turns]
 

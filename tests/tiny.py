@@ -72,15 +72,19 @@ def random_tokens(length: int, *, seed: int) -> list[int]:
 
 
 class ScriptedAgent:
-    """Generates the given texts, turn by turn, whatever it reads; remembers what it read."""
+    """Generates the given texts, turn by turn, whatever it reads; records the arguments of each call."""
 
     def __init__(self, texts: list[str], *, finished: bool = True) -> None:
         self.texts = list(texts)
         self.finished = finished
         self.read: list[list[int]] = []
+        self.limits: list[int] = []  # max_new of each call
+        self.seeds: list[str] = []
 
     async def generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
         self.read.append(list(tokens))
+        self.limits.append(max_new)
+        self.seeds.append(seed)
         ids = tokenizer()(self.texts.pop(0), add_special_tokens=False)["input_ids"]
         ids = [*ids, tokenizer().eos_token_id] if self.finished else ids[:max_new]
         return Completion(ids, [-0.5] * len(ids), self.finished)

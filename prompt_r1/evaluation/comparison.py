@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import FIGURES, LABELS, Scores
 from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.tables import markdown_row
 from prompt_r1.metrics.statistics import (
     holm,
     macro_interval,
@@ -150,7 +151,7 @@ def comparison_table(differences: Sequence[Difference], first: str, second: str)
         "verdict",
     ]
     lines = [
-        "| " + " | ".join(heads) + " |",
+        markdown_row(heads),
         "|---|---|" + "---:|" * 4 + "---|" + "---:|" * 3 + "---|",
     ]
     for one in differences:
@@ -168,7 +169,7 @@ def comparison_table(differences: Sequence[Difference], first: str, second: str)
             f"{100 * one.detectable:.1f}",
             verdict(one),
         ]
-        lines.append("| " + " | ".join(places) + " |")
+        lines.append(markdown_row(places))
     return "\n".join(lines)
 
 

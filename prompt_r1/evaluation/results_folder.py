@@ -18,7 +18,7 @@ from prompt_r1.evaluation.comparison import Difference, check_pairs, compare, co
 from prompt_r1.evaluation.cost_plot import Point, cost_plot
 from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, systems_of
-from prompt_r1.evaluation.tables import comma_separated, every_cell, latex, markdown
+from prompt_r1.evaluation.tables import comma_separated, every_cell, latex, markdown, markdown_row
 from prompt_r1.metrics.statistics import holm
 from prompt_r1.metrics.text import Rules
 
@@ -209,7 +209,7 @@ def _line(label: str, title: str, scores: Scores, system: System, datasets: Sequ
     tokens = found.get("tokens_in", 0.0) + found.get("tokens_out", 0.0)
     numbers += [f"{found[name]:.2f}" if name in found else "–" for name in ("format", "turns", "calls")]
     numbers += [f"{tokens:,.0f}", f"{found.get('usd', 0.0):.2g}"]
-    return f"| {label} | {title} | {found['n']} | {found['errors']} | " + " | ".join(numbers) + " |"
+    return markdown_row([label, title, f"{found['n']}", f"{found['errors']}", *numbers])
 
 
 def _rate(cell: Cell | None) -> str:

@@ -44,12 +44,12 @@ def markdown(table: Table) -> str:
     lines = [
         f"### {table.title}",
         "",
-        _pipes([*table.heads, *columns]),
+        markdown_row([*table.heads, *columns]),
         "|" + "---|" * len(table.heads) + "---:|" * len(columns),
     ]
     for row, paper in _rows_and_papers(table):
         texts = [_paper_text(entry) if paper else _markdown_text(entry) for entry in _entries(table, row)]
-        lines.append(_pipes([*_row_label(row, paper), *texts]))
+        lines.append(markdown_row([*_row_label(row, paper), *texts]))
     notes = [line for note in table.notes for line in ("", note)]
     return "\n".join([*lines, *notes])
 
@@ -165,7 +165,8 @@ def _plain(number: float) -> str:
     )
 
 
-def _pipes(texts: Iterable[str]) -> str:
+def markdown_row(texts: Iterable[str]) -> str:
+    """A row of a Markdown table; a pipe in a text does not end its cell."""
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 

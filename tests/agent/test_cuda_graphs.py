@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from prompt_r1.agent import attention
 from prompt_r1.agent import engine as engine_module
 from prompt_r1.agent.cuda_graphs import DecodeGraphs
-from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.engine import PATIENCE, Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
 from tests import tiny
@@ -124,6 +124,33 @@ def test_prompts_wait_for_one_another_only_where_steps_are_recorded(play):
             play(record)
         forwards[name] = sum(count > 0 for count in counts)
     assert forwards["recorded"] < forwards["plain"]
+
+
+def test_a_prompt_waits_for_others_only_so_many_steps_and_each_time_anew(monkeypatch):
+    """Two prompts come one after the other while a long game decodes: neither waits until that has ended."""
+    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: from_tensors)
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
+    decoded: list[int] = []  # tokens of the long game
+    waited: list[int] = []  # of them, while each of the prompts waited
+
+    async def long_game() -> None:
+        await engine.generate(tiny.random_tokens(9, seed=0), max_new=100, seed="0", watch=decoded.append)
+
+    async def prompt(seed: int) -> None:
+        begin = len(decoded)
+        await engine.generate(tiny.random_tokens(9, seed=seed), max_new=1, seed="0")
+        waited.append(len(decoded) - begin)
+
+    async def play() -> None:
+        game = asyncio.create_task(long_game())
+        while not decoded:
+            await asyncio.sleep(0)
+        await prompt(1)
+        await prompt(2)
+        await game
+
+    asyncio.run(play())
+    assert all(PATIENCE <= steps <= PATIENCE + 2 for steps in waited), waited
 
 
 def test_the_recorded_step_runs_on_the_device_alone(monkeypatch):

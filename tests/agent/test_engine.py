@@ -306,6 +306,117 @@ def test_it_stops_where_a_tag_closes_whatever_tokens_it_is_made_of():
     assert through.tokens == free.tokens and not through.finished
 
 
+def test_a_stop_string_that_begins_in_the_prompt_stops_nothing():
+    """The first sampled token completes the string, but its beginning is not the agent's."""
+
+    def letters(tokens: list[int]) -> str:
+        return "".join(chr(256 + token) for token in tokens)  # a letter of its own for each token
+
+    policy, prompt = tiny.policy(), tiny.random_tokens(12, seed=4)
+    free = asyncio.run(make_engine(policy).generate(prompt, max_new=8, seed="0"))
+    across = letters([*prompt[-2:], free.tokens[0]])
+    assert across not in letters(free.tokens)
+    engine = make_engine(policy, decode=letters)
+    played = asyncio.run(engine.generate(prompt, max_new=8, seed="0", stop=(across,)))
+    assert played.tokens == free.tokens and not played.finished
+
+
+def test_games_that_begin_without_a_forward_each_begin_with_their_own_prompt():
+    policy = tiny.policy()
+    model = sdpa_twin(policy)
+    prompts = [tiny.random_tokens(12 + number, seed=number) for number in range(4)]
+
+    async def play(engine: Engine, chosen: list[list[int]]) -> list[list[int]]:
+        calls = (engine.generate(prompt, max_new=6, seed="0", temperature=0.0) for prompt in chosen)
+        return [completion.tokens for completion in await asyncio.gather(*calls)]
+
+    engine = make_engine(policy)
+    asyncio.run(play(engine, prompts[:3]))
+    computed = engine.prefilled
+    again = asyncio.run(play(engine, [prompts[2], prompts[0], prompts[3], prompts[1]]))
+    assert engine.prefilled == computed + len(prompts[3])
+    assert again == [greedy_by_generate(model, prompts[n], 6) for n in (2, 0, 3, 1)]
+
+
+def test_a_copied_prefix_does_not_bring_the_end_of_a_longer_prompt():
+    """`fork` shares only its first 20 tokens with `known`. A prompt as long as `known`, but with the tokens
+    of `fork`, must not begin with the hidden state in which `known` ended.
+    """
+    policy = tiny.policy()
+    shared = tiny.random_tokens(20, seed=0)
+    known = shared + tiny.random_tokens(5, seed=1)
+    fork = shared + tiny.random_tokens(8, seed=2)
+    engine = make_engine(policy)
+    for prompt in (known, fork, fork[: len(known)]):
+        played = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
+        assert played.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
+    assert engine.prefilled == len(known) + 8 + 1
+
+
+def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) -> list[str]:
+    """Requests (prompt tokens, new tokens) made in this order: their names, as their first tokens come."""
+    sampled: list[str] = []
+
+    async def play() -> None:
+        calls = (
+            engine.generate(tiny.random_tokens(length, seed=number), max_new=new, seed="0",
+                            watch=lambda _, name=name: sampled.append(name))
+            for number, (name, (length, new)) in enumerate(requests.items())
+        )  # fmt: skip
+        await asyncio.wait_for(asyncio.gather(*calls), timeout=20)
+
+    asyncio.run(play())
+    return list(dict.fromkeys(sampled))
+
+
+def test_a_request_that_does_not_fit_yet_is_not_overtaken_by_smaller_ones():
+    """First come, first served: else a long game could wait for ever."""
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=100)
+    sizes = {"running": (40, 20), "large": (60, 10), "small": (30, 10), "tiny": (3, 2)}
+    assert order_of_first_tokens(engine, sizes)[:2] == ["running", "large"]
+
+
+def test_requests_that_wait_for_a_place_in_the_batch_keep_their_order():
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
+    sizes = {"a": (9, 2), "b": (9, 9), "c": (9, 3), "d": (9, 3), "e": (9, 3)}
+    assert order_of_first_tokens(engine, sizes) == list(sizes)
+
+
+class SmallDevice(Policy):
+    """A policy on a device that runs out of memory at forwards of more than 15 tokens."""
+
+    def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
+        if ids.numel() > 15:
+            raise torch.OutOfMemoryError(f"no room for {ids.numel()} tokens")
+        return super().hidden_states(ids, **more)
+
+
+def test_where_memory_runs_out_those_that_ran_go_on_before_those_that_waited():
+    policy = SmallDevice(tiny.model(), compute=torch.float32)
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
+    sizes = dict.fromkeys("abcd", (10, 3))
+    with pytest.warns(UserWarning, match="now at most 1 games decode"):
+        assert order_of_first_tokens(engine, sizes) == list("abcd")
+
+
+def test_the_cache_that_was_not_used_for_longest_is_dropped_first():
+    """`long` began first, but decoded after `short` had ended: `short` makes room for a third game."""
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=100)
+
+    async def generate(tokens: list[int], max_new: int) -> list[int]:
+        return tokens + (await engine.generate(tokens, max_new=max_new, seed="0")).tokens
+
+    async def play() -> None:
+        long, short, third = (tiny.random_tokens(count, seed=count) for count in (20, 21, 30))
+        long, _ = await asyncio.gather(generate(long, 20), generate(short, 2))
+        await generate(third, 21)
+        before = engine.prefilled
+        await generate([*long, 7, 8, 9], 5)
+        assert engine.prefilled == before + 4  # the last sampled token and the three new ones
+
+    asyncio.run(play())
+
+
 def test_after_the_weights_change_forget_drops_what_was_cached():
     policy = tiny.policy()
     prompt = tiny.random_tokens(30, seed=1)
@@ -446,3 +557,25 @@ def test_an_error_in_the_model_reaches_every_waiting_game():
         return await asyncio.gather(*calls, return_exceptions=True)
 
     assert all(isinstance(result, IndexError) for result in asyncio.run(play()))
+
+
+class FailsOnce(Policy):
+    """A policy whose first forward fails."""
+
+    failed = False
+
+    def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("the device hiccups")
+        return super().hidden_states(ids, **more)
+
+
+def test_what_a_failed_forward_left_in_the_cache_is_not_used():
+    policy, prompt = FailsOnce(tiny.model(), compute=torch.float32), tiny.random_tokens(20, seed=0)
+    engine = make_engine(policy)
+    with pytest.raises(RuntimeError, match="hiccups"):
+        asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
+    again = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
+    assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
+    assert engine.prefilled == 2 * len(prompt)

@@ -1,7 +1,9 @@
 """Packed rows: every game is there, nothing is padded, and attention sees what it would see alone."""
 
 import random
+import sys
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, offsets
+from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, offsets, varlen
 from prompt_r1.agent.packing import Group, fill, pack
 from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
@@ -103,3 +105,46 @@ def test_the_offsets_that_a_gpu_reads_describe_the_same_attention():
         parts.append(F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=0.3, enable_gqa=True)[0])
     assert torch.allclose(torch.cat(parts, 1), game_by_game(groups, query, key, value, 0.3), atol=1e-5)
     assert at.longest_query == 40 and at.longest_key == 47
+
+
+def varlen_on_a_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """What torch.nn.attention.varlen.varlen_attn promises, in plain torch: a window of (-1, 0) is causal,
+    aligned at the bottom right; (-1, -1) sees everything.
+    """
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    parts = []
+    for (q, q_end), (k, k_end) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        assert q_end - q <= longest_query and k_end - k <= longest_key
+        left, right = window_size
+        visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool)
+        shift = (k_end - k) - (q_end - q)
+        visible = visible if right < 0 else visible.tril(shift + right)
+        visible = visible if left < 0 else visible.triu(shift - left)
+        rows = [rows[None].transpose(1, 2) for rows in (query[q:q_end], key[k:k_end], value[k:k_end])]
+        part = F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=scale, enable_gqa=True)
+        parts.append(part[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_call_for_a_gpu_attends_causally_game_by_game(monkeypatch, kv_heads):
+    """The kernel is torch's, and has no CPU version: one in plain torch stands in for it."""
+    kernel = ModuleType("torch.nn.attention.varlen")
+    kernel.varlen_attn = varlen_on_a_cpu
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", kernel)
+    groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
+    torch.manual_seed(0)
+    rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
+    assert torch.allclose(varlen(groups, *rows, 0.3), game_by_game(groups, *rows, 0.3), atol=1e-5)

@@ -95,6 +95,33 @@ def test_bfloat16_products_keep_float32_weights_and_gradients():
     assert (scores.logprobs - exact).abs().mean() < 0.1
 
 
+def test_16_bit_compute_reaches_the_products_of_every_layer():
+    """Not only the head: under autocast each layer's linear maps give bfloat16, and in float32 none does."""
+    for compute in (torch.bfloat16, torch.float32):
+        policy = Policy(tiny.model(), compute=compute)
+        dtypes: set[torch.dtype] = set()
+        for module in policy.model.base_model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda *call, dtypes=dtypes: dtypes.add(call[-1].dtype))
+        policy(some_batch())
+        assert dtypes == {compute}
+
+
+def test_the_heads_gradient_is_summed_in_32_bits_over_chunks(monkeypatch):
+    """A thousand equal terms: in bfloat16 the sum stops growing when a term is below half a unit of it."""
+    monkeypatch.setitem(policy_module.CHUNK, "cpu", 1)
+    count = 1000
+    hidden = torch.ones(count, 1, dtype=torch.bfloat16)
+    targets = torch.zeros(count, dtype=torch.long)
+    for weights in (torch.bfloat16, torch.float32):
+        head = torch.zeros(2, 1, dtype=weights, requires_grad=True)
+        logprobs, _ = policy_module._ChunkedLogprobs.apply(hidden, head, targets)
+        logprobs.sum().backward()
+        # Both tokens are equally likely, so each term is 1 - 1/2 for the target and -1/2 for the other.
+        assert head.grad.dtype == weights
+        assert head.grad[:, 0].tolist() == pytest.approx([count / 2, -count / 2], rel=1e-2)
+
+
 def test_loading_what_is_no_model_says_so_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="no causal language model at"):
         load_policy(tmp_path / "nothing", device=torch.device("cpu"))

@@ -9,6 +9,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,14 +19,16 @@ import infer
 from prompt_r1.agent import agent
 from prompt_r1.agent.agent import open_agent
 from prompt_r1.agent.names import AgentSpec, resolve_agent
-from prompt_r1.agent.remote import KEY, parse_remote
+from prompt_r1.agent.remote import KEY, RemoteEngine, parse_remote
 from prompt_r1.baselines.games import spoken
 from prompt_r1.cli.command_line import run
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
-from prompt_r1.errors import FatalEnvError
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
+from tests.providers import Provider
 from tests.tiny import ScriptedEnvironment
 
 VLLM_FIELDS = ("return_token_ids", "stop_token_ids", "skip_special_tokens")
@@ -175,6 +178,68 @@ def test_an_endpoint_without_the_model_is_told_in_one_sentence(vllm, asking_agen
         asyncio.run(agent.check_endpoint(wrong))
     with pytest.raises(FatalEnvError, match=r"the agent other@http.* refuses to work"):
         games(wrong, GAME)
+
+
+CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+
+
+def generate(provider: Provider, tokens: list[int], **settings) -> Completion:
+    """One turn of an agent at a scripted endpoint."""
+
+    async def one_turn() -> Completion:
+        agent = RemoteEngine("tiny", "https://llm.test/v1", CODEC, transport=httpx.MockTransport(provider))
+        try:
+            return await agent.generate(tokens, **settings)
+        finally:
+            await agent.close()
+
+    return asyncio.run(one_turn())
+
+
+def completed(text: str, *, finish: str, token_ids: list[int] | None = None) -> httpx.Response:
+    ids = {} if token_ids is None else {"token_ids": token_ids}
+    return httpx.Response(200, json={"choices": [{"text": text, "finish_reason": finish, **ids}]})
+
+
+def test_the_endpoint_is_asked_for_the_turn_that_the_game_wants():
+    provider = Provider(completed("x", finish="stop"))
+    for seed in ("7/1", "7/1", "7/2"):
+        generate(provider, [5, 6], max_new=11, seed=seed, temperature=0.75)
+    first, second, third = provider.requests
+    assert first == second and first["seed"] != third["seed"]
+    assert (first["prompt"], first["max_tokens"], first["temperature"]) == ([5, 6], 11, 0.75)
+    assert first["stop_token_ids"] == [CODEC.turn_end] and first["skip_special_tokens"] is False
+
+
+@pytest.mark.parametrize("as_ids", [True, False])
+@pytest.mark.parametrize(
+    ("text", "finish", "stop", "expected", "finished"),
+    [
+        ("ab", "length", (), "ab", False),  # cut by the limit: nothing closes it
+        ("ab", "stop", (), "ab<|im_end|>", True),  # the server left the end token out
+        ("ab<|im_end|>", "stop", (), "ab<|im_end|>", True),  # it did not
+        ("", "stop", (), "<|im_end|>", True),
+        ("a</answer>b", "length", ACTION_ENDS, "a</answer>", True),
+        ("a</answer>", "stop", ACTION_ENDS, "a</answer>", True),
+        ("a</interaction_prompt></answer>", "length", ACTION_ENDS, "a</interaction_prompt>", True),
+        ("a</answe", "length", ACTION_ENDS, "a</answe", False),
+        ("a</answer>b", "length", (), "a</answer>b", False),
+    ],
+)
+def test_a_turn_ends_where_a_local_one_would(as_ids, text, finish, stop, expected, finished):
+    def tokens_of(written: str) -> list[int]:
+        return tiny.tokenizer()(written, add_special_tokens=False)["input_ids"]
+
+    ids = tokens_of(text) if as_ids else None
+    response = completed("ids go before" if ids else text, finish=finish, token_ids=ids)
+    turn = generate(Provider(response), [5, 6], max_new=50, seed="0", stop=stop)
+    assert turn == Completion(tokens_of(expected), [0.0] * len(tokens_of(expected)), finished)
+
+
+def test_an_endpoint_that_does_not_answer_stops_the_run_so_that_it_can_be_resumed():
+    busy = httpx.Response(503, headers={"retry-after-ms": "1"}, json={"error": {"message": "overloaded"}})
+    with pytest.raises(Resumable, match=r"tiny@https://llm.test/v1 did not answer: .*HTTP 503: overloaded"):
+        generate(Provider(busy), [5, 6], max_new=5, seed="0")
 
 
 def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_names(tmp_path, asking_agent):

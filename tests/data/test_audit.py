@@ -147,6 +147,38 @@ def test_the_mix_draws_as_many_of_each_and_says_where_there_are_fewer(tmp_path: 
     assert train.read_bytes() != before
 
 
+def asked(text: str, dataset: str = "HotpotQA") -> Question:
+    return Question(f"{dataset} {text}", dataset, text, ("x",))
+
+
+def test_a_question_is_drawn_once_whatever_its_case_blanks_and_dataset() -> None:
+    """The first spelling stays; a test question is left out of the mix in any spelling."""
+    questions = [asked("Where is it?"), asked("where  IS it? "), asked("Who?"), asked("Why?"),
+                 asked("Where is it?", "PopQA"), asked("When?", "PopQA")]  # fmt: skip
+    result = mix(questions, [9, 1], seed=0, exclude=[asked("who?  ", "test")])
+    drawn = [question for part in result.parts for question in part]
+    assert sorted(question.text for question in drawn) == ["When?", "Where is it?", "Why?"]
+    assert result.available == {"HotpotQA": 2, "PopQA": 1}
+
+
+def test_another_seed_draws_other_questions_in_another_order() -> None:
+    def texts(size: int, seed: int) -> list[str]:
+        [part] = mix(made(40), [size], seed=seed).parts
+        return [question.text for question in part]
+
+    assert texts(20, 0) == texts(20, 0)
+    assert set(texts(20, 0)) != set(texts(20, 1))
+    assert texts(40, 0) != texts(40, 1) and sorted(texts(40, 0)) == sorted(texts(40, 1))
+    assert texts(40, 0) != [question.text for question in made(40)]
+
+
+def test_the_parts_of_a_mix_are_shuffled_over_the_datasets() -> None:
+    for seed in (0, 1):
+        [part] = mix([*made(30), *made(30, "PopQA")], [30], seed=seed).parts
+        datasets = [question.dataset for question in part]
+        assert datasets != sorted(datasets) and {*datasets[:15]} == {"HotpotQA", "PopQA"}
+
+
 def test_the_papers_mix_is_5120_of_each_of_eight() -> None:
     result = mix([q for name in TRAINED for q in made(5_200, name)], [5_120], seed=0)
     assert len(result.parts[0]) == 40_960 == len({question.id for question in result.parts[0]})

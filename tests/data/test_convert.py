@@ -77,6 +77,8 @@ LAYOUTS: list[tuple[str, str, Rows | dict[str, object], list[tuple[str, tuple[st
     ("popqa", "test.parquet", [{"id": 42, "question": "Who?", "possible_answers": '["Bob"]'}],
      [("Who?", ("Bob",))]),
     ("gsm8k", "train.jsonl", [{"question": "How many?", "answer": WORKED}], [("How many?", ("-1024",))]),
+    ("gsm8k", "test.jsonl", [{"question": "How long?", "answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}],
+     [("How long?", ("7",))]),
     ("gsm8k", "main.parquet", [{"question": "How much?", "answer": "#### $5.50"}],
      [("How much?", ("5.50",))]),
     ("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], [("Find $x$.", ("-3",))]),

@@ -1,5 +1,6 @@
 """One process, two with whole weights (ddp), two with sharded ones (fsdp, hsdp): the same training."""
 
+import asyncio
 import os
 import random
 import socket
@@ -20,16 +21,16 @@ from prompt_r1.distributed.ranks import (
     assign_questions,
     choose_parallel,
     make_mesh,
+    run_on_all_ranks,
     start_ranks,
     stop_ranks,
 )
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages, survivors
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.update import Updater, split
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
-from tests.test_entry_points import call
 from tests.training.test_update import ONE, on_policy
 
 GROUP = 4  # games of a question
@@ -102,6 +103,12 @@ def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[ScoredGame]]:
     ]
 
 
+def record_a_gap(samples: list[ScoredGame], nats: float) -> None:
+    """As if the engine had computed another log-probability for one token of these games."""
+    for sample in samples[:1]:
+        sample.trajectory.logprobs[sample.trajectory.sampled.index(True)] -= nats
+
+
 def five_steps(case: Case, ranks: Ranks) -> Outcome:
     """Train on this rank's share of STEPS. Called by every rank."""
     policy, reference = (Policy(tiny.model(tied=case.tied), compute=case.compute) for _ in range(2))
@@ -122,8 +129,9 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         groups_PG = [group(100 * number + index, count) for index, count in enumerate(broken)]
         mine = assign_questions([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
         samples_PG = samples_of([groups_PG[index] for index in mine])
-        for samples in samples_PG:
+        for index, samples in zip(mine, samples_PG, strict=True):
             on_policy(samples, sampled_by)
+            record_a_gap(samples, 0.1 * (index + 1))
         metrics.append(
             updater.update(
                 split(samples_PG, games=len(broken) * GROUP, group_size=GROUP, mini_batch=8, numbers=mine)
@@ -176,7 +184,15 @@ def free_ports(count: int) -> list[int]:
 
 
 # Loss and KL are small differences of terms of size 1: 1e-6 is relative to those.
-SIZES = {"loss": 1.0, "kl": 1.0, "kl_median": 1.0, "clip_frac": 1.0, "entropy": 0.0, "grad_norm": 0.0}
+SIZES = {
+    "loss": 1.0,
+    "kl": 1.0,
+    "kl_median": 1.0,
+    "clip_frac": 1.0,
+    "entropy": 0.0,
+    "grad_norm": 0.0,
+    "engine/logprob_gap": 10.0,
+}
 
 
 def check_that_both_trained_alike(two: Outcome, one: Outcome) -> None:
@@ -222,6 +238,39 @@ def test_every_way_to_shard_trains_as_one_process(tmp_path):
     assert 1e-4 < distance(rounded.gradients, one[True].gradients) < 0.1
 
 
+class BesideAFailedRank(Ranks):
+    """The first of two ranks; what the other one shares with it is a failure."""
+
+    def gather(self, item: list) -> list:
+        return [item, [Resumable("the budget is used up")]]
+
+
+def test_a_rank_whose_work_is_done_hears_that_of_another_failed():
+    async def work() -> str:
+        return "done"
+
+    with asyncio.Runner() as runner:
+        assert run_on_all_ranks(work(), runner, ONE) == "done"
+        with pytest.raises(Resumable, match="the budget is used up"):
+            run_on_all_ranks(work(), runner, BesideAFailedRank(rank=0, count=1, device=torch.device("cpu")))
+
+
+def test_a_failure_of_this_rank_is_shared_before_it_is_raised():
+    shared: list[object] = []
+
+    class Sharing(Ranks):
+        def gather(self, item: list) -> list:
+            shared.append(item)
+            return [item, []]
+
+    async def work() -> str:
+        raise FatalEnvError("the key is wrong")
+
+    with asyncio.Runner() as runner, pytest.raises(FatalEnvError, match="the key is wrong"):
+        run_on_all_ranks(work(), runner, Sharing(rank=0, count=1, device=torch.device("cpu")))
+    assert len(shared) == 1 and "the key is wrong" in str(shared[0])
+
+
 def test_what_auto_means():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     chosen = [choose_parallel("auto", count, device) for count in (1, 8) for device in (cpu, gpu)]
@@ -251,6 +300,8 @@ def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
 @pytest.mark.slow
 def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking_agent, tmp_path):
     """Whole runs from a shell; the only question of a step leaves one of the ranks without a game."""
+    from tests.test_entry_points import call  # not above: each rank imports this file anew
+
     line = ["train.py", "--agent", asking_agent, "--env", "mini", "--data", "mini", "--questions", "1"]
     line += ["--group-size", "8", "--mini-batch", "4", "--max-new", "48", "--max-tokens", "700"]
     line += ["--rule", "release", "--lr", "1e-4", "--device", "cpu", "--save-every", "1"]

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.chat import USUAL_REPLY
 from prompt_r1.environments.opening import make_environment
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from tests.providers import HELLO, KEY, OK, Naps, Provider, ask, body_of, chat, error_of
@@ -55,6 +56,35 @@ def test_a_busy_provider_cools_down_all_calls() -> None:
 
     asyncio.run(two_calls())
     assert naps == [20, pytest.approx(20, abs=1)]
+
+
+@pytest.mark.parametrize(("first", "second"), [(60, 5), (5, 60)])
+def test_of_two_requested_waits_the_longer_one_counts(first: int, second: int) -> None:
+    """Two calls are refused, one a moment after the other; a third call comes after both."""
+    naps, both_sent, sent = Naps(), asyncio.Event(), 0
+
+    async def busy(request: httpx.Request) -> httpx.Response:
+        nonlocal sent
+        sent += 1
+        if sent == 1:
+            await both_sent.wait()
+            return httpx.Response(429, headers={"Retry-After": str(first)})
+        if sent == 2:
+            both_sent.set()
+            while not naps:  # until the first call has been refused
+                await asyncio.sleep(0)
+            return httpx.Response(429, headers={"Retry-After": str(second)})
+        return httpx.Response(200, json=body_of())
+
+    environment = chat(busy, sleep=naps)
+
+    async def calls() -> None:
+        await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+        await environment.ask(HELLO)
+        await environment.close()
+
+    asyncio.run(calls())
+    assert naps == [first, pytest.approx(60, abs=1), pytest.approx(60, abs=1)]
 
 
 def test_a_spent_quota_is_asked_once() -> None:
@@ -200,7 +230,7 @@ def test_one_environment_serves_one_event_loop_after_the_other() -> None:
 
 @pytest.mark.parametrize("failure", [
     httpx.Response(401, json=error_of(f"bad key {KEY}")),
-    httpx.Response(401, json=error_of("x" * 295 + KEY)),
+    httpx.Response(401, json=error_of("x" * 280 + KEY)),  # the reason is cut within the key
     httpx.Response(500, json=error_of(f"header Bearer {KEY.upper()}")),
     httpx.Response(400, json={"detail": [{"headers": {"authorization": KEY.lower()}}]}),
     httpx.ConnectError(f"Illegal header value b'Bearer {KEY}'"),
@@ -214,6 +244,21 @@ def test_no_exception_shows_the_key(failure: httpx.Response | Exception) -> None
 
 def test_a_reply_that_echoes_the_key_is_scrubbed() -> None:
     assert ask(chat(Provider(httpx.Response(200, json=body_of(f"You sent {KEY}."))))) == "You sent [key]."
+
+
+def test_reasoning_that_echoes_the_key_is_scrubbed() -> None:
+    """The journal records it."""
+    response = httpx.Response(200, json=body_of("Paris", reasoning_content=f"I was sent {KEY.upper()}."))
+    assert asyncio.run(chat(Provider(response)).call(HELLO)).reasoning == "I was sent [key]."
+
+
+def test_a_placeholder_key_is_a_word_that_replies_may_say() -> None:
+    """Local servers want some key: "EMPTY" is no secret, except in errors, where nobody misses it."""
+    reply = body_of("The set is EMPTY.", reasoning_content="EMPTY?")
+    outcome = asyncio.run(chat(Provider(httpx.Response(200, json=reply)), api_key="EMPTY").call(HELLO))
+    assert (outcome.text, outcome.reasoning) == ("The set is EMPTY.", "EMPTY?")
+    with pytest.raises(FatalEnvError, match=r"bad key \[key\]"):
+        ask(chat(Provider(httpx.Response(401, json=error_of("bad key EMPTY"))), api_key="EMPTY"))
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét", "sk-Secret\0"])
@@ -305,3 +350,27 @@ def test_our_own_limit_a_minute_spreads_the_calls() -> None:
 
     asyncio.run(three_calls())
     assert naps == [pytest.approx(1, abs=0.2), pytest.approx(2, abs=0.2)]
+
+
+@pytest.mark.parametrize(
+    ("usage", "second_waits"),
+    [
+        ({}, 1.0),  # nothing is known: the estimate stands
+        ({"usage": {"prompt_tokens": 400, "completion_tokens": 10}}, 2.0),
+        ({"usage": {"prompt_tokens": None, "completion_tokens": "many"}}, 1.0),
+    ],
+)
+def test_a_limit_of_tokens_counts_what_a_call_took_or_else_what_was_estimated(
+    usage: dict[str, object], second_waits: float
+) -> None:
+    estimate = len(HELLO[0]["content"]) // 4 + USUAL_REPLY
+    provider, naps = Provider(httpx.Response(200, json={**body_of(), **usage})), Naps()
+    environment = chat(provider, tokens_per_minute=60 * estimate, sleep=naps)  # a usual call a second
+
+    async def two_calls() -> None:
+        for _ in range(2):
+            await environment.ask(HELLO)
+        await environment.close()
+
+    asyncio.run(two_calls())
+    assert naps == [pytest.approx(second_waits, abs=0.2)]

@@ -5,11 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price, Spending, parse_price
 from prompt_r1.environments.journal import Journal, key_of
-from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
+from prompt_r1.environments.opening import environment_opener
+from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
 
@@ -198,6 +203,37 @@ def test_forty_games_at_once_never_overspend(limits: dict[str, float], calls: in
     assert budget.spent.usd <= limits.get("max_usd", 1.0) + 1e-12
 
 
+@pytest.mark.parametrize("limit", [{"max_tokens": 5}, {"max_completion_tokens": 5}])
+def test_a_limit_on_replies_lets_calls_run_side_by_side(limit: dict[str, object]) -> None:
+    """Without one the first call would reserve room for a long reply, which this budget does not have."""
+    source = CountingSource(parameters=limit)
+    environment = metered(source, budget=Budget(max_tokens=200))
+
+    async def games() -> list[str]:
+        return await asyncio.gather(*(environment.ask(HELLO, sample=number) for number in range(3)))
+
+    assert asyncio.run(games()) == ["reply 1", "reply 2", "reply 3"] and source.peak == 3
+
+
+def test_forty_games_whose_replies_have_no_limit_never_overspend() -> None:
+    """Each call reserves room for the longest reply so far, not for the last one or a usual one."""
+    replies = [5 * LONG_REPLY, 5, *[5 * LONG_REPLY] * 40]
+    outcomes = [Outcome("ok", text="long", tokens_in=10, tokens_out=tokens) for tokens in replies]
+    source = CountingSource(*outcomes)
+    budget = Budget(max_tokens=60 * LONG_REPLY)
+    environment = metered(source, budget=budget)
+    for number in range(2):  # one after the other: now the length of a reply is known
+        ask(environment, sample=number)
+
+    async def games() -> list[str | BaseException]:
+        asked = [environment.ask(HELLO, sample=number) for number in range(40)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    results = asyncio.run(games())
+    assert all(isinstance(result, str | Resumable) for result in results)
+    assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
+
+
 def test_a_used_up_budget_names_itself_and_survives_a_resume(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path, budget=Budget(max_calls=2))
@@ -210,19 +246,40 @@ def test_a_used_up_budget_names_itself_and_survives_a_resume(tmp_path: Path) -> 
     assert ask(raised, sample=2) == "reply 3"
 
 
-def test_ranks_share_what_is_left() -> None:
-    budget = Budget(max_calls=11, spent=Spending(calls=1), ranks=2)
+@pytest.mark.parametrize("limit", [{"max_calls": 11}, {"max_tokens": 1100}, {"max_usd": 11.0}])
+def test_ranks_share_what_is_left(limit: dict[str, float]) -> None:
+    call = Spending(calls=1, tokens=100, usd=1.0)
+    budget = Budget(**limit, spent=call, ranks=2)
 
     async def use_up() -> int:
         for number in range(99):
             try:
-                await budget.reserve(Spending(1))
+                await budget.reserve(call)
             except Resumable:
                 return number
-            budget.settle(Spending(1), Spending(1))
+            budget.settle(call, call)
         return 99
 
     assert asyncio.run(use_up()) == 5
+
+
+def test_a_run_on_two_ranks_gives_each_of_them_half_of_what_is_left(tmp_path: Path) -> None:
+    config = TrainConfig(env="mini", max_env_calls=6, journal="live")
+    ranks = Ranks(rank=1, count=2, device=torch.device("cpu"))
+
+    async def use_up(environment: Pool) -> int:
+        for number in range(99):
+            try:
+                await environment.ask(HELLO, sample=number)
+            except Resumable:
+                return number
+        return 99
+
+    def open_environment() -> Pool:
+        return environment_opener(config, seed=0, folder=tmp_path, ranks=ranks)("mini")
+
+    assert asyncio.run(use_up(open_environment())) == 3
+    assert asyncio.run(use_up(open_environment())) == 1  # resumed: half of the other three
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])

@@ -9,14 +9,15 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
-from prompt_r1.evaluation.comparison import compare, verdict
+from prompt_r1.evaluation.comparison import compare, comparison_table, verdict
 from prompt_r1.evaluation.cost_plot import Point, cost_plot
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import results_object, write_results
-from prompt_r1.evaluation.tables import comma_separated, latex, markdown
+from prompt_r1.evaluation.results_folder import results_list, results_object, write_results
+from prompt_r1.evaluation.tables import Entry, Table, comma_separated, every_cell, latex, markdown
+from prompt_r1.metrics.statistics import macro_interval, wilson
+from prompt_r1.training.validation import paper_numbers
 from tests.evaluation.test_predictions import answer
 from tests.paths import SHARED
 
@@ -99,6 +100,43 @@ def test_failed_calls_lower_no_mean_and_are_counted():
         results_object(scores)["direct"] | {"n": 2, "errors": 1, "em": 0.5}
         == results_object(scores)["direct"]
     )
+
+
+def test_failed_calls_are_told_in_every_form_of_a_table():
+    """A mean over fewer questions than its neighbour's is marked with its n and the number of errors."""
+    whole = [answer(n, method="cot", setting="c") for n in range(4)]
+    broken = [answer(n, error="HTTP 500" if n == 3 else "") for n in range(4)]
+    [table] = paper_tables(score_predictions([*broken, *whole]), {})
+    heads, _, row = lines_of(markdown(table))[:3]
+    assert heads[2:] == ["direct", "cot"]
+    assert row[2].endswith("] (n 3, 1 errors)") and row[3].endswith("]")
+    assert "]} (n 3, 1 errors) & " in latex(table)
+    cells = {cell["column"]: (cell["n"], cell["errors"]) for cell in csv.DictReader(
+        every_cell([table]).splitlines()) if cell["row"].endswith("EM")}  # fmt: skip
+    assert cells == {"direct": ("3", "1"), "cot": ("4", "0")}
+
+
+def test_an_average_weighs_datasets_equally_and_the_pooled_mean_weighs_questions():
+    """Two of eight towns and four of four rivers: 5/8 over datasets, 6/12 over questions."""
+    rows = scored({"towns": [True] * 2 + [False] * 6, "rivers": [True] * 4, "XSum": [True] * 5})
+    half = answer(5, "Paris Lyon", method="direct", setting="direct", dataset="XSum", kind="text")  # F1 2/3
+    scores = score_predictions([*rows, half])
+    [system] = scores.systems
+    average = scores.average(system, ["towns", "rivers", "XSum"], "em")  # texts do not report EM
+    pooled = scores.pooled(system, ["towns", "rivers"], "em")
+    assert (average.mean, average.n, pooled.mean, pooled.n) == (0.625, 12, 0.5, 12)
+    assert (pooled.low, pooled.high) == wilson(6, 12)
+    questions = {"towns": [1] * 2 + [0] * 6, "rivers": [1] * 4}
+    assert (average.low, average.high) == macro_interval(questions)
+    main = scores.main(system, ["towns", "rivers", "XSum"])  # EM, EM and F1
+    assert (main.mean, main.n) == (pytest.approx((0.25 + 1 + (5 + 2 / 3) / 6) / 3), 18)
+
+
+def test_an_average_over_a_dataset_that_was_not_measured_is_none():
+    rows = [*scored({"towns": [True], "rivers": [True]}), *scored({"towns": [True]}, method="cot")]
+    scores = score_predictions(rows)
+    assert scores.average(System("cot", "large"), ["towns", "rivers"], "em") is None
+    assert scores.average(System("direct", "large"), ["towns", "rivers"], "em").mean == 1
 
 
 def test_zeros_everywhere_are_no_certainty():
@@ -189,6 +227,38 @@ def test_csv_and_latex_say_what_the_markdown_says():
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
     assert all(line.count(" & ") == 3 for line in body.splitlines()[1:])
     assert rf"{100 * right / 16:.2f} {{\tiny [" in text and "runs/a_1" not in text
+
+
+AWKWARD = r"50%|a_b & {c} #1 $2 ~x ^y \z"
+
+
+def test_names_do_not_break_the_columns_of_markdown():
+    table = Table("t", "T", ("dataset",), [(AWKWARD,)], [("a|b",)], {((AWKWARD,), ("a|b",)): Entry(number=1)})
+    lines = markdown(table).splitlines()[2:]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
+    assert r"a\|b" in lines[0] and r"50%\|a_b" in lines[2]
+
+
+def test_a_pipe_in_a_datasets_or_agents_name_does_not_break_the_lists():
+    rows = [*scored({"a|b": [True, False], "c": [True]}, method="prompt-r1", agent="runs/x|y"),
+            *scored({"a|b": [True, False], "c": [True]}, method="prompt-r1", agent="runs/z"),
+            *scored({"a|b": [False, False], "c": [True]})]  # fmt: skip
+    scores = score_predictions(rows)
+    [full, _, rival] = scores.systems
+    listed = results_list(scores), comparison_table(compare((scores, full), (scores, rival)), "1|2", "2")
+    for text in listed:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()}) == 1
+        assert r"| a\|b |" in text
+    assert r"runs/x\|y" in listed[0] and r"| 1\|2 |" in listed[1]
+
+
+def test_names_are_escaped_everywhere_in_latex():
+    """An unescaped %, say, would comment out the rest of a row."""
+    row, column = (AWKWARD,), (AWKWARD,)
+    text = latex(Table("t", AWKWARD, (AWKWARD,), [row], [column], {(row, column): Entry(number=1, paper=2)}))
+    escaped = r"50\%|a\_b \& \{c\} \#1 \$2 \textasciitilde{}x \textasciicircum{}y \textbackslash{}z"
+    assert text.count(escaped) == 5  # caption, head, column, and the row twice: ours and the paper's
+    assert "50%" not in text
 
 
 # --- Which differences are real -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import time
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -103,6 +104,57 @@ def test_the_bootstrap_is_the_normal_interval_where_that_is_right() -> None:
     assert (high - low) / 2 == pytest.approx(half, rel=0.05)
 
 
+@pytest.mark.parametrize(("n", "quantile"), [(8, 2.364624), (20, 2.093024)])  # t of n - 1 degrees of freedom
+def test_the_bootstrap_of_few_scores_is_as_wide_as_students_interval(n: int, quantile: float) -> None:
+    """A plain percentile bootstrap of eight scores is a fifth too narrow."""
+    normal = NormalDist(0.5, 0.1)
+    scores = np.array([normal.inv_cdf((place + 0.5) / n) for place in range(n)])
+    half = quantile * scores.std(ddof=1) / math.sqrt(n)
+    low, high = mean_interval(scores, resamples=50_000)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+    difference = paired_bootstrap(scores, [0.0] * (n - 1) + [scores[-1]], resamples=50_000)
+    assert difference.high - difference.low > high - low  # the last difference is 0, far from the others
+
+
+def test_the_smallest_dataset_decides_how_wide_a_macro_interval_is() -> None:
+    """Eight scores vary, a thousand do not: the interval is that of the eight, at half its width."""
+    normal = NormalDist(0.5, 0.1)
+    few = [normal.inv_cdf((place + 0.5) / 8) for place in range(8)]
+    low, high = macro_interval({"few": few, "many": [0.5] * 1_000}, resamples=5_000)
+    alone = mean_interval(few, resamples=5_000)
+    assert high - low == pytest.approx((alone[1] - alone[0]) / 2, rel=0.05)
+
+
+def test_a_single_score_says_nothing_of_the_mean() -> None:
+    assert mean_interval([0.4]) == macro_interval({"a": [0.4], "b": [0.1, 0.9]}) == (-math.inf, math.inf)
+
+
+def test_a_lower_level_gives_a_narrower_interval() -> None:
+    scores = f1_like(np.random.default_rng(9), (60,))
+    halved = scores / 2
+    for interval in (
+        lambda level: wilson(60, 128, level),
+        lambda level: mean_interval(scores, level=level, resamples=1_000),
+        lambda level: macro_interval({"a": scores, "b": halved}, level=level, resamples=1_000),
+    ):
+        assert interval(0.95)[0] < interval(0.5)[0] < interval(0.5)[1] < interval(0.95)[1]
+    half = paired_bootstrap(scores, halved, resamples=1_000, level=0.5)
+    assert half.low > paired_bootstrap(scores, halved, resamples=1_000).low
+
+
+def test_few_differences_are_taken_as_one_win_and_one_loss_more() -> None:
+    """Nine questions of 128 are won and none is lost: resampling those alone would never see a loss."""
+    won = paired_bootstrap([1.0] * 9 + [0.0] * 119, [0.0] * 128)
+    middle, squares = 9 / 130, 11 / 130  # mean and mean square with the two added questions
+    half = 1.979 * math.sqrt((squares - middle**2) / 130)  # Student's t of 127 degrees of freedom
+    assert won.difference == 9 / 128
+    assert won.low == pytest.approx(middle - half, abs=0.1 * half)
+    assert won.high == pytest.approx(middle + half, abs=0.1 * half)
+    enough = [1.0] * 10 + [0.0] * 118  # ten are resampled as they are
+    ten = paired_bootstrap(enough, [0.0] * 128)
+    assert (ten.low, ten.high) == macro_interval({"differences": enough})
+
+
 @pytest.mark.slow
 def test_the_interval_of_a_difference_covers_where_few_questions_differ() -> None:
     """A plain bootstrap covers 83 % here: two or three of 128 differ, and often all in the same direction."""
@@ -164,6 +216,11 @@ def test_sign_flip_is_the_enumeration_of_all_signs() -> None:
         p = sign_flip(differences, [0.0] * 11)
         assert p == pytest.approx(exact_sign_flip(differences), abs=0.02)
     assert sign_flip([0.5, 1], [0.5, 1]) == 1
+
+
+def test_a_permutation_test_never_gives_zero() -> None:
+    """Forty wins out of forty: none of 99 random sign assignments is as extreme, but the observed one is."""
+    assert sign_flip([1.0] * 40, [0.0] * 40, resamples=99) == 1 / 100
 
 
 def test_equal_methods_seldom_differ_significantly() -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +26,7 @@ from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
 from tests.paths import ROOT
 from tests.providers import KEY
-from tests.test_entry_points import call
+from tests.test_entry_points import Ended
 
 T = TypeVar("T")
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
@@ -117,7 +119,7 @@ def test_games_never_exceed_the_limit_and_all_end() -> None:
 
     async def calls() -> list[str]:
         environment = make_environment(f"mini@{server.base_url}", concurrency=16, attempt_timeout=1)
-        asked = [environment.ask(HELLO, sample=number) for number in range(300)]
+        asked = [environment.ask(HELLO, sample=number) for number in range(100)]
         replies = await asyncio.gather(*asked)
         await environment.close()
         return replies
@@ -126,17 +128,31 @@ def test_games_never_exceed_the_limit_and_all_end() -> None:
     assert server.counts["peak"] == 16 and server.running == 0
 
 
+def leave(line: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int | str | None:
+    """The exit code of an entry point that is run in a folder, in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", line)
+    with pytest.raises(SystemExit) as left:
+        run(train.main)
+    return left.value.code
+
+
 @pytest.fixture(scope="module")
-def faulty(
-    locked: str, asking_agent: Path, tmp_path_factory
-) -> tuple[subprocess.CompletedProcess[str], Path]:
+def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
     """Two steps of training through the failing server, every call sent, and what was printed."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
-    line = ["train.py", "--agent", asking_agent, "--env", f"mini@{locked}", "--env-timeout", "0.3", *GAMES,
-            "--group-size", "12", "--temperature", "0.5", "--journal", "live", "--steps", "2",
+    line = ["train.py", "--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3",
+            *GAMES, "--group-size", "8", "--temperature", "0.5", "--journal", "live", "--steps", "2",
             "--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"]  # fmt: skip
-    return call(folder, *line, OPENAI_API_KEY=KEY), folder / "run"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(StringIO()) as out,
+        redirect_stderr(StringIO()) as err,
+    ):
+        patch.setenv("OPENAI_API_KEY", KEY)
+        code = leave(line, patch, folder)
+    return Ended(code, out.getvalue(), err.getvalue()), folder / "run"
 
 
 def test_no_trained_trajectory_holds_an_error_text(faulty) -> None:
@@ -144,7 +160,7 @@ def test_no_trained_trajectory_holds_an_error_text(faulty) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for path in out.glob("trajectories/*") for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
-    assert len(rows) == 96 and len(replies) > 20  # three calls in ten met a fault
+    assert len(rows) == 64 and len(replies) > 20  # three calls in ten met a fault
     for row in rows:
         shown = json.dumps(row["turns"])
         assert ERROR_TEXT not in shown and "html" not in shown and "HTTP" not in shown
@@ -168,14 +184,6 @@ def test_what_was_spent_is_in_the_metrics_and_on_the_console(faulty) -> None:
     assert "spent" in done.stdout and f"${lines[-1]['env/usd']:.4f}" in done.stdout
 
 
-def leave(line: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int | str | None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", line)
-    with pytest.raises(SystemExit) as left:
-        run(train.main)
-    return left.value.code
-
-
 def test_a_budget_stops_with_75_and_what_was_paid_for_is_not_paid_again(
     locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
@@ -183,9 +191,9 @@ def test_a_budget_stops_with_75_and_what_was_paid_for_is_not_paid_again(
     line = ["train.py", "--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3",
             *GAMES, "--steps", "2", "--test-data", "mini", "--out", "run"]  # fmt: skip
     for _ in range(2):
-        assert leave([*line, "--max-env-calls", "20"], monkeypatch, tmp_path) == 75
-        assert "--max-env-calls 20 has no room for another call; spent: 20 calls" in capfd.readouterr().err
-        assert Journal(tmp_path / "run/journal").spent.calls == 20
+        assert leave([*line, "--max-env-calls", "4"], monkeypatch, tmp_path) == 75
+        assert "--max-env-calls 4 has no room for another call; spent: 4 calls" in capfd.readouterr().err
+        assert Journal(tmp_path / "run/journal").spent.calls == 4
 
 
 BAD_ENVIRONMENTS = [

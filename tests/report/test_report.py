@@ -170,6 +170,36 @@ def test_of_a_large_run_whole_steps_are_shown_first_and_last_included(tmp_path):
     assert choose_steps(files, games=3) == [40] and choose_steps({}, games=3) == []
 
 
+def test_the_groups_of_a_step_stand_in_the_order_of_its_questions_whichever_rank_played_them(tmp_path):
+    """Rank r of two plays every second question; its file numbers its own groups."""
+    questions = [Question(f"q{number}", "maths", f"Who is {number}?", ("Anna",)) for number in range(4)]
+    run = write_run(tmp_path / "run", [[group_of(question) for question in questions]])
+    [path] = (run / "trajectories").iterdir()
+    rows = rows_of(run)
+    assert [row["question"]["id"] for row in rows[::4]] == ["q0", "q1", "q2", "q3"]
+    for rank in (1, 0):
+        mine = [row | {"group": row["group"] // 2} for row in rows if row["group"] % 2 == rank]
+        own = path.with_name(f"step-000001-rank{rank}.jsonl")
+        own.write_text("".join(json.dumps(row) + "\n" for row in mine))
+    [shown] = data_of(write_report(run))["runs"]
+    assert [group["id"] for group in shown["groups"]] == ["q0", "q1", "q2", "q3"]
+    assert [len(group["games"]) for group in shown["groups"]] == [4] * 4
+
+
+def test_the_files_of_ten_ranks_are_read_in_the_order_of_their_numbers(tmp_path):
+    """By name rank10 would come before rank2."""
+    question = Question("q", "maths", "Who?", ("Anna",))
+    run = write_run(tmp_path / "run", [[group_of(question)]])
+    [path] = (run / "trajectories").iterdir()
+    rows = rows_of(run)
+    for rank in range(11):
+        named = [row | {"question": row["question"] | {"id": f"q{rank}"}} for row in rows]
+        own = path.with_name(f"step-000001-rank{rank}.jsonl")
+        own.write_text("".join(json.dumps(row) + "\n" for row in named))
+    [shown] = data_of(write_report(run))["runs"]
+    assert [group["id"] for group in shown["groups"]] == [f"q{rank}" for rank in range(11)]
+
+
 def test_games_of_steps_that_were_undone_are_not_shown(run, tmp_path):
     """After a rollback, or a kill before the line was written, files lie there that no curve speaks of."""
     whole = shutil.copytree(run, tmp_path / "run")

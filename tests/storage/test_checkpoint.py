@@ -1,6 +1,7 @@
 """Checkpoints: what is saved is what was trained, and what is broken is not used."""
 
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -179,6 +180,71 @@ def test_what_a_kill_left_is_swept_and_the_older_checkpoint_used(saved):
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
 
+def sealed(folder: Path, text: str) -> None:
+    temporary = manifest.fresh(folder)
+    (temporary / "a.txt").write_text(text)
+    (temporary / "b.txt").write_text(text)
+    manifest.seal(temporary, folder, manifest.sums(temporary, ["a.txt", "b.txt"]))
+
+
+def test_all_of_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """A power cut keeps the name and loses what was not synced."""
+    events: list[str] = []
+    fsync, replace_path = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        events.append(f"{Path(source).name} -> {Path(target).name}")
+        replace_path(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    sealed(tmp_path / "new", "text")
+    files, renamed, after = events[:-2], events[-2], events[-1]
+    assert renamed == ".new.tmp -> new" and after == tmp_path.name
+    assert sorted(files[:-1]) == ["a.txt", "b.txt", manifest.NAME] and files[-1] == ".new.tmp"
+
+
+def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    run = Run(tmp_path)
+    run.save(1)
+    [folder] = checkpoints_of(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {SHARD, "state.json", "config.yaml", manifest.NAME}
+    assert {path.name for path in folder.iterdir()} <= synced
+
+
+def test_a_move_that_fails_does_not_cost_the_older_folder(tmp_path):
+    """As after a kill between the two moves: the older folder waits under another name."""
+    folder = tmp_path / "agent"
+    sealed(folder, "older")
+    with pytest.raises(FileNotFoundError):
+        manifest.commit(tmp_path / "absent", folder)
+    manifest.sweep(tmp_path)
+    assert manifest.fault(folder) == "" and (folder / "a.txt").read_text() == "older"
+
+
+def test_a_folder_that_is_replaced_leaves_nothing_of_the_older_one(tmp_path):
+    folder = tmp_path / "agent"
+    sealed(folder, "older")
+    (tmp_path / ".agent.old").mkdir()  # what a kill after the move has left
+    (tmp_path / ".agent.tmp").mkdir()
+    (tmp_path / ".agent.tmp/torn.txt").touch()
+    sealed(folder, "newer")
+    assert manifest.fault(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
 def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_the_next_save_tries_again(saved):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -201,6 +267,63 @@ def test_a_changed_setting_is_named_with_both_values(saved, setting, before, now
     with pytest.raises(UsageError) as refused:
         other.checkpoints.load(other.checkpoints.newest())
     assert f"{setting} = {before}, not {shown}" in str(refused.value)
+
+
+# A run with another one of these would be another experiment.
+ANOTHER = {
+    "agent": "other",
+    "env": "mini",
+    "env_args": '{"temperature": 1}',
+    "route": "uniform",
+    "data": ("b",),
+    "seed": 1,
+    "instruction": "short",
+    "max_turns": 4,
+    "max_new": 9,
+    "max_tokens": 99,
+    "max_reply_tokens": 9,
+    "force_answer": True,
+    "stop_tags": True,
+    "rule": "release",
+    "questions": 9,
+    "group_size": 9,
+    "mini_batch": 9,
+    "lr": 1.0,
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "weight_decay": 0.5,
+    "grad_clip": 0.5,
+    "clip": 0.5,
+    "kl_coef": 0.5,
+    "loss": "token-mean",
+    "temperature": 0.5,
+}
+# These belong to the machine, the schedule and the instruments.
+OTHERWISE = {
+    "steps": 999,
+    "val_every": 9,
+    "save_every": 9,
+    "keep": 9,
+    "on_collapse": "stop",
+    "val_data": ("v",),
+    "device": "cpu",
+    "threads": 2,
+    "tokens_per_batch": 99,
+    "env_concurrency": 9,
+    "max_env_calls": 9,
+}
+
+
+def test_what_makes_the_experiment_may_not_change_on_a_resume(saved):
+    for setting, value in ANOTHER.items():
+        other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: value}))
+        with pytest.raises(UsageError, match=f"was made with {setting} = "):
+            other.checkpoints.load(saved.checkpoints.folder / "step-000002")
+
+
+def test_a_run_may_go_on_longer_and_on_another_machine(saved):
+    other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **OTHERWISE))
+    assert other.checkpoints.load(saved.checkpoints.folder / "step-000002").step == 2
 
 
 def test_another_vocabulary_is_refused(saved):

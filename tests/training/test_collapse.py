@@ -58,6 +58,71 @@ def test_a_curve_that_collapses_is_told_once_and_by_its_name(name):
     assert 40 < step < 60 and alarm.startswith(f"{name} is ")
 
 
+STEADY = {
+    "format": 1.0,
+    "stop/answered": 1.0,
+    "reward/mean": 0.5,
+    "kl": 0.0,
+    "entropy": 0.2,
+    "grad_norm": 0.3,
+}
+
+# Curve, its usual value, the last value without an alarm and the first one with it.
+LIMITS = [
+    ("format", 1.0, 0.51, 0.49),
+    ("stop/answered", 0.6, 0.31, 0.29),
+    ("reward/mean", 0.5, 0.01, -0.01),
+    ("reward/mean", -0.4, -0.89, -0.91),
+    ("kl", 0.0, 0.99, 1.01),
+    ("entropy", 0.2, 0.0011, 0.0009),
+    ("entropy", 0.2, 0.99, 1.01),
+    ("entropy", 0.5, 1.49, 1.51),
+    ("grad_norm", 0.3, 2.9, 3.1),
+    ("grad_norm", 0.02, 0.19, 0.21),
+]
+
+
+@pytest.mark.parametrize(("name", "usual", "fine", "collapsed"), LIMITS)
+def test_each_curve_has_its_limit(name, usual, fine, collapsed):
+    def after(value: float) -> list[str]:
+        values = [usual] * 10 + [value] * 5
+        told = alarms([{"step": step, **STEADY, name: value} for step, value in enumerate(values)])
+        return [alarm.split()[0] for _, alarm in told]
+
+    assert after(fine) == [] and after(collapsed) == [name]
+
+
+@pytest.mark.parametrize(("usual", "told"), [(0.19, 0), (0.21, 1)])
+def test_a_rate_that_was_never_above_a_fifth_has_nothing_to_lose(usual, told):
+    lines = [{"step": step, "format": usual if step < 10 else 0.0} for step in range(20)]
+    assert len(alarms(lines)) == told
+
+
+def test_a_slow_decline_is_measured_from_the_best_window():
+    values = [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)]
+    [(step, _)] = alarms([{"step": step, "format": value} for step, value in enumerate(values)])
+    assert step == 10 + 29  # the median of its window is 0.46, that of the best window 0.96
+
+
+def test_gradients_that_begin_after_steps_without_any_have_not_exploded():
+    """Groups whose games are all alike have no gradient."""
+    values = [0.0] * 10 + [0.3] * 10
+    assert alarms([{"step": step, "grad_norm": value} for step, value in enumerate(values)]) == []
+
+
+def test_a_curve_is_judged_from_its_sixth_line_on():
+    """A window that is not full has no median to speak of, and the first full one is the measure."""
+    assert [step for step, _ in alarms([{"step": step, "kl": 2.0} for step in range(1, 9)])] == [6]
+    values = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert alarms([{"step": step, "format": value} for step, value in enumerate(values)]) == []
+
+
+def test_the_middle_of_five_lines_is_what_counts():
+    for bad, told in ((2, 0), (3, 1)):
+        lines = [{"step": step, "format": 0.0 if 10 <= step < 10 + bad else 1.0} for step in range(20)]
+        assert len(alarms(lines)) == told
+
+
 def test_text_that_turns_to_noise_is_an_alarm_too():
     assert [alarm.split()[0] for _, alarm in alarms(run("entropy", lambda step: 4.0))] == ["entropy"]
 

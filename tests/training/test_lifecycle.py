@@ -94,6 +94,26 @@ def test_without_validation_the_newest_agent_is_kept(base, tmp_path):
     assert run.state.best_step == 4 == exported_step(tmp_path / "agent")
 
 
+def test_an_export_that_fails_is_told_and_the_best_step_stays(base, tmp_path, capsys):
+    """Else the run would never try again, and the folder would hold an older agent than it says."""
+    run = Run(tmp_path, base)
+    run.step(val_em=0.2, val_reward=0.1)
+    in_the_way = tmp_path / ".agent.tmp"
+    in_the_way.touch()  # the agent is written to a folder of this name first
+    run.step(val_em=0.5, val_reward=0.3)
+    assert (run.state.best_step, run.state.best_em, run.state.best_reward) == (0, 0.2, 0.1)
+    assert exported_step(tmp_path / "agent") == 0
+    assert f"{tmp_path / 'agent'} could not be written: File exists. The older one" in capsys.readouterr().out
+    in_the_way.unlink()
+    run.step(val_em=0.4, val_reward=0.3)
+    assert run.state.best_step == 2 == exported_step(tmp_path / "agent")
+
+
+def test_a_resumed_run_plays_with_the_weights_of_its_checkpoint(base, tmp_path):
+    begun(base, tmp_path)
+    assert Run(tmp_path, base).refreshed == [4.0]
+
+
 def begun(base: Path, folder: Path, **options) -> Run:
     """A run that validated best at step 1, and has gone on to step 6."""
     run = Run(folder, base, **options)
@@ -165,7 +185,7 @@ def test_a_kill_between_an_export_and_its_checkpoint_is_mended(base, tmp_path):
     run = begun(base, tmp_path)
     (tmp_path / "agent/training.json").write_text('{"step": 6}')  # as if step 6 had validated better
     again = Run(tmp_path, base)
-    assert again.state.step == 4 and again.weight() == 4
+    assert again.state.step == 4 and again.weight() == 4 and again.refreshed == [4.0]
     assert exported_step(tmp_path / "agent") == 1 == run.state.best_step
 
 

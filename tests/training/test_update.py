@@ -101,6 +101,72 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
         assert torch.equal(got, want)
 
 
+class ImpossibleReference:
+    """Calls every token impossible: the KL to it is infinite, but its slope is 1."""
+
+    def __call__(self, packed: Packed) -> Scores:
+        logprobs = torch.full((len(packed.targets),), -math.inf)
+        return Scores(logprobs, torch.zeros_like(logprobs))
+
+
+def test_an_infinite_loss_with_a_finite_gradient_is_no_step():
+    policy = tiny.policy()
+    samples = on_policy(some_samples(2), policy)
+    before = [parameter.clone() for parameter in policy.parameters()]
+    seen: list[bool] = []
+    for parameter in policy.parameters():
+        parameter.register_hook(lambda gradient: seen.append(bool(gradient.isfinite().all())))
+    assert updater(policy, reference=ImpossibleReference()).update([samples])["update/skipped"] == 1
+    assert seen and all(seen)
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+
+
+def test_an_infinite_gradient_of_a_finite_loss_is_no_step():
+    policy = tiny.policy()
+    samples = on_policy(some_samples(2), policy)
+    before = [parameter.clone() for parameter in policy.parameters()]
+    first = next(policy.parameters())
+    hook = first.register_hook(lambda gradient: gradient.fill_(math.inf))
+    trainer = updater(policy)
+    assert trainer.update([samples])["update/skipped"] == 1
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+    hook.remove()
+    assert trainer.update([samples])["update/skipped"] == 0  # nothing of that gradient is left
+    assert all(parameter.isfinite().all() for parameter in policy.parameters())
+
+
+class BesideABrokenRank(Ranks):
+    """One of two ranks; the other one's maxima are all 0.5."""
+
+    def max(self, values: list[float]) -> list[float]:
+        return [max(float(value), 0.5) for value in values]
+
+
+def test_what_breaks_on_another_rank_is_no_step_here_and_its_gap_counts():
+    policy = tiny.policy()
+    samples = on_policy(some_samples(2), policy)
+    before = [parameter.clone() for parameter in policy.parameters()]
+    trainer = updater(policy)
+    trainer.ranks = BesideABrokenRank(rank=0, count=1, device=CPU)
+    metrics = trainer.update([samples])
+    assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("limit", "stepped_on"), [(0.01, 0.01), (math.inf, None)])
+def test_a_gradient_is_clipped_to_the_largest_norm_and_its_own_norm_is_told(limit, stepped_on):
+    policy = tiny.policy()
+    samples = on_policy(some_samples(4), policy)
+    trainer = updater(policy, grad_clip=limit)
+    norms: list[float] = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item())
+    )
+    told = trainer.update([samples])["grad_norm"]
+    assert told > 0.1
+    assert norms == pytest.approx([stepped_on or told], rel=1e-4)
+
+
 def test_the_run_stops_when_step_after_step_is_skipped():
     policy = tiny.policy()
     good = on_policy(some_samples(2), policy)

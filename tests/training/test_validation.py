@@ -4,13 +4,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import torch
 
+from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import EnvError
+from prompt_r1.grpo import group_advantages, survivors
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.reward import RULES
-from prompt_r1.training.step_metrics import game_metrics, record
+from prompt_r1.reward import RULES, score
+from prompt_r1.training.batch import ScoredGame
+from prompt_r1.training.step_metrics import game_metrics, record, step_metrics
 from prompt_r1.training.validation import Result, ask_directly, judge, means, table
-from prompt_r1.types import Question
+from prompt_r1.types import Question, Trajectory
 from tests.test_reward import GOOD, RIGHT, WRONG, game
 from tests.tiny import ScriptedEnvironment
 
@@ -74,3 +78,27 @@ def test_the_intervals_of_a_step_count_questions_not_games():
         five_times[name] == pytest.approx(once[name]) for name in once if name.endswith(("low", "high"))
     )
     assert "em_low" in once and "reward/mean_high" in once and "format_low" in once
+
+
+def test_the_shares_of_groups_are_over_the_kept_groups_and_over_all():
+    """One of three groups broke; of the two others one has equal rewards."""
+    right, wrong, broken = game(GOOD, RIGHT), game(WRONG), game(GOOD, stop="env_error")
+    groups_PG = [[broken, broken], [right, right], [right, wrong]]
+    alone = Ranks(0, 1, torch.device("cpu"))
+    samples_PG = samples(groups_PG)
+    metrics = step_metrics(groups_PG, samples_PG, RULE, alone, rollout_seconds=2.0)
+    assert metrics["groups/dropped"] == pytest.approx(1 / 3) and metrics["groups/no_spread"] == 1 / 2
+    assert metrics["games/s"] == 3.0
+    nothing = step_metrics(groups_PG[:1], samples_PG[:1], RULE, alone, rollout_seconds=2.0)
+    assert nothing["groups/dropped"] == 1 and nothing["groups/no_spread"] == 0
+
+
+def samples(groups_PG: list[list[Trajectory]]) -> list[list[ScoredGame]]:
+    """The samples to train on; a broken group has none."""
+    alive_PG = [survivors(group) for group in groups_PG]
+    rewards_PG = [[score(trajectory, rule=RULE) for trajectory in group] for group in alive_PG]
+    advantages_PG = group_advantages([[reward.total for reward in rewards] for rewards in rewards_PG])
+    return [
+        list(map(ScoredGame, group, rewards, advantages))
+        for group, rewards, advantages in zip(alive_PG, rewards_PG, advantages_PG, strict=True)
+    ]

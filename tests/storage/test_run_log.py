@@ -1,0 +1,38 @@
+"""What a run writes down and says: metric lines, times by phase, sentences on the console."""
+
+import pytest
+
+from prompt_r1.errors import Resumable
+from prompt_r1.storage.run_log import Clock, Log, read_metrics
+
+
+def test_what_a_run_says_cannot_move_the_cursor(tmp_path, capsys):
+    Log(tmp_path, quiet=False).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
+    assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\x0d\\x9b\n", "")
+
+
+def test_only_the_first_rank_speaks_and_writes_metrics(tmp_path, capsys):
+    log = Log(tmp_path, quiet=True)
+    log.say("hello")
+    assert log.metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
+    assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
+
+
+def test_metrics_are_appended_with_six_digits_and_whole_numbers_stay_whole(tmp_path):
+    log = Log(tmp_path, quiet=False)
+    log.metrics({"step": 1234567, "em": 0.12345678})
+    log.metrics({"step": 1234568, "lr": 1e-7})
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert lines == '{"step":1234567,"em":0.123457}\n{"step":1234568,"lr":1e-07}\n'
+
+
+def test_a_phase_that_is_entered_twice_adds_up_and_is_taken_once():
+    entered: list[str] = []
+    clock = Clock(entered.append)
+    with clock.phase("rollout"):
+        pass
+    first = clock.seconds["rollout"]
+    with pytest.raises(Resumable), clock.phase("rollout"):
+        raise Resumable("stopped")
+    assert clock.seconds["rollout"] > first and entered == ["rollout", "rollout"]
+    assert list(clock.take()) == ["time/rollout"] and clock.take() == {}
