@@ -140,9 +140,9 @@ BROKEN = [
     (flip, SHARD, "has changed since it was written"),
     (Path.unlink, SHARD, "is missing"),
     (flip, "state.json", "state.json has changed"),
-    (Path.unlink, "manifest.json", "no atomic_folder.json"),
-    (cut, "manifest.json", "manifest.json is cut short"),
-    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is cut short"),
+    (Path.unlink, "atomic_folder.json", "no atomic_folder.json"),
+    (cut, "atomic_folder.json", "atomic_folder.json is cut short"),
+    (lambda path: path.write_text("7"), "atomic_folder.json", "atomic_folder.json is cut short"),
     (lambda path: path.write_text(""), "shard-00009.safetensors", "does not belong"),
 ]
 
@@ -181,10 +181,10 @@ def test_what_a_kill_left_is_swept_and_the_older_checkpoint_used(saved):
 
 
 def sealed(folder: Path, text: str) -> None:
-    temporary = manifest.fresh(folder)
+    temporary = atomic_folder.fresh(folder)
     (temporary / "a.txt").write_text(text)
     (temporary / "b.txt").write_text(text)
-    manifest.seal(temporary, folder, manifest.sums(temporary, ["a.txt", "b.txt"]))
+    atomic_folder.seal(temporary, folder, atomic_folder.sums(temporary, ["a.txt", "b.txt"]))
 
 
 def test_all_of_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -205,7 +205,7 @@ def test_all_of_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkey
     sealed(tmp_path / "new", "text")
     files, renamed, after = events[:-2], events[-2], events[-1]
     assert renamed == ".new.tmp -> new" and after == tmp_path.name
-    assert sorted(files[:-1]) == ["a.txt", "b.txt", manifest.NAME] and files[-1] == ".new.tmp"
+    assert sorted(files[:-1]) == ["a.txt", "b.txt", atomic_folder.NAME] and files[-1] == ".new.tmp"
 
 
 def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
     run = Run(tmp_path)
     run.save(1)
     [folder] = checkpoints_of(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {SHARD, "state.json", "config.yaml", manifest.NAME}
+    assert {path.name for path in folder.iterdir()} == {SHARD, "state.json", "config.yaml", atomic_folder.NAME}
     assert {path.name for path in folder.iterdir()} <= synced
 
 
@@ -229,9 +229,9 @@ def test_a_move_that_fails_does_not_cost_the_older_folder(tmp_path):
     folder = tmp_path / "agent"
     sealed(folder, "older")
     with pytest.raises(FileNotFoundError):
-        manifest.commit(tmp_path / "absent", folder)
-    manifest.sweep(tmp_path)
-    assert manifest.fault(folder) == "" and (folder / "a.txt").read_text() == "older"
+        atomic_folder.commit(tmp_path / "absent", folder)
+    atomic_folder.sweep(tmp_path)
+    assert atomic_folder.fault(folder) == "" and (folder / "a.txt").read_text() == "older"
 
 
 def test_a_folder_that_is_replaced_leaves_nothing_of_the_older_one(tmp_path):
@@ -241,7 +241,7 @@ def test_a_folder_that_is_replaced_leaves_nothing_of_the_older_one(tmp_path):
     (tmp_path / ".agent.tmp").mkdir()
     (tmp_path / ".agent.tmp/torn.txt").touch()
     sealed(folder, "newer")
-    assert manifest.fault(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    assert atomic_folder.fault(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
