@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.programs import CallHere, caller_in_this_process
 
 # Tiny models are faster on one thread, and tests that run side by side do not fight for cores.
 torch.set_num_threads(1)
@@ -23,3 +24,9 @@ hypothesis.settings.load_profile("untimed")
 def asking_agent(tmp_path_factory) -> Path:
     """The folder of a tiny agent that asks its environment and answers."""
     return tiny.save_asking_agent(tmp_path_factory.mktemp("asking"))
+
+
+@pytest.fixture
+def call_here(monkeypatch, capfd) -> CallHere:
+    """Run an entry point as from a shell, but in this process."""
+    return caller_in_this_process(monkeypatch, capfd)

@@ -2,11 +2,7 @@
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,66 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import evaluate
-import infer
 import train
-from prompt_r1.cli.command_line import run
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
 from tests.paths import ROOT
-
-# The real recipes with a tiny agent: small steps, short games.
-SMALL = [
-    "--questions", "2", "--group-size", "4", "--mini-batch", "4", "--max-new", "80",
-    "--max-tokens", "700", "--val-limit", "5", "--lr", "1e-3", "--device", "cpu",
-]  # fmt: skip
-
-FOUR_STEPS = [*SMALL, "--out", "runs/small", "--steps", "4", "--val-every", "2", "--save-every", "2"]
-
-
-def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
-    launcher = [sys.executable]
-    if ranks:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*launcher, str(ROOT / script), *map(str, arguments)]
-
-
-def call(
-    folder: Path, *line: str | Path, ranks: int = 0, seconds: float = 120, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run an entry point in a folder, as from a shell."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        command(*line, ranks=ranks),
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-
-
-@dataclass
-class Ended:
-    """How an entry point ended in this process."""
-
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def call_here(monkeypatch, capfd):
-    """Run an entry point in a folder as from a shell, but in this process: it need not be imported again."""
-
-    def call(folder: Path, *line: str | Path) -> Ended:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr("sys.argv", list(map(str, line)))
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            run({"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}[str(line[0])])
-        return Ended(left.value.code, *capfd.readouterr())
-
-    return call
+from tests.programs import FOUR_STEPS, SMALL, call
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +282,7 @@ def test_a_device_without_memory_is_told_with_what_to_do(agent, tmp_path, monkey
     def forward(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nno room")
 
-    monkeypatch.setattr("prompt_r1.policy.Policy.forward", forward)
+    monkeypatch.setattr("prompt_r1.agent.policy.Policy.forward", forward)
     ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.startswith("train.py: CUDA out of memory: in training give --tokens-per-batch less,")

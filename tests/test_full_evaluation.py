@@ -21,8 +21,8 @@ import pytest
 from prompt_r1.miniworld.serve import MiniServer
 from tests.data.test_data import PUBLISHED
 from tests.miniworld.test_serve import with_server
+from tests.programs import command
 from tests.providers import body_of
-from tests.test_entry_points import command
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,29 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.agent.packing import fill
-from prompt_r1.grpo import group_advantages, grpo_loss, survivors
-from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
-from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
+from prompt_r1.grpo import Loss, group_advantages, grpo_loss
+from prompt_r1.training.batch import Batch, collate, sequence_mean_weight, token_mean_weight
 from tests import tiny
-
-CPU = torch.device("cpu")
-
-
-def game(seed: int, *, stop="answered") -> Trajectory:
-    """A game of random tokens: context, agent, context, agent; three games each have the same opening."""
-    rng = random.Random(seed)
-    trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop=stop)
-    trajectory.add_context(tiny.random_tokens(7, seed=seed // 3))
-    for turn in range(2):
-        if turn:
-            trajectory.add_context(tiny.random_tokens(rng.randint(3, 12), seed=seed + turn))
-        sampled = tiny.random_tokens(rng.randint(1, 9), seed=100 + seed + turn)
-        trajectory.add_sampled(Completion(sampled, [rng.uniform(-3, -0.1) for _ in sampled], True))
-    return trajectory
-
-
-def some_samples(count: int = 6) -> list[ScoredGame]:
-    return [ScoredGame(game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)]
+from tests.games import CPU, random_scored_games
 
 
 def batches_of(samples, *, token_mean=False, tokens_per_batch=10_000):
@@ -64,7 +44,7 @@ def loss_by_loop(samples, logprobs, references, *, clip, kl_coef, token_mean) ->
 @pytest.mark.parametrize("token_mean", [False, True])
 @pytest.mark.parametrize("tokens_per_batch", [1, 60, 10_000])
 def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, tokens_per_batch):
-    samples = some_samples()
+    samples = random_scored_games()
     rng = random.Random(5)
     now = {
         (n, t): s.trajectory.logprobs[t] + rng.uniform(-0.5, 0.5)
@@ -78,17 +58,22 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, tokens_per_ba
     batches = batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch)
     for groups, batch in zip(fill(games, tokens_per_batch), batches, strict=True):
         scored = [(n, t) for group in groups for n in group for t, own in enumerate(games[n].sampled) if own]
-        batch = replace(batch, ref_logprobs=torch.tensor([ref[key] for key in scored]))
-        logprobs = torch.tensor([now[key] for key in scored])
-        total += grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.1).total.item()
+        logprobs, references = (torch.tensor([table[key] for key in scored]) for table in (now, ref))
+        total += loss_of(batch, logprobs, ref=references, kl_coef=0.1).total.item()
     expected = loss_by_loop(samples, now, ref, clip=0.2, kl_coef=0.1, token_mean=token_mean)
     assert total == pytest.approx(expected, rel=1e-5)
+
+
+def loss_of(batch: Batch, logprobs: torch.Tensor, *, ref: torch.Tensor, kl_coef: float) -> Loss:
+    """The loss of a batch whose old log-probabilities are the engine's."""
+    return grpo_loss(logprobs, batch.engine, ref, batch.advantages, batch.weights, clip=0.2, kl_coef=kl_coef)
 
 
 def gradient_of(batches, *, kl_coef=0.01) -> torch.Tensor:
     policy = tiny.policy()
     for batch in batches:
-        grpo_loss(policy(batch.packed).logprobs, batch, clip=0.2, kl_coef=kl_coef).total.backward()
+        logprobs = policy(batch.packed).logprobs
+        loss_of(batch, logprobs, ref=batch.engine, kl_coef=kl_coef).total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
 
@@ -96,7 +81,7 @@ def gradient_of(batches, *, kl_coef=0.01) -> torch.Tensor:
 @given(st.booleans(), st.integers(1, 12), st.integers(1, 300), st.randoms(use_true_random=False))
 def test_no_split_into_micro_batches_changes_the_gradient(token_mean, count, tokens_per_batch, rng):
     """Whatever the token budget, the order of the games and how often an opening is computed."""
-    samples = some_samples(count)
+    samples = random_scored_games(count)
     alone = gradient_of(batches_of(samples, token_mean=token_mean, tokens_per_batch=1))
     rng.shuffle(samples)
     packed = gradient_of(batches_of(samples, token_mean=token_mean, tokens_per_batch=tokens_per_batch))
@@ -107,7 +92,7 @@ def test_weights_sum_to_one_over_a_step():
     for token_mean in (False, True):
         weights = [
             batch.weights.sum()
-            for batch in batches_of(some_samples(), token_mean=token_mean, tokens_per_batch=70)
+            for batch in batches_of(random_scored_games(), token_mean=token_mean, tokens_per_batch=70)
         ]
         assert sum(weights).item() == pytest.approx(1, abs=1e-5)
 
@@ -116,7 +101,7 @@ def test_environment_text_gets_no_gradient():
     """Only the agent's tokens are targets: a reply is a condition of what follows, but its own
     log-probabilities are in no loss.
     """
-    samples = some_samples(3)
+    samples = random_scored_games(3)
     (batch,) = batches_of(samples)
     own = [
         token
@@ -128,32 +113,28 @@ def test_environment_text_gets_no_gradient():
 
 
 def test_kl_is_never_negative_and_zero_at_the_reference():
-    (batch,) = batches_of(some_samples())
-    at_reference = grpo_loss(batch.ref_logprobs, batch, clip=0.2, kl_coef=1.0)
+    (batch,) = batches_of(random_scored_games())
+    at_reference = loss_of(batch, batch.engine, ref=batch.engine, kl_coef=1.0)
     assert at_reference.metrics["kl"] == 0 and at_reference.metrics["clip_frac"] == 0
-    away = grpo_loss(batch.ref_logprobs + torch.randn(batch.weights.shape), batch, clip=0.2, kl_coef=1.0)
+    moved = batch.engine + torch.randn(batch.weights.shape)
+    away = loss_of(batch, moved, ref=batch.engine, kl_coef=1.0)
     assert (away.kl >= 0).all() and away.metrics["kl"] > 0
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():
-    """Likelier tokens of good games and less likely ones of bad games gain nothing more: those count, by
-    their weight. Where clipping would make the loss smaller, the surrogate stays unclipped.
+    """Raising a good token beyond the clip range, or lowering a bad one, gains nothing: those tokens count,
+    by their weight, and have no gradient. Where clipping would make the loss smaller it does not apply.
     """
-    (batch,) = batches_of(some_samples(1))
-    moves_and_counted = [((0.3, +1.0), 1), ((-0.3, -1.0), 1), ((-0.3, +1.0), 0), ((0.3, -1.0), 0)]
-    moves_and_counted += [((0.1, +1.0), 0), ((-0.1, -1.0), 0), ((0.3, 0.0), 0), ((-0.3, 0.0), 0)]
-    weights = [0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]
-    old, advantages = torch.zeros(8), torch.tensor([advantage for (_, advantage), _ in moves_and_counted])
-    batch = replace(
-        batch, weights=torch.tensor(weights), advantages=advantages, old_logprobs=old, ref_logprobs=old
-    )
-    logprobs = torch.tensor([move for (move, _), _ in moves_and_counted], requires_grad=True)
-    loss = grpo_loss(logprobs, batch, clip=0.2, kl_coef=0.0)
+    moves = torch.tensor([0.3, -0.3, -0.3, 0.3, 0.1, -0.1, 0.3, -0.3], requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
+    clipped = [True, True, False, False, False, False, False, False]
+    weights = torch.tensor([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
+    old = torch.zeros(8)
+    loss = grpo_loss(moves, old, old, advantages, weights, clip=0.2, kl_coef=0.0)
     loss.total.backward()
     assert loss.metrics["clip_frac"].item() == pytest.approx(0.5)
-    assert [gradient == 0 for gradient in logprobs.grad] == [
-        bool(counted) or advantage == 0 for (_, advantage), counted in moves_and_counted
-    ]
+    assert moves.grad is not None
+    assert (moves.grad == 0).tolist() == [c or a == 0 for c, a in zip(clipped, advantages, strict=True)]
 
 
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():
@@ -165,9 +146,17 @@ def test_a_group_without_spread_or_siblings_teaches_nothing():
     assert group_advantages([[0.3] * 5, [1.0], []]) == [[0.0] * 5, [0.0], []]
 
 
-def test_a_group_goes_on_with_three_quarters_of_its_games_and_is_dropped_with_fewer():
-    fine, broken = game(1), game(2, stop="env_error")
-    for alive, count in [(4, 5), (3, 4), (6, 8), (9, 12)]:
-        assert survivors([fine] * alive + [broken] * (count - alive)) == [fine] * alive
-    for alive, count in [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)]:
-        assert survivors([fine] * alive + [broken] * (count - alive)) == []
+@pytest.mark.parametrize(("intact", "count"), [(4, 5), (3, 4), (6, 8), (9, 12)])
+def test_a_group_with_at_least_three_quarters_of_its_games_compares_those(intact, count):
+    rewards = [float(number) for number in range(intact)]
+    [alone], [among_broken] = (
+        group_advantages([rewards]),
+        group_advantages([[*rewards, *[None] * (count - intact)]]),
+    )
+    assert among_broken == [*alone, *[None] * (count - intact)]
+
+
+@pytest.mark.parametrize(("intact", "count"), [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)])
+def test_a_group_of_which_more_than_a_quarter_broke_is_dropped(intact, count):
+    rewards = [float(number) for number in range(intact)] + [None] * (count - intact)
+    assert group_advantages([rewards]) == [[None] * count]

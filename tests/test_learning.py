@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.test_entry_points import call
+from tests.programs import call
 from tests.test_pinned_run import check_figures
 
 pytestmark = pytest.mark.learning

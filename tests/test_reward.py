@@ -2,21 +2,10 @@
 
 import pytest
 
-from prompt_r1.protocol import parse
 from prompt_r1.reward import RULES, Rule, score, well_formed
-from prompt_r1.types import FormatTerms, Question, Trajectory, Turn
+from prompt_r1.types import FormatTerms
+from tests.games import GOOD, HALF, RIGHT, WRONG, game_of_turns
 from tests.tiny import think
-
-QUESTION = Question("q", "test", "?", ("Anna Keller",))
-GOOD = think("hm", prompt="who?")
-RIGHT = think("so", answer="Anna Keller")
-HALF = think("so", answer="Anna")  # F1 = 2/3
-WRONG = think("so", answer="Bob")
-
-
-def game(*texts: str, stop="answered") -> Trajectory:
-    return Trajectory(QUESTION, turns=[Turn(text, parse(text), "r") for text in texts], stop=stop)
-
 
 TABLE = [
     # rule, turns, format, total
@@ -58,7 +47,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("rule", "turns", "format_reward", "total"), TABLE)
 def test_the_reward_is_what_the_equations_say(rule, turns, format_reward, total):
-    reward = score(game(*turns), rule=RULES[rule])
+    reward = score(game_of_turns(*turns), rule=RULES[rule])
     assert reward.format == pytest.approx(format_reward)
     assert reward.total == pytest.approx(total)
 
@@ -66,15 +55,15 @@ def test_the_reward_is_what_the_equations_say(rule, turns, format_reward, total)
 @pytest.mark.parametrize("rule", ["paper", "release"])
 @pytest.mark.parametrize("good_turns", range(6))
 def test_no_answer_always_scores_below_a_well_formed_wrong_answer(rule, good_turns):
-    without = score(game(*[GOOD] * good_turns, stop="max_turns"), rule=RULES[rule])
-    wrong = score(game(*[GOOD] * good_turns, WRONG), rule=RULES[rule])
+    without = score(game_of_turns(*[GOOD] * good_turns, stop="max_turns"), rule=RULES[rule])
+    wrong = score(game_of_turns(*[GOOD] * good_turns, WRONG), rule=RULES[rule])
     assert without.total < wrong.total
 
 
 def test_a_rounding_error_of_the_sum_does_not_shut_the_gate():
     """0.1 + 0.7 + 0.1 + 0.1 is 1 on paper and 0.9999999999999999 in floats."""
     rule = Rule(alpha=0.1, beta=0.7, gamma=0.1, delta=0.1, epsilon=1.0, unanswered_cap=0.1)
-    reward = score(game(GOOD, RIGHT), rule=rule)
+    reward = score(game_of_turns(GOOD, RIGHT), rule=rule)
     assert reward.terms.sum < rule.epsilon
     assert reward.gate_is_open and reward.total == pytest.approx(1.0)
 
@@ -82,28 +71,28 @@ def test_a_rounding_error_of_the_sum_does_not_shut_the_gate():
 @pytest.mark.parametrize("rule", ["paper", "release", "alone"])
 def test_rewards_stay_in_their_range(rule):
     epsilon = RULES[rule].epsilon
-    rewards = [score(game(*turns), rule=RULES[rule]).total for _, turns, _, _ in TABLE]
+    rewards = [score(game_of_turns(*turns), rule=RULES[rule]).total for _, turns, _, _ in TABLE]
     assert all(-epsilon <= reward <= 1 for reward in rewards)
 
 
 def test_a_game_that_the_environment_broke_has_no_reward():
     with pytest.raises(AssertionError):
-        score(game(GOOD, stop="env_error"), rule=RULES["release"])
+        score(game_of_turns(GOOD, stop="env_error"), rule=RULES["release"])
 
 
 def test_well_formed_wants_every_turn_clean_and_an_answer():
-    assert well_formed(game(GOOD, RIGHT))
-    assert not well_formed(game(GOOD + "!", RIGHT))
-    assert not well_formed(game(GOOD))
-    assert not well_formed(game(GOOD, think("so", answer="")))
+    assert well_formed(game_of_turns(GOOD, RIGHT))
+    assert not well_formed(game_of_turns(GOOD + "!", RIGHT))
+    assert not well_formed(game_of_turns(GOOD))
+    assert not well_formed(game_of_turns(GOOD, think("so", answer="")))
 
 
 def test_the_terms_of_the_format_reward_add_up_to_it_below_the_cap():
     """Release: α 0.4 a good turn, β 0.25, γ 0.25, δ 0.1, cap 1."""
-    half = score(game(GOOD, GOOD, "<answer></answer>"), rule=RULES["release"])
+    half = score(game_of_turns(GOOD, GOOD, "<answer></answer>"), rule=RULES["release"])
     assert half.terms == FormatTerms(interactions=0.8, parsed=0.25) and half.format == 1.0
     assert half.gate_is_open
-    shut = score(game(GOOD, think("so", answer="")), rule=RULES["release"])
+    shut = score(game_of_turns(GOOD, think("so", answer="")), rule=RULES["release"])
     assert shut.terms == FormatTerms(interactions=0.4, parsed=0.25, complete=0.1) and not shut.gate_is_open
-    silent = score(game(*[GOOD] * 3), rule=RULES["release"])
+    silent = score(game_of_turns(*[GOOD] * 3), rule=RULES["release"])
     assert silent.terms.sum == pytest.approx(1.2) and silent.format == 0.4 and not silent.gate_is_open

@@ -8,17 +8,25 @@ from prompt_r1.errors import EnvError, FatalEnvError
 from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play, play_groups
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import GameSettings, Question, Trajectory
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q1", "test", "Who made it?", ("Anna",))
 
 
-def play_game(agent: ScriptedAgent, environment: ScriptedEnvironment, **limits) -> Trajectory:
-    limits = {"max_turns": 5, "max_tokens": 8192, "max_new": 1024, "seed": "0"} | limits
+def play_game(
+    agent: ScriptedAgent,
+    environment: ScriptedEnvironment,
+    *,
+    question: Question = QUESTION,
+    seed: str = "0",
+    **settings,
+) -> Trajectory:
+    """One game; settings that are not given are the paper's."""
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    return asyncio.run(play(QUESTION, agent.generate, environment.ask, codec, **limits))
+    game = GameSettings(**settings)
+    return asyncio.run(play(question, agent.generate, environment.ask, codec, game, seed=seed))
 
 
 def test_the_environment_sees_this_games_prompts_and_replies_and_nothing_else():
@@ -215,7 +223,7 @@ def test_the_seconds_that_the_environment_takes_are_recorded_for_failed_calls_to
 def test_a_long_reply_is_cut_for_the_agent_and_whole_for_the_environment():
     agent = ScriptedAgent([think(str(n), prompt="a") for n in (1, 2)] + [think("3", answer="x")])
     environment = ScriptedEnvironment(["0123456789é0123456789", "short"])
-    game = play_game(agent, environment, max_reply=11)  # the é is two tokens: the 11th is half of it
+    game = play_game(agent, environment, max_reply_tokens=11)  # the é is two tokens: the 11th is half of it
     text = tiny.tokenizer().decode(game.tokens)
     assert "<interaction_response>0123456789 [cut]</interaction_response>" in text
     assert "<interaction_response>short</interaction_response>" in text
@@ -275,9 +283,7 @@ def test_neither_a_question_nor_a_gold_answer_writes_into_the_game(attack):
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])
         environment = ScriptedEnvironment(["plain"])
         question = Question("q", "test", text, (gold,))
-        codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-        limits = {"max_turns": 5, "max_tokens": 100_000, "max_new": 1024, "seed": "0"}
-        games.append(asyncio.run(play(question, agent.generate, environment.ask, codec, **limits)))
+        games.append(play_game(agent, environment, question=question, max_tokens=100_000))
         asked.append(environment.asked)
     assert asked[0] == asked[1] == asked[2] and games[1].tokens == games[2].tokens
     assert [score(game, rule=RULES["release"]).total for game in games] == [0.0, 0.0, 0.0]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import FIGURES, LABELS, Scores
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.tables import Entry, Label, Table
-from prompt_r1.training.validation import paper_numbers
 
 COLUMNS = {  # method → the paper's column in Tables 2 and 3
     "direct": "GPT-4o-mini", "sft": "SFT (Qwen3-4B)", "cot": "CoT (GPT-4o-mini)",

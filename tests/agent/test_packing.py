@@ -1,6 +1,5 @@
 """Packed rows: every game is there, nothing is padded, and attention sees what it would see alone."""
 
-import random
 import sys
 from itertools import pairwise
 from types import ModuleType
@@ -13,30 +12,7 @@ from hypothesis import strategies as st
 
 from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, offsets, varlen
 from prompt_r1.agent.packing import Group, fill, pack
-from prompt_r1.types import Completion, Question, Trajectory
-from tests import tiny
-
-CPU = torch.device("cpu")
-
-
-def siblings(seed: int, count: int) -> list[Trajectory]:
-    """Games of one question: a common opening, then the agent's tokens and replies of random lengths."""
-    rng = random.Random(seed)
-    opening = tiny.random_tokens(rng.randint(3, 12), seed=seed)
-    return [_game(opening, seed=100 * seed + number) for number in range(count)]
-
-
-def _game(opening: list[int], *, seed: int) -> Trajectory:
-    rng = random.Random(seed)
-    game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
-    game.add_context(opening)
-    for turn in range(rng.randint(1, 3)):
-        if turn:
-            game.add_context(tiny.random_tokens(rng.randint(1, 9), seed=200 + seed + turn))
-        new = tiny.random_tokens(rng.randint(1, 9), seed=300 + seed + turn)
-        game.add_sampled(Completion(new, [rng.uniform(-3, -0.1) for _ in new], True))
-    return game
-
+from tests.games import CPU, siblings
 
 some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
     lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]

@@ -11,14 +11,7 @@ from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Trajectory
 from tests import tiny
-from tests.agent.test_packing import CPU, siblings
-
-
-def naive(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
-    """(N,) log-probabilities of the agent's tokens of one game on its own, from all logits."""
-    tokens = torch.tensor(trajectory.tokens)
-    log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
-    return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
+from tests.games import CPU, naive_logprobs, siblings
 
 
 def some_groups() -> list[list[Trajectory]]:
@@ -43,7 +36,7 @@ def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tie
 
     scores = Policy(model, compute=torch.float64, temperature=0.8)(packed)
     (scores.logprobs * weights).sum().backward()
-    expected = torch.cat([naive(twin, game, 0.8) for group in some_groups() for game in group])
+    expected = torch.cat([naive_logprobs(twin, game, 0.8) for group in some_groups() for game in group])
     (expected * weights).sum().backward()
 
     assert torch.allclose(scores.logprobs, expected.float(), atol=1e-5)

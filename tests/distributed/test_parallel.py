@@ -31,7 +31,7 @@ from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.update import Updater, split
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
-from tests.training.test_update import ONE, on_policy
+from tests.games import ONE_RANK, record_logprobs_of
 
 GROUP = 4  # games of a question
 # Five training steps. Each number is a question, and says how many of its games the environment broke:
@@ -130,7 +130,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         mine = assign_questions([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
         samples_PG = samples_of([groups_PG[index] for index in mine])
         for index, samples in zip(mine, samples_PG, strict=True):
-            on_policy(samples, sampled_by)
+            record_logprobs_of(sampled_by, samples)
             record_a_gap(samples, 0.1 * (index + 1))
         metrics.append(
             updater.update(
@@ -217,7 +217,7 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 
 
 def test_two_ranks_with_whole_or_sharded_weights_train_as_one_process(tmp_path):
-    one = five_steps(Case("none"), ONE)
+    one = five_steps(Case("none"), ONE_RANK)
     two = on_two_ranks(["ddp", "fsdp"], tmp_path)
     for outcome in two.values():
         check_that_both_trained_alike(outcome, one)
@@ -226,7 +226,7 @@ def test_two_ranks_with_whole_or_sharded_weights_train_as_one_process(tmp_path):
 
 @pytest.mark.slow
 def test_every_way_to_shard_trains_as_one_process(tmp_path):
-    one = {tied: five_steps(Case("none", tied=tied), ONE) for tied in (True, False)}
+    one = {tied: five_steps(Case("none", tied=tied), ONE_RANK) for tied in (True, False)}
     two = on_two_ranks([name for name in CASES if name not in ("ddp", "fsdp")], tmp_path)
     rounded = two.pop("fsdp, bfloat16 products")
     for name, outcome in two.items():
@@ -250,7 +250,7 @@ def test_a_rank_whose_work_is_done_hears_that_of_another_failed():
         return "done"
 
     with asyncio.Runner() as runner:
-        assert run_on_all_ranks(work(), runner, ONE) == "done"
+        assert run_on_all_ranks(work(), runner, ONE_RANK) == "done"
         with pytest.raises(Resumable, match="the budget is used up"):
             run_on_all_ranks(work(), runner, BesideAFailedRank(rank=0, count=1, device=torch.device("cpu")))
 
@@ -300,7 +300,7 @@ def test_questions_are_dealt_evenly_and_the_long_ones_to_different_ranks():
 @pytest.mark.slow
 def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking_agent, tmp_path):
     """Whole runs from a shell; the only question of a step leaves one of the ranks without a game."""
-    from tests.test_entry_points import call  # not above: each rank imports this file anew
+    from tests.programs import call  # not above: each rank imports this file anew
 
     line = ["train.py", "--agent", asking_agent, "--env", "mini", "--data", "mini", "--questions", "1"]
     line += ["--group-size", "8", "--mini-batch", "4", "--max-new", "48", "--max-tokens", "700"]

@@ -19,7 +19,7 @@ from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.miniworld.test_serve import GAMES, with_server
-from tests.test_entry_points import command
+from tests.programs import command
 from tests.tiny import ScriptedAgent, think
 
 pytestmark = pytest.mark.slow

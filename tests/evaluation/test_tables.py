@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 
+from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import compare, comparison_table, verdict
 from prompt_r1.evaluation.cost_plot import Point, cost_plot
@@ -17,7 +18,6 @@ from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.results_folder import results_list, results_object, write_results
 from prompt_r1.evaluation.tables import Entry, Table, comma_separated, every_cell, latex, markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
-from prompt_r1.training.validation import paper_numbers
 from tests.evaluation.test_predictions import answer
 from tests.paths import SHARED
 

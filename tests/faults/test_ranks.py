@@ -11,7 +11,7 @@ import pytest
 
 from prompt_r1.storage.run_log import read_metrics
 from tests.faults.lives import striker, tensors
-from tests.test_entry_points import call, command
+from tests.programs import call, command
 
 pytestmark = pytest.mark.faults
 

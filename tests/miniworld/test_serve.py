@@ -25,8 +25,8 @@ from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
 from tests.paths import ROOT
+from tests.programs import Ended
 from tests.providers import KEY
-from tests.test_entry_points import Ended
 
 T = TypeVar("T")
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]

@@ -220,7 +220,12 @@ def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
     run = Run(tmp_path)
     run.save(1)
     [folder] = checkpoints_of(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {SHARD, "state.json", "config.yaml", atomic_folder.NAME}
+    assert {path.name for path in folder.iterdir()} == {
+        SHARD,
+        "state.json",
+        "config.yaml",
+        atomic_folder.NAME,
+    }
     assert {path.name for path in folder.iterdir()} <= synced
 
 

@@ -9,18 +9,17 @@ import torch
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage.checkpoint import State, checkpoints_of
 from prompt_r1.storage.export import exported_step
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.console import Console
-from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Keeper
+from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Lifecycle
 from prompt_r1.types import Question
 from tests import tiny
+from tests.games import ONE_RANK
 
-ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), lr=1e-2, steps=99, save_every=4
 )
@@ -43,11 +42,11 @@ class Run:
         self.sampler = QuestionSampler([Question("q", "own", "Who?", ("Anna",))] * 50, seed=0)
         self.refreshed: list[float] = []  # the first weight, whenever the copy that plays is renewed
         console = Console(log, steps=99, priced=False)
-        self.keeper = Keeper(
-            config, ONE, log, console, Clock(), Interrupt(), self.policy, optimizer, self.sampler, base,
+        self.lifecycle = Lifecycle(
+            config, ONE_RANK, log, console, Clock(), Interrupt(), self.policy, optimizer, self.sampler, base,
             refresh=lambda: self.refreshed.append(self.weight()),
         )  # fmt: skip
-        self.state = self.keeper.begin()
+        self.state = self.lifecycle.begin()
 
     def weight(self) -> float:
         return next(self.policy.parameters())[0, 0].item()
@@ -64,7 +63,7 @@ class Run:
             **{name.replace("_", "/"): value for name, value in metrics.items()},
         }
         self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), metrics
-        self.state = self.keeper.complete(self.state, dict(metrics))
+        self.state = self.lifecycle.complete(self.state, dict(metrics))
 
     def collapse(self) -> None:
         """Steps that are lost to the format gate, until the watchdog sees it."""
@@ -135,7 +134,7 @@ def test_a_collapse_stops_the_run_until_it_is_told_to_go_on(base, tmp_path):
     run = begun(base, tmp_path, on_collapse="stop")
     with pytest.raises(Resumable, match="the curves have collapsed: format is 0"):
         run.collapse()
-    run.keeper.save(run.state, wait=True)
+    run.lifecycle.save(run.state, wait=True)
     for _ in range(2):  # a queue may start it again and again
         with pytest.raises(UsageError, match=r"collapsed at step 9 \(format\); .* --on-collapse warn"):
             Run(tmp_path, base, on_collapse="stop")
@@ -151,7 +150,7 @@ def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base
         run.step(format=0.0)
     assert run.state == State(1, {"epoch": 0, "position": 4}, {}, 1, 0.5, 0.0, rollbacks=1)
     assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
-    assert run.keeper.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+    assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
     undone = (tmp_path / "metrics-before-rollback-1.jsonl").read_text().splitlines()
     assert [json.loads(text)["step"] for text in undone] == [2, 3, 4, 5, 6, 7, 8, 9]
@@ -159,7 +158,7 @@ def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base
         run.step()
     resumed = Run(tmp_path, base, on_collapse="rollback")
     assert resumed.state.step == 4 and resumed.state.rollbacks == 1
-    assert resumed.keeper.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+    assert resumed.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
 
 
 def test_rollbacks_come_to_an_end(base, tmp_path):
@@ -192,7 +191,7 @@ def test_a_kill_between_an_export_and_its_checkpoint_is_mended(base, tmp_path):
 def test_a_step_whose_validation_was_interrupted_is_completed_first(base, tmp_path):
     run = begun(base, tmp_path)
     run.state.line = {"step": 6, "em": 0.25}  # its update is done, its line is not the one that counts
-    run.keeper.save(run.state, wait=True)
+    run.lifecycle.save(run.state, wait=True)
     again = Run(tmp_path, base)
     assert again.state.step == 6 and again.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]

@@ -15,8 +15,8 @@ from prompt_r1.training.memory_estimate import (
     update_bytes,
 )
 from tests import tiny
+from tests.games import CPU, random_game
 from tests.paths import ROOT
-from tests.test_grpo import CPU, game
 
 CLUSTER = (ROOT / "docs/cluster.md").read_text("utf-8")
 PAPER = TrainConfig(**PRESETS["paper"])
@@ -42,7 +42,7 @@ def test_a_shape_weighs_what_the_model_weighs(tied):
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
 def test_a_block_saves_as_much_as_the_estimate_says(weights):
     """Autograd's saved tensors of three blocks, less those of one: two blocks, without embedding and head."""
-    packed = pack([[game(0)]], CPU)
+    packed = pack([[random_game(0)]], CPU)
     saved = [_saved(Policy(tiny.model(layers=layers).to(weights), compute=torch.bfloat16), packed)
              for layers in (1, 3)]  # fmt: skip
     shape = shape_of(tiny.model().config)

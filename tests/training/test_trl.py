@@ -24,8 +24,7 @@ from prompt_r1.grpo import grpo_loss
 from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
 from prompt_r1.types import ScoredGame
 from tests import tiny
-from tests.test_grpo import CPU, some_samples
-from tests.training.test_update import on_policy
+from tests.games import CPU, random_scored_games, record_logprobs_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +35,7 @@ LONGEST = 64  # max_completion_length
 
 def stale_samples(policy) -> list[ScoredGame]:
     """Six games of two questions, whose old log-probabilities are some steps old."""
-    samples, rng = on_policy(some_samples(6), policy), random.Random(0)
+    samples, rng = record_logprobs_of(policy, random_scored_games(6)), random.Random(0)
     for sample in samples:
         game = sample.trajectory
         game.logprobs = [

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -11,45 +12,34 @@ from prompt_r1.agent.policy import Policy, Scores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
-from prompt_r1.training.update import MAX_SKIPPED, Updater, split
+from prompt_r1.training.update import MAX_SKIPPED, Update, split
 from prompt_r1.types import ScoredGame
 from tests import tiny
-from tests.agent.test_policy import naive
-from tests.test_grpo import CPU, some_samples
-
-ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
+from tests.games import CPU, ONE_RANK, naive_logprobs, random_scored_games, record_logprobs_of
+from train import learn
 
 
-def on_policy(samples: list[ScoredGame], policy) -> list[ScoredGame]:
-    """Give the games the policy's own log-probabilities, as the engine would have recorded them."""
-    for sample in samples:
-        with torch.no_grad():
-            logprobs = iter(policy(pack([[sample.trajectory]], CPU)).logprobs.tolist())
-        sample.trajectory.logprobs = [next(logprobs) if own else 0.0 for own in sample.trajectory.sampled]
-    return samples
+class Learner:
+    """An update with the settings of these tests, and the loop of train.py over it."""
 
+    def __init__(self, policy: Policy, *, reference: Policy | None = None, **settings) -> None:
+        config = TrainConfig(**{"lr": 1e-3, "kl_coef": 0.01, "tokens_per_batch": 64, **settings})
+        self.update = Update(config, policy, reference, ONE_RANK)
+        self._learn = partial(learn, self.update, clip=config.clip, kl_coef=config.kl_coef)
 
-def updater(policy, *, reference=None, lr: float = 1e-3, **options) -> Updater:
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
-    knobs = {
-        "clip": 0.2,
-        "kl_coef": 0.01,
-        "grad_clip": 1.0,
-        "token_mean": False,
-        "tokens_per_batch": 64,
-    } | options
-    return Updater(policy, reference, optimizer, ONE, **knobs)
+    def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
+        return self._learn(mini_batches)
 
 
 def test_better_games_become_likelier_and_worse_ones_less_likely():
     policy = tiny.policy()
-    better, worse = on_policy(some_samples(2), policy)
+    better, worse = record_logprobs_of(policy, random_scored_games(2))
     better, worse = (
         ScoredGame(better.trajectory, better.reward, 1.0),
         ScoredGame(worse.trajectory, worse.reward, -1.0),
     )
     before = [_likelihood(policy, sample) for sample in (better, worse)]
-    updater(policy).update([[better, worse]])
+    Learner(policy).learn([[better, worse]])
     after = [_likelihood(policy, sample) for sample in (better, worse)]
     assert after[0] > before[0] and after[1] < before[1]
 
@@ -61,21 +51,21 @@ def _likelihood(policy, sample: ScoredGame) -> float:
 
 def test_the_gap_between_engine_and_policy_is_measured_before_the_weights_move():
     policy = tiny.policy()
-    samples = on_policy(some_samples(4), policy)
-    assert updater(policy).update([samples[:2], samples[2:]])["engine/logprob_gap"] < 1e-5
+    samples = record_logprobs_of(policy, random_scored_games(4))
+    assert Learner(policy).learn([samples[:2], samples[2:]])["engine/logprob_gap"] < 1e-5
     policy = tiny.policy()
-    samples = on_policy(some_samples(4), policy)
+    samples = record_logprobs_of(policy, random_scored_games(4))
     position = samples[0].trajectory.sampled.index(True)
     samples[0].trajectory.logprobs[position] -= 0.25
-    assert updater(policy).update([samples])["engine/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
+    assert Learner(policy).learn([samples])["engine/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
 
 
 def test_the_kl_to_the_frozen_reference_grows_from_zero_and_pulls_back():
     reference = tiny.policy().requires_grad_(False)
     policy = tiny.policy()
-    samples = on_policy(some_samples(4), policy)
-    first = updater(policy, reference=reference).update([samples])
-    second = updater(policy, reference=reference).update([samples])
+    samples = record_logprobs_of(policy, random_scored_games(4))
+    first = Learner(policy, reference=reference).learn([samples])
+    second = Learner(policy, reference=reference).learn([samples])
     assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] > 1e-6
     assert not any(parameter.grad is not None for parameter in reference.parameters())
 
@@ -83,7 +73,7 @@ def test_the_kl_to_the_frozen_reference_grows_from_zero_and_pulls_back():
 def test_a_mini_batch_without_games_is_no_step():
     policy = tiny.policy()
     before = [parameter.clone() for parameter in policy.parameters()]
-    metrics = updater(policy).update([[], []])
+    metrics = Learner(policy).learn([[], []])
     assert metrics["loss"] == 0 and math.isfinite(metrics["grad_norm"])
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
@@ -91,10 +81,10 @@ def test_a_mini_batch_without_games_is_no_step():
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     """The other optimiser steps of the update are taken, and the means are theirs."""
     policy, twin = tiny.policy(), tiny.policy()
-    samples = on_policy(some_samples(4), policy)
+    samples = record_logprobs_of(policy, random_scored_games(4))
     poisoned = [ScoredGame(samples[0].trajectory, samples[0].reward, float("inf")), samples[1]]
-    metrics = updater(policy).update([samples[2:], poisoned])
-    expected = updater(twin).update([samples[2:]])
+    metrics = Learner(policy).learn([samples[2:], poisoned])
+    expected = Learner(twin).learn([samples[2:]])
     assert metrics.pop("update/skipped") == 1 and expected.pop("update/skipped") == 0
     assert metrics == expected
     for got, want in zip(policy.parameters(), twin.parameters(), strict=True):
@@ -111,27 +101,27 @@ class ImpossibleReference:
 
 def test_an_infinite_loss_with_a_finite_gradient_is_no_step():
     policy = tiny.policy()
-    samples = on_policy(some_samples(2), policy)
+    samples = record_logprobs_of(policy, random_scored_games(2))
     before = [parameter.clone() for parameter in policy.parameters()]
     seen: list[bool] = []
     for parameter in policy.parameters():
         parameter.register_hook(lambda gradient: seen.append(bool(gradient.isfinite().all())))
-    assert updater(policy, reference=ImpossibleReference()).update([samples])["update/skipped"] == 1
+    assert Learner(policy, reference=ImpossibleReference()).learn([samples])["update/skipped"] == 1
     assert seen and all(seen)
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
 
 def test_an_infinite_gradient_of_a_finite_loss_is_no_step():
     policy = tiny.policy()
-    samples = on_policy(some_samples(2), policy)
+    samples = record_logprobs_of(policy, random_scored_games(2))
     before = [parameter.clone() for parameter in policy.parameters()]
     first = next(policy.parameters())
     hook = first.register_hook(lambda gradient: gradient.fill_(math.inf))
-    trainer = updater(policy)
-    assert trainer.update([samples])["update/skipped"] == 1
+    trainer = Learner(policy)
+    assert trainer.learn([samples])["update/skipped"] == 1
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
     hook.remove()
-    assert trainer.update([samples])["update/skipped"] == 0  # nothing of that gradient is left
+    assert trainer.learn([samples])["update/skipped"] == 0  # nothing of that gradient is left
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
@@ -144,11 +134,11 @@ class BesideABrokenRank(Ranks):
 
 def test_what_breaks_on_another_rank_is_no_step_here_and_its_gap_counts():
     policy = tiny.policy()
-    samples = on_policy(some_samples(2), policy)
+    samples = record_logprobs_of(policy, random_scored_games(2))
     before = [parameter.clone() for parameter in policy.parameters()]
-    trainer = updater(policy)
+    trainer = Learner(policy)
     trainer.ranks = BesideABrokenRank(rank=0, count=1, device=CPU)
-    metrics = trainer.update([samples])
+    metrics = trainer.learn([samples])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
@@ -156,35 +146,35 @@ def test_what_breaks_on_another_rank_is_no_step_here_and_its_gap_counts():
 @pytest.mark.parametrize(("limit", "stepped_on"), [(0.01, 0.01), (math.inf, None)])
 def test_a_gradient_is_clipped_to_the_largest_norm_and_its_own_norm_is_told(limit, stepped_on):
     policy = tiny.policy()
-    samples = on_policy(some_samples(4), policy)
-    trainer = updater(policy, grad_clip=limit)
+    samples = record_logprobs_of(policy, random_scored_games(4))
+    trainer = Learner(policy, grad_clip=limit)
     norms: list[float] = []
-    trainer.optimizer.register_step_pre_hook(
+    trainer.update.optimizer.register_step_pre_hook(
         lambda *_: norms.append(torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item())
     )
-    told = trainer.update([samples])["grad_norm"]
+    told = trainer.learn([samples])["grad_norm"]
     assert told > 0.1
     assert norms == pytest.approx([stepped_on or told], rel=1e-4)
 
 
 def test_the_run_stops_when_step_after_step_is_skipped():
     policy = tiny.policy()
-    good = on_policy(some_samples(2), policy)
+    good = record_logprobs_of(policy, random_scored_games(2))
     bad = [ScoredGame(good[0].trajectory, good[0].reward, float("nan"))]
-    trainer = updater(policy, lr=0.0)
-    trainer.update([bad] * (MAX_SKIPPED - 1))
-    trainer.stop_if_broken()
-    trainer.update([good, *[bad] * (MAX_SKIPPED - 1)])
-    trainer.stop_if_broken()
-    trainer.update([bad])
+    trainer = Learner(policy, lr=0.0)
+    trainer.learn([bad] * (MAX_SKIPPED - 1))
+    trainer.update.check_finite()
+    trainer.learn([good, *[bad] * (MAX_SKIPPED - 1)])
+    trainer.update.check_finite()
+    trainer.learn([bad])
     with pytest.raises(Resumable, match="not finite in 5 optimiser steps in a row"):
-        trainer.stop_if_broken()
+        trainer.update.check_finite()
 
 
 def test_mini_batches_after_the_first_have_ratios():
     policy = tiny.policy()
-    samples = on_policy(some_samples(6), policy)
-    metrics = updater(policy, lr=0.05).update([samples, samples])
+    samples = record_logprobs_of(policy, random_scored_games(6))
+    metrics = Learner(policy, lr=0.05).learn([samples, samples])
     assert metrics["clip_frac"] > 0
 
 
@@ -205,14 +195,14 @@ def test_old_and_reference_log_probs_cost_no_pass_that_is_not_needed():
     for compute, passes in [(torch.float32, 3), (torch.bfloat16, 5)]:
         policy = Counted(tiny.model(), compute=compute)
         reference = Counted(tiny.model().requires_grad_(False), compute=compute)
-        updater(policy, reference=reference, tokens_per_batch=10_000).update([some_samples(2)] * 3)
+        Learner(policy, reference=reference, tokens_per_batch=10_000).learn([random_scored_games(2)] * 3)
         assert policy.passes == passes and reference.passes == 3
 
 
 def test_in_bfloat16_nothing_is_clipped_before_the_weights_move():
     """The engine's log-probabilities may stray (here by a lot): none of it is in the ratios."""
     policy = Policy(tiny.model(), compute=torch.bfloat16)
-    metrics = updater(policy, lr=0.0).update([some_samples(4), some_samples(2)])
+    metrics = Learner(policy, lr=0.0).learn([random_scored_games(4), random_scored_games(2)])
     assert metrics["clip_frac"] == 0 and metrics["kl"] == 0 and metrics["engine/logprob_gap"] > 0.5
 
 
@@ -225,7 +215,7 @@ def naive_gradients(samples, references, *, clip, kl_coef, token_mean) -> list[t
         old = torch.tensor(
             [lp for lp, own in zip(trajectory.logprobs, trajectory.sampled, strict=True) if own]
         )
-        now = naive(model, trajectory)
+        now = naive_logprobs(model, trajectory)
         ratio = (now - old).exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         kl = (reference - now).exp() - (reference - now) - 1
@@ -239,7 +229,7 @@ def naive_gradients(samples, references, *, clip, kl_coef, token_mean) -> list[t
 def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, tokens_per_batch):
     """Games with stale old log-probabilities: in the second mini-batch, after a step of size 0."""
     policy, frozen = tiny.policy(), tiny.policy(seed=1).requires_grad_(False)
-    samples = on_policy(some_samples(7), policy)
+    samples = record_logprobs_of(policy, random_scored_games(7))
     rng = random.Random(0)
     for sample in samples:
         own = sample.trajectory.sampled
@@ -247,22 +237,26 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, to
             lp + rng.uniform(-0.4, 0.4) * s for lp, s in zip(sample.trajectory.logprobs, own, strict=True)
         ]
     with torch.no_grad():
-        references = [naive(frozen.model.double(), sample.trajectory) for sample in samples]
+        references = [naive_logprobs(frozen.model.double(), sample.trajectory) for sample in samples]
     want = naive_gradients(samples, references, clip=0.2, kl_coef=0.1, token_mean=token_mean)
 
-    knobs = {"kl_coef": 0.1, "token_mean": token_mean, "tokens_per_batch": tokens_per_batch}
-    trainer = updater(policy, reference=tiny.policy(seed=1), lr=0.0, grad_clip=math.inf, **knobs)
+    knobs = {
+        "kl_coef": 0.1,
+        "loss": "token-mean" if token_mean else "sequence-mean",
+        "tokens_per_batch": tokens_per_batch,
+    }
+    trainer = Learner(policy, reference=tiny.policy(seed=1), lr=0.0, grad_clip=math.inf, **knobs)
     got: list[torch.Tensor] = []
-    trainer.optimizer.register_step_pre_hook(
+    trainer.update.optimizer.register_step_pre_hook(
         lambda optimizer, *_: got.__setitem__(slice(None), [p.grad.clone() for p in policy.parameters()])
     )
-    trainer.update([samples[:1], samples])
+    trainer.learn([samples[:1], samples])
     error = sum((a - b).norm() ** 2 for a, b in zip(got, want, strict=True)) ** 0.5
     assert error < 1e-5 * sum(b.norm() ** 2 for b in want) ** 0.5
 
 
 def test_mini_batches_of_questions_keep_groups_whole_and_of_games_do_not():
-    groups = [some_samples(5) for _ in range(4)]
+    groups = [random_scored_games(5) for _ in range(4)]
     by_game = split(groups, games=20, group_size=5, mini_batch=8, numbers=range(4))
     assert [len(games) for games in by_game] == [8, 8, 4]
     by_question = TrainConfig(questions=4, mini_batch=2, mini_batch_of="questions").games_per_update

@@ -15,17 +15,21 @@ from prompt_r1.training.batch import ScoredGame
 from prompt_r1.training.step_metrics import game_metrics, record, step_metrics
 from prompt_r1.training.validation import Result, ask_directly, judge, means, table
 from prompt_r1.types import Question, Trajectory
-from tests.test_reward import GOOD, RIGHT, WRONG, game
+from tests.games import GOOD, RIGHT, WRONG, game_of_turns
 from tests.tiny import ScriptedEnvironment
 
 RULE = RULES["release"]
 
 
 def test_a_failed_call_is_counted_apart_and_lowers_no_mean():
-    broken = game(GOOD, stop="env_error")
+    broken = game_of_turns(GOOD, stop="env_error")
     broken.error = "HTTP 500"
     averages = means(
-        [judge(game(GOOD, RIGHT), rule=RULE), judge(game(WRONG), rule=RULE), judge(broken, rule=RULE)]
+        [
+            judge(game_of_turns(GOOD, RIGHT), rule=RULE),
+            judge(game_of_turns(WRONG), rule=RULE),
+            judge(broken, rule=RULE),
+        ]
     )
     assert (averages["n"], averages["errors"]) == (2, 1)
     assert averages["em"] == 0.5 and averages["reward"] == pytest.approx((1.0 - 0.4) / 2)
@@ -56,7 +60,10 @@ def test_the_environment_alone_is_asked_for_the_answer_only():
 
 
 def test_the_curves_leave_out_broken_games_but_count_them():
-    records = [record(g, rule=RULE) for g in (game(GOOD, RIGHT), game(WRONG), game(GOOD, stop="env_error"))]
+    records = [
+        record(g, rule=RULE)
+        for g in (game_of_turns(GOOD, RIGHT), game_of_turns(WRONG), game_of_turns(GOOD, stop="env_error"))
+    ]
     metrics = game_metrics(records)
     assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
     assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
@@ -68,7 +75,7 @@ def test_the_intervals_of_a_step_count_questions_not_games():
     questions = [Question(str(number), "test", "?", ("Anna Keller",)) for number in range(8)]
     endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
     games = [
-        replace(game(GOOD, ending), question=question)
+        replace(game_of_turns(GOOD, ending), question=question)
         for question, ending in zip(questions, endings, strict=True)
     ]
     once = game_metrics([record(game, rule=RULE) for game in games])
@@ -82,7 +89,11 @@ def test_the_intervals_of_a_step_count_questions_not_games():
 
 def test_the_shares_of_groups_are_over_the_kept_groups_and_over_all():
     """One of three groups broke; of the two others one has equal rewards."""
-    right, wrong, broken = game(GOOD, RIGHT), game(WRONG), game(GOOD, stop="env_error")
+    right, wrong, broken = (
+        game_of_turns(GOOD, RIGHT),
+        game_of_turns(WRONG),
+        game_of_turns(GOOD, stop="env_error"),
+    )
     groups_PG = [[broken, broken], [right, right], [right, wrong]]
     alone = Ranks(0, 1, torch.device("cpu"))
     samples_PG = samples(groups_PG)

@@ -1,0 +1,83 @@
+"""Games without an engine: of random tokens, or of given turns."""
+
+import random
+
+import torch
+
+from prompt_r1.agent.packing import pack
+from prompt_r1.agent.policy import Policy
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.protocol import parse
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
+from tests import tiny
+from tests.tiny import think
+
+CPU = torch.device("cpu")
+ONE_RANK = Ranks(rank=0, count=1, device=CPU)
+
+ANNA = Question("q", "test", "?", ("Anna Keller",))
+GOOD = think("hm", prompt="who?")
+RIGHT = think("so", answer="Anna Keller")
+HALF = think("so", answer="Anna")  # F1 = 2/3
+WRONG = think("so", answer="Bob")
+
+
+def game_of_turns(*texts: str, stop="answered") -> Trajectory:
+    """A game whose agent wrote these turns; it has no tokens."""
+    return Trajectory(ANNA, turns=[Turn(text, parse(text), "r") for text in texts], stop=stop)
+
+
+def random_game(seed: int, *, stop="answered") -> Trajectory:
+    """A game of random tokens: context, agent, context, agent; three games each have the same opening."""
+    rng = random.Random(seed)
+    trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop=stop)
+    trajectory.add_context(tiny.random_tokens(7, seed=seed // 3))
+    for turn in range(2):
+        if turn:
+            trajectory.add_context(tiny.random_tokens(rng.randint(3, 12), seed=seed + turn))
+        sampled = tiny.random_tokens(rng.randint(1, 9), seed=100 + seed + turn)
+        trajectory.add_sampled(Completion(sampled, [rng.uniform(-3, -0.1) for _ in sampled], True))
+    return trajectory
+
+
+def random_scored_games(count: int = 6) -> list[ScoredGame]:
+    """Random games with random advantages."""
+    return [
+        ScoredGame(random_game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)
+    ]
+
+
+def naive_logprobs(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
+    """(N,) float64 log-probabilities of the agent's tokens of one game on its own, from all logits."""
+    tokens = torch.tensor(trajectory.tokens)
+    log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
+    return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
+
+
+def record_logprobs_of(policy: Policy, games: list[ScoredGame]) -> list[ScoredGame]:
+    """Give the games the policy's own log-probabilities, as the engine would have recorded them."""
+    for game in games:
+        trajectory = game.trajectory
+        with torch.no_grad():
+            logprobs = iter(policy(pack([[trajectory]], CPU)).logprobs.tolist())
+        trajectory.logprobs = [next(logprobs) if own else 0.0 for own in trajectory.sampled]
+    return games
+
+
+def siblings(seed: int, count: int) -> list[Trajectory]:
+    """Games of one question: a common opening, then the agent's tokens and replies of random lengths."""
+    rng = random.Random(seed)
+    opening = tiny.random_tokens(rng.randint(3, 12), seed=seed)
+    return [_game_with(opening, seed=100 * seed + number) for number in range(count)]
+
+
+def _game_with(opening: list[int], *, seed: int) -> Trajectory:
+    rng = random.Random(seed)
+    game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
+    game.add_context(opening)
+    for turn in range(rng.randint(1, 3)):
+        if turn:
+            game.add_context(tiny.random_tokens(rng.randint(1, 9), seed=200 + seed + turn))
+        new = tiny.random_tokens(rng.randint(1, 9), seed=300 + seed + turn)
+        game.add_sampled(Completion(new, [rng.uniform(-3, -0.1) for _ in new], True))
+    return game

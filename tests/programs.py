@@ -1,0 +1,73 @@
+"""Run the entry points as a user does."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import evaluate
+import infer
+import train
+from prompt_r1.cli.command_line import run_program
+from tests.paths import ROOT
+
+# Settings of a training of a few seconds: small steps, short games.
+SMALL: list[str] = (
+    "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 5 --lr 1e-3 "
+    "--device cpu"
+).split()
+FOUR_STEPS = [*SMALL, *"--out runs/small --steps 4 --val-every 2 --save-every 2".split()]
+
+MAINS = {"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}
+
+
+def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
+    """The command line of an entry point; with `ranks` through torchrun."""
+    launcher = [sys.executable]
+    if ranks:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, str(ROOT / script), *map(str, arguments)]
+
+
+def call(
+    folder: Path, *line: str | Path, ranks: int = 0, seconds: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an entry point in a folder, in a process of its own."""
+    return subprocess.run(
+        command(*line, ranks=ranks),
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+@dataclass
+class Ended:
+    """How an entry point ended that ran in this process."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+CallHere = Callable[..., Ended]
+
+
+def caller_in_this_process(monkeypatch, capfd) -> CallHere:
+    """A function that runs an entry point in a folder, in this process: nothing is imported again."""
+
+    def call_here(folder: Path, *line: str | Path) -> Ended:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("sys.argv", list(map(str, line)))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            run_program(MAINS[str(line[0])])
+        return Ended(left.value.code, *capfd.readouterr())
+
+    return call_here
