@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
     Ranks,
@@ -26,12 +27,13 @@ from prompt_r1.distributed.ranks import (
     stop_ranks,
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.grpo import group_advantages, survivors
+from prompt_r1.grpo import group_advantages
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.update import Updater, split
+from prompt_r1.training.update import Update, split
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
 from tests.games import ONE_RANK, record_logprobs_of
+from train import learn
 
 GROUP = 4  # games of a question
 # Five training steps. Each number is a question, and says how many of its games the environment broke:
@@ -90,23 +92,21 @@ def group(seed: int, broken: int) -> list[Trajectory]:
     return games
 
 
-def samples_of(groups_PG: list[list[Trajectory]]) -> list[list[ScoredGame]]:
-    """Those that were not broken, with rewards, compared with their siblings."""
-    alive_PG = [survivors(games) for games in groups_PG]
-    rewards_PG = [[len(game.tokens) % 7 / 3 - 1 for game in games] for games in alive_PG]
+def scored(group: list[Trajectory]) -> list[ScoredGame]:
+    """A group with made-up rewards, its games compared with each other."""
+    rewards = [None if game.stop == "env_error" else len(game.tokens) % 7 / 3 - 1 for game in group]
+    [advantages] = group_advantages([rewards])
+    columns = zip(group, rewards, advantages, strict=True)
     return [
-        [
-            ScoredGame(game, Reward(1, 0, reward), advantage)
-            for game, reward, advantage in zip(*rows, strict=True)
-        ]
-        for rows in zip(alive_PG, rewards_PG, group_advantages(rewards_PG), strict=True)
+        ScoredGame(game, None if reward is None else Reward(1, 0, reward), advantage)
+        for game, reward, advantage in columns
     ]
 
 
-def record_a_gap(samples: list[ScoredGame], nats: float) -> None:
+def record_a_gap(games: list[ScoredGame], nats: float) -> None:
     """As if the engine had computed another log-probability for one token of these games."""
-    for sample in samples[:1]:
-        sample.trajectory.logprobs[sample.trajectory.sampled.index(True)] -= nats
+    for game in [game for game in games if game.advantage is not None][:1]:
+        game.trajectory.logprobs[game.trajectory.sampled.index(True)] -= nats
 
 
 def five_steps(case: Case, ranks: Ranks) -> Outcome:
@@ -119,24 +119,22 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference.requires_grad_(False)):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    updater = Updater(policy, reference, optimizer, ranks, clip=0.2, kl_coef=0.1, grad_clip=1.0,
-                      token_mean=False, tokens_per_batch=64)  # fmt: skip
+    config = TrainConfig(lr=1e-3, kl_coef=0.1, tokens_per_batch=64, weight_decay=0.01)
+    update = Update(config, policy, reference, ranks)
     gradients: list[Tensor] = []
-    optimizer.register_step_pre_hook(lambda *_: gradients.append(_whole(policy, "grad")))
+    update.optimizer.register_step_pre_hook(lambda *_: gradients.append(_whole(policy, "grad")))
     metrics = []
     for number, broken in enumerate(STEPS):
         groups_PG = [group(100 * number + index, count) for index, count in enumerate(broken)]
         mine = assign_questions([len(games[0].question.text) for games in groups_PG], ranks.count)[ranks.rank]
-        samples_PG = samples_of([groups_PG[index] for index in mine])
-        for index, samples in zip(mine, samples_PG, strict=True):
-            record_logprobs_of(sampled_by, samples)
-            record_a_gap(samples, 0.1 * (index + 1))
-        metrics.append(
-            updater.update(
-                split(samples_PG, games=len(broken) * GROUP, group_size=GROUP, mini_batch=8, numbers=mine)
-            )
+        games_PG = [scored(groups_PG[index]) for index in mine]
+        for index, games in zip(mine, games_PG, strict=True):
+            record_logprobs_of(sampled_by, games)
+            record_a_gap(games, 0.1 * (index + 1))
+        mini_batches = split(
+            games_PG, games=len(broken) * GROUP, group_size=GROUP, mini_batch=8, numbers=mine
         )
+        metrics.append(learn(update, mini_batches, clip=config.clip, kl_coef=config.kl_coef))
         player.copy_weights_from(policy)
     kept = sum(
         getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in policy.parameters()

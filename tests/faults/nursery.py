@@ -18,14 +18,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import prompt_r1.checkpoint
-import prompt_r1.keeper
-import prompt_r1.update
 import torch
 
 import train
-from prompt_r1.cli.command_line import run
-from prompt_r1.storage import atomic_folder
+from prompt_r1.cli.command_line import run_program
+from prompt_r1.storage import atomic_folder, checkpoint
+from prompt_r1.training import lifecycle
 
 SHORT = ("backward", "step", "seal")
 
@@ -56,16 +54,16 @@ class Phases:
 
     def poison(self, rank: int, steps: int) -> None:
         """Make the advantages of a rank's games infinite, in so many steps."""
-        inner, left = train.compare, [steps]
+        inner, left = train.score_and_compare, [steps]
 
         def compare(*arguments, **options):
-            samples_PG = inner(*arguments, **options)
+            games_PG = inner(*arguments, **options)
             left[0] -= 1
             if rank != self.rank or left[0] < 0:
-                return samples_PG
-            return [[replace(sample, advantage=math.inf) for sample in group] for group in samples_PG]
+                return games_PG
+            return [[replace(game, advantage=math.inf) for game in group] for group in games_PG]
 
-        train.compare = compare
+        train.score_and_compare = compare
 
     def wrap_games(self) -> None:
         inner = train.play_groups
@@ -95,19 +93,19 @@ def live(rank: int, order: dict, port: int) -> None:
     phases.wrap_games()
     phases.poison(order["poisoned"], order["steps"])
     for home, attribute, name in [
-        (train.Trainer, "validate", "validation"),
-        (prompt_r1.update.Updater, "update", "update"),
+        (train, "validate", "validation"),
+        (train, "learn", "update"),
         (torch.Tensor, "backward", "backward"),
         (torch.optim.AdamW, "step", "step"),
-        (prompt_r1.keeper, "export_agent", "export"),
-        (prompt_r1.checkpoint.Checkpoints, "save", "save"),
+        (lifecycle, "export_agent", "export"),
+        (checkpoint.Checkpoints, "save", "save"),
         (atomic_folder, "seal", "seal"),
     ]:
         phases.wrap(home, attribute, name)
     sys.argv = ["train.py", *order["arguments"]]
     code: object = 1
     try:
-        run(train.main)
+        run_program(train.main)
     except SystemExit as left:
         code = left.code
     except BaseException:

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-import train
 from prompt_r1.agent.agent import load_policy
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.distributed.ranks import start_ranks
@@ -14,6 +13,8 @@ from prompt_r1.grpo import grpo_loss
 from prompt_r1.training import explain_step
 from prompt_r1.training.batch import collate, sequence_mean_weight
 from prompt_r1.training.explain import explain
+from prompt_r1.training.update import Update
+from train import learn
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,8 @@ def test_it_is_the_same_every_time_and_readable_at_100_columns(config, told):
 
 
 def test_it_names_every_part_of_the_algorithm_in_order(told):
-    parts = ["protocol.Codec.opening", "rollout.play", "engine.Engine.generate", "protocol.parse",
-             "reward.score", "grpo.group_advantages", "grpo.collate", "policy.Policy.forward",
+    parts = ["protocol.Codec.opening", "rollout.play", "agent.engine.Engine.generate", "protocol.parse",
+             "reward.score", "grpo.group_advantages", "training.batch.collate", "agent.policy.Policy.forward",
              "grpo.grpo_loss"]  # fmt: skip
     places = [told.index(part) for part in parts]
     assert places == sorted(places)
@@ -69,11 +70,21 @@ def test_the_step_is_the_one_that_training_takes(taught, config, asking_agent):
     [whole] = collate(taught.samples, partial(sequence_mean_weight, games=len(taught.samples)),
                       tokens_per_batch=10**6, device=policy.device)  # fmt: skip
     loss = sum(loss.total.item() for loss in taught.step.before.losses)
-    metrics = train.make_updater(config, policy, reference, start_ranks("cpu")).update([taught.samples])
+    update = Update(config, policy, reference, start_ranks("cpu"))
+    metrics = learn(update, [taught.samples], clip=config.clip, kl_coef=config.kl_coef)
     assert metrics["grad_norm"] == pytest.approx(taught.step.grad_norm, rel=1e-4)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
     with torch.no_grad():
-        after = grpo_loss(policy(whole.packed).logprobs, whole, clip=config.clip, kl_coef=config.kl_coef)
+        logprobs = policy(whole.packed).logprobs
+        after = grpo_loss(
+            logprobs,
+            whole.engine,
+            whole.engine,
+            whole.advantages,
+            whole.weights,
+            clip=config.clip,
+            kl_coef=config.kl_coef,
+        )
     told = sum(loss.metrics["loss"].item() - config.kl_coef * loss.metrics["kl"].item()
                for loss in taught.step.after.losses)  # fmt: skip
     kl_to_sampler = config.kl_coef * after.metrics["kl"].item()

@@ -132,7 +132,7 @@ def test_a_collapse_is_told_and_the_run_goes_on(base, tmp_path, capsys):
 
 def test_a_collapse_stops_the_run_until_it_is_told_to_go_on(base, tmp_path):
     run = begun(base, tmp_path, on_collapse="stop")
-    with pytest.raises(Resumable, match="the curves have collapsed: format is 0"):
+    with pytest.raises(Resumable, match="training has collapsed: format is 0"):
         run.collapse()
     run.lifecycle.save(run.state, wait=True)
     for _ in range(2):  # a queue may start it again and again

@@ -71,8 +71,12 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef):
     loss = 0.0
     for batch in collate(samples, weight, tokens_per_batch=70, device=CPU):
         with torch.no_grad():
-            batch = replace(batch, ref_logprobs=reference(batch.packed).logprobs)
-        part = grpo_loss(policy(batch.packed).logprobs, batch, clip=0.2, kl_coef=kl_coef).total
+            ref = reference(batch.packed).logprobs
+        logprobs = policy(batch.packed).logprobs
+        loss_of_batch = grpo_loss(
+            logprobs, batch.engine, ref, batch.advantages, batch.weights, clip=0.2, kl_coef=kl_coef
+        )
+        part = loss_of_batch.total
         part.backward()
         loss += part.item()
 

@@ -22,9 +22,11 @@ from train import learn
 class Learner:
     """An update with the settings of these tests, and the loop of train.py over it."""
 
-    def __init__(self, policy: Policy, *, reference: Policy | None = None, **settings) -> None:
+    def __init__(
+        self, policy: Policy, *, reference: Policy | None = None, ranks: Ranks = ONE_RANK, **settings
+    ) -> None:
         config = TrainConfig(**{"lr": 1e-3, "kl_coef": 0.01, "tokens_per_batch": 64, **settings})
-        self.update = Update(config, policy, reference, ONE_RANK)
+        self.update = Update(config, policy, reference, ranks)
         self._learn = partial(learn, self.update, clip=config.clip, kl_coef=config.kl_coef)
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
@@ -136,9 +138,7 @@ def test_what_breaks_on_another_rank_is_no_step_here_and_its_gap_counts():
     policy = tiny.policy()
     samples = record_logprobs_of(policy, random_scored_games(2))
     before = [parameter.clone() for parameter in policy.parameters()]
-    trainer = Learner(policy)
-    trainer.ranks = BesideABrokenRank(rank=0, count=1, device=CPU)
-    metrics = trainer.learn([samples])
+    metrics = Learner(policy, ranks=BesideABrokenRank(rank=0, count=1, device=CPU)).learn([samples])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
