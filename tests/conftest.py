@@ -30,3 +30,10 @@ def asking_agent(tmp_path_factory) -> Path:
 def call_here(monkeypatch, capfd) -> CallHere:
     """Run an entry point as from a shell, but in this process."""
     return caller_in_this_process(monkeypatch, capfd)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the marked tests more time: they train, are killed and resumed, or wait on purpose."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("learning", "slow", "faults")):
+            item.add_marker(pytest.mark.timeout(900))

@@ -115,7 +115,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_curves(
     with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
     resumed = call_here(tmp_path, *line, "--steps", "4")
-    assert resumed.returncode == 0 and "Going on after step 2" in resumed.stdout
+    assert resumed.returncode == 0 and "Resuming after step 2" in resumed.stdout
     whole, parts = weights(trained / "runs/small"), weights(tmp_path / "runs/small")
     assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
     curves = [
@@ -257,7 +257,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
-    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "plays, but cannot be trained"),
+    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "can play, but not be trained"),
     (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
     (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),

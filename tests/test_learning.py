@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from prompt_r1.storage.run_log import read_metrics
 from tests.programs import call
@@ -11,8 +12,9 @@ from tests.test_pinned_run import check_figures
 
 pytestmark = pytest.mark.learning
 
-# Of the first three steps with seed 0. The agent is warm-started where the test runs, so these figures hold
-# for one kind of CPU and one version of torch (x86-64 with AVX2 or AVX-512, torch 2.13).
+# Of the first three steps with seed 0. The agent is warm-started where the test runs, and rounding decides
+# which agent that gives: these figures hold for one kind of CPU and one version of torch.
+PINNED_ON = ("AVX512", "2.13")
 FIGURES = {
     "loss": [-0.00061608, -0.000998541, -0.00081659],
     "reward/mean": [0.185, 0.105, 0.1775],
@@ -32,6 +34,10 @@ def mini_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return folder, done
 
 
+@pytest.mark.skipif(
+    (torch.backends.cpu.get_cpu_capability(), torch.__version__.rpartition(".")[0]) != PINNED_ON,
+    reason=f"the figures are those of {' and torch '.join(PINNED_ON)}",
+)
 def test_the_first_steps_of_the_mini_run_give_the_pinned_figures(mini_run):
     folder, _ = mini_run
     check_figures(folder / "runs/mini-seed0", FIGURES)

@@ -308,7 +308,7 @@ def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking
     assert done.returncode == 0, done.stderr
     done = call(tmp_path, *parts, "--steps", "3")
     assert done.returncode == 0, done.stderr
-    assert "Going on after step 2" in done.stdout
+    assert "Resuming after step 2" in done.stdout
     done = call(tmp_path, *line, "--steps", "3", "--out", "whole")
     assert done.returncode == 0, done.stderr
     for one, two in zip(read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "parts"), strict=True):

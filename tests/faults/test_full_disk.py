@@ -44,6 +44,6 @@ def test_a_full_disk_stops_the_run_with_a_sentence_and_room_lets_it_go_on(line, 
     left = (tmp_path / "left").read_text().split()
     assert left and all(name.startswith("step-") for name in left)
     again = (tmp_path / "second.log").read_text()
-    assert (tmp_path / "second.code").read_text() == "0\n" and "Going on after step" in again, again
+    assert (tmp_path / "second.code").read_text() == "0\n" and "Resuming after step" in again, again
     assert nurse.live(tmp_path / "whole", line, ranks=1).codes == [0]
     assert tensors(tmp_path / "run") == tensors(tmp_path / "whole/run")

@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(line, nurse, tmp_path, befor
     assert life.codes == [-9] * before
     done = nurse.live(tmp_path, [*line, "--parallel", ways[1]], ranks=after)
     log = (tmp_path / "rank0.log").read_text()
-    assert done.codes == [0] * after and "Going on after step" in log
+    assert done.codes == [0] * after and "Resuming after step" in log
     assert nurse.live(tmp_path / "whole", line, ranks=1).codes == [0]
     for mine, other in zip(read_metrics(tmp_path / "run"), read_metrics(tmp_path / "whole/run"), strict=True):
         for name in ("step", "loss", "kl", "grad_norm", "reward/mean", "tokens/sampled", "val/reward"):
