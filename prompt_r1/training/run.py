@@ -125,7 +125,7 @@ class Run:
         A rollback goes back to an earlier number. Step 0 only measures the start, and is not yielded.
         """
         if self.state.step < 0:
-            self.state.step, self.state.line = 0, {"step": 0}
+            self.state = State(step=0, sampler=self._sampler.state(), line={"step": 0})
         with self.console.bar(self.state.step):
             if self.state.line:  # step 0, or a run that stopped between an update and its line
                 self._complete()
