@@ -192,7 +192,8 @@ def test_forty_games_at_once_never_overspend(limits: dict[str, float], calls: in
 
     async def games() -> list[str | BaseException]:
         asked = [environment.ask(HELLO, sample=number) for number in range(40)]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        async with asyncio.timeout(5):  # a reservation that is not given back lets the others wait for ever
+            return await asyncio.gather(*asked, return_exceptions=True)
 
     results = asyncio.run(games())
     assert all(isinstance(result, str | Resumable) for result in results)
@@ -227,7 +228,8 @@ def test_forty_games_whose_replies_have_no_limit_never_overspend() -> None:
 
     async def games() -> list[str | BaseException]:
         asked = [environment.ask(HELLO, sample=number) for number in range(40)]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        async with asyncio.timeout(5):  # a reservation that is not given back lets the others wait for ever
+            return await asyncio.gather(*asked, return_exceptions=True)
 
     results = asyncio.run(games())
     assert all(isinstance(result, str | Resumable) for result in results)
@@ -244,6 +246,34 @@ def test_a_used_up_budget_names_itself_and_survives_a_resume(tmp_path: Path) -> 
         ask(resumed, sample=2)
     raised = metered(source, tmp_path, budget=Budget(max_calls=3, spent=Journal(tmp_path).spent))
     assert ask(raised, sample=2) == "reply 3"
+
+
+def test_a_call_that_is_cancelled_gives_its_reservation_back() -> None:
+    source = CountingSource()
+    environment = metered(source, budget=Budget(max_calls=1))
+
+    async def cancel_first() -> str:
+        first = asyncio.create_task(environment.ask(HELLO))
+        second = asyncio.create_task(environment.ask(HELLO, sample=1))
+        while not source.calls:
+            await asyncio.sleep(0)
+        first.cancel()
+        async with asyncio.timeout(5):
+            return await second
+
+    assert asyncio.run(cancel_first()) == "reply 2"
+
+
+def test_calls_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
+    failed, filtered = Outcome("retry", reason="HTTP 500"), Outcome("outcome", label="content_filter")
+    environment = metered(CountingSource(failed, filtered), tmp_path)
+    with pytest.raises(EnvError):
+        ask(environment)
+    assert [ask(environment, sample=n) for n in (0, 1, 1)] == ["", "reply 3", "reply 3"]
+    counts = environment.take_counts()
+    assert counts.pop("latency") > 0
+    assert counts == {"paid": 3, "reused": 1, "errors": 1, "tokens_in": 10, "tokens_out": 5}
+    assert not any(environment.take_counts().values())
 
 
 @pytest.mark.parametrize("limit", [{"max_calls": 11}, {"max_tokens": 1100}, {"max_usd": 11.0}])

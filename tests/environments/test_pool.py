@@ -74,6 +74,8 @@ def test_the_next_one_takes_over_and_the_first_is_asked_again_later() -> None:
     broken, now = Named("a", down=Outcome("retry", reason="HTTP 500")), [0.0]
     environment = pool(broken, Named("b"), route="1,0", now=now)
     assert replies(environment, sessions=3) == [["b"] * 5] * 3
+    now[0] = 59.0
+    assert replies(environment, sessions=1) == [["b"] * 5]
     assert broken.asked == 1  # it is not asked while it is down
     broken.down, now[0] = None, 61.0
     assert replies(environment, sessions=3) == [["a"] * 5] * 3

@@ -242,12 +242,22 @@ def test_a_move_that_fails_does_not_cost_the_older_folder(tmp_path):
 def test_a_folder_that_is_replaced_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     sealed(folder, "older")
-    (tmp_path / ".agent.old").mkdir()  # what a kill after the move has left
-    (tmp_path / ".agent.tmp").mkdir()
-    (tmp_path / ".agent.tmp/torn.txt").touch()
+    for left in (".agent.old", ".agent.tmp"):  # by kills
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "torn.txt").touch()
     sealed(folder, "newer")
     assert atomic_folder.fault(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_a_sweep_keeps_the_newer_folder_where_both_are_there(tmp_path):
+    """A kill came after the new folder got its name, and before the old one was removed."""
+    sealed(tmp_path / "agent", "newer")
+    sealed(tmp_path / "older", "older")
+    (tmp_path / "older").rename(tmp_path / ".agent.old")
+    manifest.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+    assert (tmp_path / "agent/a.txt").read_text() == "newer"
 
 
 def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_the_next_save_tries_again(saved):

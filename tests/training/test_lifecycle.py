@@ -87,10 +87,15 @@ def test_equal_answers_are_told_apart_by_the_reward(base, tmp_path):
 
 
 def test_without_validation_the_newest_agent_is_kept(base, tmp_path):
-    run = Run(tmp_path, base, val_data=())
-    for _ in range(6):
+    run = Run(tmp_path, base, val_data=(), steps=6)
+    run.step()
+    assert checkpoints_of(tmp_path) == []  # nothing has been trained yet
+    for _ in range(5):
         run.step()
     assert run.state.best_step == 4 == exported_step(tmp_path / "agent")
+    run.step()  # the last one
+    assert run.state.best_step == 6 == exported_step(tmp_path / "agent")
+    assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
 def test_an_export_that_fails_is_told_and_the_best_step_stays(base, tmp_path, capsys):
@@ -111,6 +116,55 @@ def test_an_export_that_fails_is_told_and_the_best_step_stays(base, tmp_path, ca
 def test_a_resumed_run_plays_with_the_weights_of_its_checkpoint(base, tmp_path):
     begun(base, tmp_path)
     assert Run(tmp_path, base).refreshed == [4.0]
+
+
+def test_a_resumed_run_goes_on_with_the_next_questions(base, tmp_path):
+    begun(base, tmp_path)
+    again = Run(tmp_path, base)
+    assert again.sampler.state() == again.state.sampler == {"epoch": 0, "position": 10}
+
+
+def test_a_checkpoint_that_fails_is_told_and_the_second_in_a_row_stops_the_run(base, tmp_path, capsys):
+    run = Run(tmp_path, base, save_every=1)
+    folder = tmp_path / "checkpoints"
+    in_the_way = [folder / f".step-{step:06d}.tmp" for step in (2, 4, 5)]
+    run.step()
+    run.step()
+    for path in in_the_way:
+        path.touch()  # a checkpoint is written to a folder of this name first
+    run.step()
+    told = f"{folder / 'step-000002'} could not be written: File exists. The older one stays"
+    assert told in capsys.readouterr().out
+    run.step()
+    run.step()  # step 3 has been saved in between: the second failure, but not in a row
+    with pytest.raises(Resumable, match=r"step-000005 could not be written: .* for the second time in a row"):
+        run.step()
+    assert [int(path.name[5:]) for path in checkpoints_of(tmp_path)] == [1, 3]
+
+
+def test_a_last_save_that_fails_says_that_the_step_is_not_saved(base, tmp_path):
+    run = begun(base, tmp_path)
+    (tmp_path / "checkpoints/.step-000006.tmp").touch()
+    with pytest.raises(Resumable, match="step 6 is not saved: make room"):
+        run.keeper.save(run.state, wait=True)
+
+
+def test_a_signal_during_a_step_ends_the_run_when_the_step_is_done(base, tmp_path):
+    run = Run(tmp_path, base)
+    assert run.keeper.interrupt.deferred  # there is something to save
+    run.keeper.interrupt.name = "SIGTERM"
+    with pytest.raises(Resumable, match="SIGTERM was received"):
+        run.step()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0]
+
+
+def test_each_checkpoint_comes_with_a_report_of_the_run_so_far(base, tmp_path):
+    run = Run(tmp_path, base)
+    for _ in range(4):
+        run.step()
+    assert not (tmp_path / "report.html").exists()
+    run.step()
+    assert (tmp_path / "report.html").exists()
 
 
 def begun(base: Path, folder: Path, **options) -> Run:
@@ -152,6 +206,7 @@ def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base
     assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
     assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
+    assert run.keeper.watchdog.recent["format"] == [1.0, 1.0]  # the undone lines are forgotten
     undone = (tmp_path / "metrics-before-rollback-1.jsonl").read_text().splitlines()
     assert [json.loads(text)["step"] for text in undone] == [2, 3, 4, 5, 6, 7, 8, 9]
     for _ in range(3):
@@ -166,6 +221,15 @@ def test_rollbacks_come_to_an_end(base, tmp_path):
     run.state.rollbacks = MAX_ROLLBACKS
     with pytest.raises(Resumable, match=f"after {MAX_ROLLBACKS} rollbacks"):
         run.collapse()
+
+
+def test_a_run_that_never_validated_has_nothing_to_go_back_to(base, tmp_path):
+    run = Run(tmp_path, base, on_collapse="rollback")
+    for _ in range(7):
+        run.step()
+    with pytest.raises(Resumable, match="after 0 rollbacks"):
+        run.collapse()
+    assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 8]
 
 
 def test_steps_without_a_game_to_train_on_end_the_run(base, tmp_path):
