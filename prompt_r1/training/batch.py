@@ -17,9 +17,9 @@ class Batch:
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game
-    engine: Tensor  # (N,) log-probs that the engine recorded while sampling
-    old: Tensor | None = None  # (N,) log-probs of the policy that sampled; None: the current
-    ref: Tensor | None = None  # (N,) log-probs of the frozen reference; None: there is no reference
+    engine: Tensor  # (N,) log-probabilities that the engine recorded while sampling
+    old: Tensor | None = None  # (N,) of the policy that sampled; None: the weights have not moved since
+    ref: Tensor | None = None  # (N,) of the frozen reference; None: there is none
 
 
 def sequence_mean_weight(trajectory: Trajectory, *, games: int) -> float:

@@ -140,9 +140,9 @@ BROKEN = [
     (flip, SHARD, "has changed since it was written"),
     (Path.unlink, SHARD, "is missing"),
     (flip, "state.json", "state.json has changed"),
-    (Path.unlink, "atomic_folder.json", "no atomic_folder.json"),
-    (cut, "atomic_folder.json", "atomic_folder.json is cut short"),
-    (lambda path: path.write_text("7"), "atomic_folder.json", "atomic_folder.json is cut short"),
+    (Path.unlink, "manifest.json", "no manifest.json"),
+    (cut, "manifest.json", "manifest.json is cut short"),
+    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is cut short"),
     (lambda path: path.write_text(""), "shard-00009.safetensors", "does not belong"),
 ]
 
@@ -255,7 +255,7 @@ def test_a_sweep_keeps_the_newer_folder_where_both_are_there(tmp_path):
     sealed(tmp_path / "agent", "newer")
     sealed(tmp_path / "older", "older")
     (tmp_path / "older").rename(tmp_path / ".agent.old")
-    manifest.sweep(tmp_path)
+    atomic_folder.sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
     assert (tmp_path / "agent/a.txt").read_text() == "newer"
 

@@ -146,13 +146,13 @@ def test_a_last_save_that_fails_says_that_the_step_is_not_saved(base, tmp_path):
     run = begun(base, tmp_path)
     (tmp_path / "checkpoints/.step-000006.tmp").touch()
     with pytest.raises(Resumable, match="step 6 is not saved: make room"):
-        run.keeper.save(run.state, wait=True)
+        run.lifecycle.save(run.state, wait=True)
 
 
 def test_a_signal_during_a_step_ends_the_run_when_the_step_is_done(base, tmp_path):
     run = Run(tmp_path, base)
-    assert run.keeper.interrupt.deferred  # there is something to save
-    run.keeper.interrupt.name = "SIGTERM"
+    assert run.lifecycle.interrupt.deferred  # there is something to save
+    run.lifecycle.interrupt.name = "SIGTERM"
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
@@ -206,7 +206,7 @@ def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base
     assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
     assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
-    assert run.keeper.watchdog.recent["format"] == [1.0, 1.0]  # the undone lines are forgotten
+    assert run.lifecycle.watchdog.recent["format"] == [1.0, 1.0]  # the undone lines are forgotten
     undone = (tmp_path / "metrics-before-rollback-1.jsonl").read_text().splitlines()
     assert [json.loads(text)["step"] for text in undone] == [2, 3, 4, 5, 6, 7, 8, 9]
     for _ in range(3):

@@ -12,7 +12,6 @@ Where they do not: TRL's default KL is multiplied by the ratio, its advantages d
 """
 
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
