@@ -1,12 +1,13 @@
-"""The language of the game: instruction, tags, `parse`, and `Codec` between text and tokens of a turn.
+"""The protocol of the game: instruction, tags, `parse`, and the `Codec` between text and tokens.
 
-Two rules make training safe. Tokens are append-only: a turn is encoded once and never rendered again. And
-text that we did not write (questions, replies) is encoded apart from our frame, so that it can never become a
-control token.
+Two rules keep training correct. Tokens are append-only: a turn is encoded once and never rendered again. And
+text from outside (questions, replies) is encoded separately from our own frame of roles, tags and
+instruction, so that it can never become a control token.
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -43,20 +44,20 @@ details → refine → check).\N{SPACE}
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
 
 INSTRUCTIONS = {
-    # Table 1 of the paper; the published data end with it byte for byte.
+    # Table 1 of the paper, and byte for byte the end of the published prompts.
     "paper": PAPER_INSTRUCTION,
     # The release's inference settings and figure 7 of the paper.
     "paper-50": PAPER_INSTRUCTION.replace(
         "Brief thinking must not be over 80 words", "don't think deeply and no more than 50 words"
     ),
-    # One sentence: an agent of half a million parameters cannot digest the paper's.
+    # For the mini agent: half a million parameters cannot follow the paper's instruction.
     "short": "Ask the assistant step by step, then answer.",
     # For an agent without environment: the form of the paper's last step.
     "alone": """\
 Think about the question, then answer it. Write:
    <think>(your reasoning)</think>
    <answer>(final answer for the question)</answer>""",
-    # Supervised fine-tuning; methods that ask an environment once say the same.
+    # For supervised fine-tuning; methods that ask an environment once use the same sentence.
     "answer": ANSWER_IN_TAGS,
 }
 
@@ -65,8 +66,8 @@ ENVIRONMENT_SYSTEM = (
     "the current task) and help the user complete the task or answer the question. "
 )
 
-LAST_TURN = "This is your last turn: answer now."  # --force-answer; the paper has no such sentence
-CUT = " [cut]"  # ends a reply of which the agent sees only the beginning
+LAST_TURN = "This is your last turn: answer now."  # for --force-answer; not in the paper
+CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
 TAGS = tuple(
     f"<{slash}{name}>"
@@ -74,35 +75,36 @@ TAGS = tuple(
     for slash in ("", "/")
 )
 
-
-ACTION_ENDS = ("</interaction_prompt>", "</answer>")  # where a turn may be stopped
+ACTION_ENDS = ("</interaction_prompt>", "</answer>")  # with --stop-tags, a turn ends here
 
 
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 
     The think block is the first one. The action is the first complete prompt or answer block after it. A
-    block ends at its first closing tag and begins at the last opening tag before that. Hand it the agent's
-    own text only: tags in a reply of the environment mean nothing.
+    block ends at its first closing tag and begins at the last opening tag before that. `text` must be the
+    agent's own: tags in a reply of the environment mean nothing.
     """
-    think, end = _block(text, "think", 0)
-    found = [
-        (stop, name, content)
-        for name in ("interaction_prompt", "answer")
-        for content, stop in [_block(text, name, end)]
-        if content is not None
-    ]
-    _, name, content = min(found, default=(0, "", None))
-    return Action(
-        think=think,
-        prompt=content if name == "interaction_prompt" else None,
-        answer=content if name == "answer" else None,
-        clean=_is_clean(text, think, name, content),
-    )
+    think, think_end = _block(text, "think", 0)
+    prompt, prompt_end = _block(text, "interaction_prompt", think_end)
+    answer, answer_end = _block(text, "answer", think_end)
+    if prompt is not None and answer is not None:  # the one that is complete first counts
+        if prompt_end < answer_end:
+            answer = None
+        else:
+            prompt = None
+    if prompt is not None:
+        clean = _is_clean(text, think, "interaction_prompt", prompt)
+    else:
+        clean = _is_clean(text, think, "answer", answer)
+    return Action(think, prompt, answer, clean)
 
 
 def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
-    """The stripped content of the first complete <name> block at or after `start`, and where it ends."""
+    """The stripped content of the first complete <name> block at or after `start`, and its end.
+
+    (None, `start`) if there is no such block.
+    """
     opening, closing = f"<{name}>", f"</{name}>"
     first = text.find(opening, start)
     close = text.find(closing, first + len(opening)) if first >= 0 else -1
@@ -112,7 +114,7 @@ def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
 
 
 def _is_clean(text: str, think: str | None, name: str, content: str | None) -> bool:
-    """Is the turn `<think>…</think>`, then `<name>…</name>`, and nothing else, with no other tag inside?"""
+    """Whether the turn is `<think>…</think>`, then `<name>…</name>`, and nothing else, not even a tag."""
     if think is None or content is None:
         return False
     text = text.strip()
@@ -128,17 +130,17 @@ def _is_clean(text: str, think: str | None, name: str, content: str | None) -> b
 
 
 class UntrustedEncoder:
-    """Tokens of a text from outside, none of them an added token of the vocabulary (`<think>`, `<|im_end|>`).
+    """Encodes text from outside without any added token of the vocabulary (`<think>`, `<|im_end|>`).
 
-    `split_special_tokens=True` is not enough: it leaves added tokens with special=False, as Qwen3's
-    `<think>`, whole. So the text is cut inside each of their names and the pieces are encoded one by one.
+    `split_special_tokens=True` is not enough: it keeps added tokens with special=False, such as Qwen3's
+    `<think>`. So the text is cut inside each of their names, and the pieces are encoded one by one.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
         names = "|".join(re.escape(name) for name in added if len(name) > 1)
-        # A lookahead, so that overlapping tokens are all found; (?!) matches nowhere.
+        # A lookahead finds overlapping names too; (?!) matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
 
     def __call__(self, text: str) -> list[int]:
@@ -150,38 +152,39 @@ class UntrustedEncoder:
 
 
 class Codec:
-    """Text ↔ tokens of one turn, for any Hugging Face tokenizer with a ChatML-like chat template.
+    """Between text and tokens of one turn, for any Hugging Face tokenizer with a ChatML-like chat template.
 
-    Only what is new is ever rendered. Our own frame (roles, tags, instruction) is encoded as the tokenizer
-    likes; text from outside goes through `encode_untrusted`.
+    Only new text is ever encoded. Our own frame (roles, tags, instruction) may use control tokens; text from
+    outside goes through `encode_untrusted`.
 
-    Raises UsageError where the tokenizer's chat template cannot be used.
+    Raises UsageError if the tokenizer's chat template cannot be used.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
-        before_user, between, self._generation = _frame_of(tokenizer)
-        turn_end, *to_user = self._encode(between)
+        frame = _frame_of(tokenizer)
+        self._generation = frame.generation
+        turn_end, *to_user = self._encode(frame.between)
         self.turn_end: int = turn_end
         self.stop_ids: frozenset[int] = frozenset({turn_end, tokenizer.eos_token_id} - {None})
-        self._opening_head = self._encode(before_user + "Question:")
+        self._opening_head = self._encode(frame.before_user + "Question:")
         self._reply_head = to_user + self._encode("<interaction_response>")
-        # The games of a question share it, and often what they are told.
+        # The games of a question share its text, and often the replies.
         self.encode_untrusted = lru_cache(maxsize=256)(UntrustedEncoder(tokenizer))
-        # By note; there are two of them, and the instruction is long.
+        # The instruction is long, and there are only two notes: none, and LAST_TURN.
         self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
         self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
 
     def opening(self, question: str, *, note: str = "") -> list[int]:
-        """The first user message, question and instruction, up to where the agent begins to write."""
+        """The tokens of the first user message, with question and instruction, up to the agent's turn."""
         return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail(note)
 
     def reply(self, text: str, *, after: int, max_tokens: int = 0, note: str = "") -> list[int]:
-        """The environment's reply as the next user message. `after` is the last token of the dialogue so far:
-        the agent's message is closed here when the agent did not close it itself.
+        """The tokens of the environment's reply as the next user message, up to the agent's turn.
 
-        Of a reply of more than `max_tokens` tokens (0: no limit) the first ones stay, and a mark. `note` is a
-        sentence of ours below the reply.
+        `after` is the last token of the dialogue so far: a message that the agent left open is closed here.
+        A reply of more than `max_tokens` tokens (0: no limit) is cut and marked. `note` is a sentence of ours
+        below the reply.
         """
         close = [] if after == self.turn_end else [self.turn_end]
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
@@ -194,14 +197,14 @@ class Codec:
         return ("\n" + note if note else "") + self._generation
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
-        """The tokens without those at the end that hold only a part of a character (at most 3 bytes do)."""
+        """The tokens without a partial character at the end (at most 3 bytes, so at most 3 tokens)."""
         for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
             if not text_of(self.tokenizer, tokens[:end]).endswith("\ufffd"):
                 return tokens[:end]
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The agent's text of one turn: everything it wrote but the stop token at the end."""
+        """The agent's text of one turn, without the stop token at the end."""
         stopped = bool(tokens) and tokens[-1] in self.stop_ids
         return text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
 
@@ -210,24 +213,31 @@ class Codec:
 
 
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    """The text of a row of tokens exactly as it was written, control tokens included."""
+    """The text of a row of tokens exactly as it stands, control tokens included."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "several texts from one row of tokens"
     return text
 
 
 def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
-    """A dialogue in the chat template, up to where the agent writes next."""
+    """A dialogue in the chat template, up to the assistant's next turn."""
     dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
     text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str), "several texts from one dialogue"
     return text
 
 
-def _frame_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
-    """What the chat template writes before the first user message, between the agent's message and the next
-    user message, and after a user message up to where the agent writes.
-    """
+@dataclass(frozen=True)
+class _Frame:
+    """The text that a chat template writes around messages."""
+
+    before_user: str  # before the first user message
+    between: str  # from the end of an assistant message to the next user message
+    generation: str  # from the end of a user message to the assistant's turn
+
+
+def _frame_of(tokenizer: "PreTrainedTokenizerBase") -> _Frame:
+    """Find the frame by rendering marked messages. Raises UsageError for a template that has none."""
     where = f"the tokenizer {tokenizer.name_or_path!r}"
     if not tokenizer.chat_template:
         raise UsageError(
@@ -251,4 +261,4 @@ def _frame_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
         raise UsageError(
             f"the chat template of {where} changes earlier messages when new ones come: not supported"
         )
-    return before_user, between, generation
+    return _Frame(before_user, between, generation)

@@ -23,7 +23,7 @@ class Batch:
 
 
 def sequence_mean_weight(trajectory: Trajectory, *, games: int) -> float:
-    """Eq. 17: each of the M games of a step (all ranks) counts 1 / M, each of its |u| agent tokens 1 / |u|."""
+    """Eq. 17: each of a step's M games (all ranks) counts 1 / M, each of its |u| agent tokens 1 / |u|."""
     return 1 / (games * sum(trajectory.sampled))
 
 
