@@ -1,11 +1,11 @@
-"""The alarm over the curves of a run: it tells when training has broken something that worked before."""
+"""Alarms for collapsing metrics: training has broken something that worked before."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-WINDOW = 5  # steps: a single bad step is noise, so every rule reads the median of the last few
+WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
 
 
 def _halved(now: float, history: Sequence[float]) -> bool:
@@ -13,17 +13,17 @@ def _halved(now: float, history: Sequence[float]) -> bool:
 
 
 def _fell(now: float, history: Sequence[float]) -> bool:
-    """By more than a quarter of what rewards span, from -1 to 1."""
+    """By more than a quarter of the range of rewards, -1 to 1."""
     return now < max(history) - 0.5
 
 
 def _far(now: float, history: Sequence[float]) -> bool:
-    """Nats a token from the frozen start: the text is no longer the language of the start model."""
+    """In nats per token: the text has lost the language of the start model."""
     return now > 1.0
 
 
 def _extreme(now: float, history: Sequence[float]) -> bool:
-    """Nats a token: below, every game of a group is the same; above, the text is noise."""
+    """In nats per token. Too low: all games of a group are the same. Too high: the text is noise."""
     return now < 1e-3 or now > max(1.0, 3 * history[0])
 
 
@@ -43,35 +43,38 @@ RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
 
 @dataclass
 class Watchdog:
-    """Reads the metric lines of a run, one after the other. All that it knows follows from them: after a
-    resume it is given the lines that were written before.
+    """Reads the metric lines of a run in order, and says which metrics have collapsed.
+
+    Its state follows from the lines alone: after a resume it reads the earlier lines again.
     """
 
-    recent: dict[str, list[float]] = field(default_factory=dict)  # the last values of each curve
+    recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
-    alarming: set[str] = field(default_factory=set)  # curves that have collapsed and not recovered
+    alarming: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
 
     def see(self, line: Mapping[str, float]) -> list[str]:
-        """The curves that collapse with this line, each in a few words; each is told once, until it recovers.
+        """A short description of each metric that collapses with this line.
 
-        A curve is judged from its sixth line on; a value that is not finite is a collapse at once. A step
-        whose games the environment broke says nothing of the agent.
+        A metric is reported once, until it recovers. It is judged from its sixth line on; a value that is not
+        finite is a collapse at once. A step whose games the environment broke says nothing about the agent.
         """
-        alarms = []
-        for name in RULES:
-            if name not in line or line.get("groups/dropped") == 1:
-                continue
-            now, before = self._add(name, line[name])
-            collapsed = not math.isfinite(line[name]) or bool(before and RULES[name](now, before))
-            if collapsed and name not in self.alarming:
-                usual = f", {median(before):.3g} in the middle of the run so far" if before else ""
-                shown = now if math.isfinite(line[name]) else line[name]
-                alarms.append(f"{name} is {shown:.3g}{usual}")
-            (self.alarming.add if collapsed else self.alarming.discard)(name)
+        alarms: list[str] = []
+        if line.get("groups/dropped") == 1:
+            return alarms
+        for name in [name for name in RULES if name in line]:
+            value = line[name]
+            now, before = self._add(name, value)
+            collapsed = not math.isfinite(value) or (bool(before) and RULES[name](now, before))
+            if not collapsed:
+                self.alarming.discard(name)
+            elif name not in self.alarming:
+                self.alarming.add(name)
+                usual = f"; its median over the run is {median(before):.3g}" if before else ""
+                alarms.append(f"{name} is {now if math.isfinite(value) else value:.3g}{usual}")
         return alarms
 
     def _add(self, name: str, value: float) -> tuple[float, list[float]]:
-        """The median of the window that ends with `value`, and those of the windows before it."""
+        """The median of the window that ends with `value`, and the medians of the windows before it."""
         recent, medians = self.recent.setdefault(name, []), self.medians.setdefault(name, [])
         if math.isfinite(value):
             recent.append(value)

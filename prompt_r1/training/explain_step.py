@@ -1,4 +1,4 @@
-"""One group of games and one optimiser step on it, kept to be looked at: what `--explain` tells of."""
+"""One group of games and one optimiser step on it, with all numbers that `--explain` prints."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,42 +25,44 @@ from prompt_r1.training.batch import Batch, collate, sequence_mean_weight
 from prompt_r1.training.weights import load_learner, load_reference
 from prompt_r1.types import Question, ScoredGame, Trajectory
 
-QUESTIONS = 24  # that are played to find one whose games differ most
+QUESTIONS = 24  # played to find the one whose games differ most
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the policy says of each game of a group, at one moment."""
+class Snapshot:
+    """Log-probabilities and loss of each game of a group, for one state of the weights."""
 
-    batches: list[Batch]  # one a game
+    batches: list[Batch]  # one per game
     losses: list[Loss]
     logprobs: list[Tensor]  # (N,) of each game's agent tokens
 
 
 @dataclass(frozen=True)
-class Step:
-    """Before and after one optimiser step."""
+class OptimizerStep:
+    """The games of a group before and after one optimiser step."""
 
-    before: Look
-    after: Look
+    before: Snapshot
+    after: Snapshot
     grad_norm: float
 
 
-def take_step(policy: Policy, reference: Policy, samples: list[ScoredGame], config: TrainConfig) -> Step:
-    """Look at the games, descend the loss once with the settings of training, and look again."""
-    weight = partial(sequence_mean_weight, games=len(samples))
+def take_step(
+    policy: Policy, reference: Policy, games: list[ScoredGame], config: TrainConfig
+) -> OptimizerStep:
+    """Take one optimiser step on a group, with the settings of training."""
+    weight = partial(sequence_mean_weight, games=len(games))
     batches = []
-    for sample in samples:  # one batch a game: no split changes the sum of the gradients
-        [batch] = collate([sample], weight, tokens_per_batch=1, device=policy.device)
+    for game in games:  # one batch per game: no split changes the sum of the gradients
+        [batch] = collate([game], weight, tokens_per_batch=1, device=policy.device)
         with torch.no_grad():
             batches.append(replace(batch, old=batch.engine, ref=reference(batch.packed).logprobs))
 
-    def look() -> Look:
+    def snapshot() -> Snapshot:
         logprobs = [policy(batch.packed).logprobs for batch in batches]
         losses = [_loss(each, batch, config) for each, batch in zip(logprobs, batches, strict=True)]
-        return Look(batches, losses, logprobs)
+        return Snapshot(batches, losses, logprobs)
 
-    before = look()
+    before = snapshot()
     torch.stack([loss.total for loss in before.losses]).sum().backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip).item()
     torch.optim.AdamW(
@@ -70,7 +72,7 @@ def take_step(policy: Policy, reference: Policy, samples: list[ScoredGame], conf
         weight_decay=config.weight_decay,
     ).step()
     with torch.no_grad():
-        return Step(before, look(), norm)
+        return OptimizerStep(before, snapshot(), norm)
 
 
 def _loss(logprobs: Tensor, batch: Batch, config: TrainConfig) -> Loss:
@@ -87,53 +89,57 @@ def _loss(logprobs: Tensor, batch: Batch, config: TrainConfig) -> Loss:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A group from its games to the step that it causes."""
+class Walkthrough:
+    """One group, from its games to the optimiser step on it."""
 
     agent: str
-    config: TrainConfig  # the game that was played
+    config: TrainConfig  # of the agent that played
     codec: Codec
-    samples: list[ScoredGame]
-    step: Step
+    games: list[ScoredGame]
+    step: OptimizerStep
 
 
-def make_lesson(config: TrainConfig, ranks: Ranks) -> Lesson:
-    """Play groups, score one, compare its games, take one step. The same for the same seed and agent."""
-    path, start, config = _who_plays(config)
-    player = load_agent(path, config, ranks.device)
-    reference = load_reference(start, config, player, ranks)
-    policy = load_learner(path, config, player, ranks)
-    group = choose_group(asyncio.run(_play(config, player, ranks)), config)
-    rewards = [score(game, rule=RULES[config.rule]) for game in group]
-    [advantages] = group_advantages([[reward.total for reward in rewards]])
-    samples = [ScoredGame(*columns) for columns in zip(group, rewards, advantages, strict=True)]
-    return Lesson(str(path), config, player.codec, samples, take_step(policy, reference, samples, config))
+def make_walkthrough(config: TrainConfig, ranks: Ranks) -> Walkthrough:
+    """Play groups, choose one, score and compare its games, take one step.
 
-
-def _who_plays(config: TrainConfig) -> tuple[str | Path, str | Path, TrainConfig]:
-    """The newest mini run's agent and its game where it is of this seed, else the agent that training begins
-    with; and the frozen start.
+    The result is the same for the same seed and agent.
     """
     start = find_agent(config.agent, config.seed)
+    path, config = _choose_agent(start, config)
+    agent = load_agent(path, config, ranks.device)
+    reference = load_reference(start, config, agent, ranks)
+    policy = load_learner(path, config, agent, ranks)
+    group = choose_group(asyncio.run(_play(config, agent, ranks)), config)
+    rewards = [score(game, rule=RULES[config.rule]) for game in group]
+    [advantages] = group_advantages([[reward.total for reward in rewards]])
+    games = [ScoredGame(*columns) for columns in zip(group, rewards, advantages, strict=True)]
+    step = take_step(policy, reference, games, config)
+    return Walkthrough(str(path), config, agent.codec, games, step)
+
+
+def _choose_agent(start: str | Path, config: TrainConfig) -> tuple[str | Path, TrainConfig]:
+    """The agent of the newest mini run of this seed and its settings; else the untrained agent."""
+    if config.agent != "mini":
+        return start, config
     try:
         path = newest_mini_run() / "agent"
     except UsageError:
-        return start, start, config
-    game = trained_config(path)
-    if config.agent != "mini" or game is None or game.seed != config.seed:
-        return start, start, config
-    return path, start, replace(game, device=config.device)
+        return start, config
+    trained = trained_config(path)
+    if trained is None or trained.seed != config.seed:
+        return start, config
+    return path, replace(trained, device=config.device)
 
 
-async def _play(config: TrainConfig, player: Agent, ranks: Ranks) -> list[list[Trajectory]]:
-    """A group of games of each of the first training questions."""
+async def _play(config: TrainConfig, agent: Agent, ranks: Ranks) -> list[list[Trajectory]]:
+    """Play a group of games of each of the first training questions."""
     environment = environment_opener(config, seed=config.seed, folder=None, ranks=ranks)(config.env)
     questions: Sequence[Question] = find_questions(config.data, "train", config.seed)[:QUESTIONS]
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-        generate = partial(player.generate, temperature=config.temperature)
+        generate = partial(agent.generate, temperature=config.temperature)
         ask = partial(environment.ask, sample=sample, session=question.id)
-        return await play(question, generate, ask, player.codec, player.game, seed=seed)
+        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 
     seeds = [f"explain/{config.seed}/{number}" for number in range(len(questions))]
     try:
@@ -143,14 +149,18 @@ async def _play(config: TrainConfig, player: Agent, ranks: Ranks) -> list[list[T
 
 
 def choose_group(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[Trajectory]:
-    """The group whose games earned the most different rewards: where all are equal nothing is learned.
+    """The first of the groups with the most different rewards: equal rewards teach nothing.
 
-    Raises UsageError when all games of every group earned the same.
+    Raises UsageError if the games of every group earned the same.
     """
-    whole = [group for group in groups_PG if all(game.stop != "env_error" for game in group)]
-    kinds_P = [
-        len({round(score(game, rule=RULES[config.rule]).total, 6) for game in group}) for group in whole
-    ]
-    if max(kinds_P, default=1) < 2:
+    best: list[Trajectory] = []
+    most = 1
+    for group in groups_PG:
+        if any(game.stop == "env_error" for game in group):
+            continue
+        rewards = {round(score(game, rule=RULES[config.rule]).total, 6) for game in group}
+        if len(rewards) > most:
+            best, most = group, len(rewards)
+    if not best:
         raise UsageError("in no group did the games earn different rewards: try another --seed")
-    return whole[kinds_P.index(max(kinds_P))]
+    return best

@@ -33,7 +33,7 @@ def told(config):
 
 @pytest.fixture(scope="module")
 def taught(config):
-    return explain_step.make_lesson(config, start_ranks("cpu"))
+    return explain_step.make_walkthrough(config, start_ranks("cpu"))
 
 
 def test_it_is_the_same_every_time_and_readable_at_100_columns(config, told):
@@ -52,26 +52,26 @@ def test_it_names_every_part_of_the_algorithm_in_order(told):
 
 
 def test_its_numbers_are_those_of_the_functions(taught, told):
-    rewards = [sample.reward.total for sample in taught.samples]
+    rewards = [sample.reward.total for sample in taught.games]
     assert len(set(rewards)) > 1
-    for sample in taught.samples:
+    for sample in taught.games:
         assert f"{sample.reward.total:6.3f}" in told and f"= {sample.advantage:+.4f}" in told
     centre = sum(rewards) / len(rewards)
     spread = (sum((reward - centre) ** 2 for reward in rewards) / (len(rewards) - 1)) ** 0.5
     assert f"mean = {centre:.4f}, std (n - 1) = {spread:.4f}" in told
-    for look in (taught.step.before, taught.step.after):
-        assert f"{sum(loss.total.item() for loss in look.losses):+9.5f}" in told
+    for snapshot in (taught.step.before, taught.step.after):
+        assert f"{sum(loss.total.item() for loss in snapshot.losses):+9.5f}" in told
 
 
 def test_the_step_is_the_one_that_training_takes(taught, config, asking_agent):
     """The lesson's loss and gradient, game by game, against the trainer's own updater on the whole group."""
     policy = load_policy(asking_agent, device=torch.device("cpu"))
     reference = load_policy(asking_agent, device=torch.device("cpu")).requires_grad_(False)
-    [whole] = collate(taught.samples, partial(sequence_mean_weight, games=len(taught.samples)),
+    [whole] = collate(taught.games, partial(sequence_mean_weight, games=len(taught.games)),
                       tokens_per_batch=10**6, device=policy.device)  # fmt: skip
     loss = sum(loss.total.item() for loss in taught.step.before.losses)
     update = Update(config, policy, reference, start_ranks("cpu"))
-    metrics = learn(update, [taught.samples], clip=config.clip, kl_coef=config.kl_coef)
+    metrics = learn(update, [taught.games], clip=config.clip, kl_coef=config.kl_coef)
     assert metrics["grad_norm"] == pytest.approx(taught.step.grad_norm, rel=1e-4)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
     with torch.no_grad():
@@ -92,6 +92,6 @@ def test_the_step_is_the_one_that_training_takes(taught, config, asking_agent):
 
 
 def test_groups_without_spread_are_a_clear_error(taught, config):
-    game = taught.samples[0].trajectory
+    game = taught.games[0].trajectory
     with pytest.raises(UsageError, match="try another --seed"):
         explain_step.choose_group([[game, game]], config)
