@@ -1,6 +1,7 @@
-"""Attention of a packed row: each token sees the opening of its group and its own game so far.
+"""Attention over a packed row: each token sees the opening of its group and its own game so far.
 
-Three ways to the same numbers: `merged` on CPUs, `varlen` on GPUs in 16 bits, and `game_by_game` anywhere.
+Three implementations with the same result: `merged` on CPUs, `varlen` on GPUs in 16 bits, and the reference
+`game_by_game` on any device.
 """
 
 import inspect
@@ -17,46 +18,56 @@ from torch import Tensor
 from prompt_r1.agent.packing import Group
 
 Groups = tuple[Group, ...]
-Attention = Callable[[Groups, Tensor, Tensor, Tensor, float], Tensor]
+GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float], Tensor]
 """The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale → (H, T, D)."""
 
 
 @cache
 def choose_attention(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> Attention:
-    """The fastest way that agrees with `game_by_game` on random data, forward and backward.
+) -> GroupAttention:
+    """The fastest implementation that agrees with `game_by_game` on random data, forward and backward.
 
-    Not to be called inside a model's forward: gradient checkpointing would count its tensors.
+    Do not call this inside a model's forward: gradient checkpointing would count its tensors.
     """
-    attention = merged if device.type == "cpu" else varlen if dtype.itemsize == 2 else game_by_game
+    if device.type == "cpu":
+        attention: GroupAttention = merged
+    elif dtype.itemsize == 2:
+        attention = varlen
+    else:
+        return game_by_game
     groups = (Group(0, 9, (4, 30, 0)), Group(43, 5, ()))
-    noise = torch.Generator().manual_seed(0)
-    rows = [torch.randn(h, 48, dim, generator=noise) for h in (heads, kv_heads, kv_heads, heads)]
-    inputs = [row.to(device, dtype) for row in rows]
+    generator = torch.Generator().manual_seed(0)
+    # Queries, keys, values and the gradient of the output.
+    inputs = [
+        torch.randn(count, 48, dim, generator=generator).to(device, dtype)
+        for count in (heads, kv_heads, kv_heads, heads)
+    ]
     tolerance = 5e-2 if dtype.itemsize == 2 else 1e-4
     try:
-        got, expected = (_with_gradients(way, groups, *inputs) for way in (attention, game_by_game))
-        torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
-    except (RuntimeError, TypeError, ImportError, AssertionError):  # not built in, another signature or sum
-        return game_by_game
+        found = _with_gradients(attention, groups, *inputs)
+        expected = _with_gradients(game_by_game, groups, *inputs)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    except (RuntimeError, TypeError, ImportError, AssertionError):
+        return game_by_game  # not built in, another signature, or another result
     return attention
 
 
 @torch.enable_grad()
 def _with_gradients(
-    attention: Attention, groups: Groups, query: Tensor, key: Tensor, value: Tensor, grad: Tensor
+    attention: GroupAttention, groups: Groups, query: Tensor, key: Tensor, value: Tensor, grad: Tensor
 ) -> list[Tensor]:
+    """The output, and the gradients of queries, keys and values."""
     query, key, value = (rows.clone().requires_grad_() for rows in (query, key, value))
     out = attention(groups, query, key, value, 0.1)
     return [out.detach(), *torch.autograd.grad(out, (query, key, value), grad)]
 
 
 def game_by_game(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Each game as if it were alone, its opening included: torch's SDPA, any device and dtype."""
+    """Compute each game separately, its opening included, with torch's SDPA: any device and dtype."""
     out: list[Tensor] = []
     for group in groups:
-        opening = slice(group.start, group.start + group.opening)
+        opening = _opening(group)
         out.append(_causal(query[:, opening], key[:, opening], value[:, opening], scale))
         for own in _games(group):
             q, k, v = (torch.cat([rows[:, opening], rows[:, own]], 1) for rows in (query, key, value))
@@ -70,8 +81,13 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     )[0]
 
 
+def _opening(group: Group) -> slice:
+    """The columns of a group's opening."""
+    return slice(group.start, group.start + group.opening)
+
+
 def _games(group: Group) -> Iterator[slice]:
-    """The columns of each game after the opening."""
+    """The columns of each game after the opening; games without any are left out."""
     start = group.start + group.opening
     for length in group.games:
         if length:
@@ -80,18 +96,18 @@ def _games(group: Group) -> Iterator[slice]:
 
 
 def merged(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """The opening and a game's own tokens attended to apart and joined by their log-sum-exps (CPU).
+    """Attend to the opening and to a game's own tokens separately, and merge by their log-sum-exps (CPU).
 
-    Nothing is computed or copied twice, and nothing masked is computed but causal triangles.
+    Nothing is computed twice or copied, and only the causal triangles compute masked entries.
     """
     return _Merged.apply(groups, query, key, value, scale)
 
 
 class _Merged(torch.autograd.Function):
-    """softmax over two sets of keys = the two softmaxes, weighted by exp(log-sum-exp) of each.
+    """Softmax over two sets of keys = the two softmaxes, weighted by exp(log-sum-exp) of each.
 
-    Backward: FlashAttention's backward needs only the final output and log-sum-exp of a row to give the exact
-    gradient through any part of its keys.
+    Backward: given the final output and log-sum-exp of a query, FlashAttention's backward returns the exact
+    gradient through any subset of its keys.
     """
 
     @staticmethod
@@ -99,10 +115,11 @@ class _Merged(torch.autograd.Function):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out = torch.empty_like(query)
         sums = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
-        for queries, keys, causal in _parts(groups):
+        for block in _blocks(groups):
+            queries, keys = block.queries, block.keys
             rows = (query[None, :, queries], key[None, :, keys], value[None, :, keys])
-            part, logsumexp = (result[0] for result in flash(*rows, 0.0, causal, scale=scale))
-            if keys == queries:
+            part, logsumexp = (result[0] for result in flash(*rows, 0.0, block.causal, scale=scale))
+            if block.causal:  # the first block of these queries
                 out[:, queries], sums[:, queries] = part, logsumexp
             else:
                 share = torch.sigmoid(logsumexp - sums[:, queries])[..., None].to(part.dtype)
@@ -117,64 +134,95 @@ class _Merged(torch.autograd.Function):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         query, key, value, out, sums = ctx.saved_tensors
-        grads = [torch.empty_like(rows) for rows in (query, key, value)]
-        for queries, keys, causal in _parts(ctx.groups):
-            parts = flash(
-                grad[None, :, queries], query[None, :, queries], key[None, :, keys], value[None, :, keys],
-                out[None, :, queries], sums[None, :, queries], 0.0, causal, scale=ctx.scale,
-            )  # fmt: skip
-            for total, columns, part in zip(grads, (queries, keys, keys), parts, strict=True):
-                if keys == queries:  # the first part of these columns
-                    total[:, columns] = part[0]
-                else:
-                    total[:, columns] += part[0]
-        return None, *grads, None
+        grad_query, grad_key, grad_value = (torch.empty_like(rows) for rows in (query, key, value))
+        for block in _blocks(ctx.groups):
+            queries, keys = block.queries, block.keys
+            part_query, part_key, part_value = flash(
+                grad[None, :, queries],
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                out[None, :, queries],
+                sums[None, :, queries],
+                0.0,  # dropout
+                block.causal,
+                scale=ctx.scale,
+            )
+            if block.causal:  # the first block of these columns
+                grad_query[:, queries] = part_query[0]
+                grad_key[:, keys] = part_key[0]
+                grad_value[:, keys] = part_value[0]
+            else:
+                grad_query[:, queries] += part_query[0]
+                grad_key[:, keys] += part_key[0]
+                grad_value[:, keys] += part_value[0]
+        return None, grad_query, grad_key, grad_value, None
 
 
-def _parts(groups: Groups) -> Iterator[tuple[slice, slice, bool]]:
-    """Which queries see which keys, and whether causally: each column to its own part first."""
+@dataclass(frozen=True)
+class _Block:
+    """Columns of queries and the columns of keys that they see."""
+
+    queries: slice
+    keys: slice
+
+    @property
+    def causal(self) -> bool:
+        return self.queries == self.keys
+
+
+def _blocks(groups: Groups) -> Iterator[_Block]:
+    """Per group: the causal block of the opening and of each game, then all its games with the opening."""
     for group in groups:
-        opening = slice(group.start, group.start + group.opening)
-        yield opening, opening, True
+        opening = _opening(group)
+        yield _Block(opening, opening)
         for own in _games(group):
-            yield own, own, True
+            yield _Block(own, own)
         if opening.stop < group.end:
-            yield slice(opening.stop, group.end), opening, False
+            yield _Block(slice(opening.stop, group.end), opening)
 
 
 def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """One call of the FlashAttention inside torch; keys and values of an opening are copied to its games.
+    """One call of torch's FlashAttention; each game gets a copy of its opening's keys and values.
 
     Not measured. Causal with fewer queries than keys is aligned at the bottom right.
     """
-    from torch.nn.attention.varlen import varlen_attn  # compiles where torch was built without CUDA
+    from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
-    at = offsets(groups, query.device)
-    keys, values = (rows.transpose(0, 1).index_select(0, at.columns) for rows in (key, value))
-    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    attend = partial(varlen_attn, enable_gqa=True) if grouped else varlen_attn
+    blocks = row_offsets(groups, query.device)
+    keys, values = (rows.transpose(0, 1).index_select(0, blocks.columns) for rows in (key, value))
+    # Older versions of torch share key heads without being told.
+    takes_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    attend = partial(varlen_attn, enable_gqa=True) if takes_gqa else varlen_attn
     out = attend(
-        query.transpose(0, 1).contiguous(), keys, values, at.queries, at.keys, at.longest_query,
-        at.longest_key, scale=scale, window_size=(-1, 0),
-    )  # fmt: skip
-    assert isinstance(out, Tensor), "the log-sum-exp was not asked for"
+        query.transpose(0, 1).contiguous(),
+        keys,
+        values,
+        blocks.queries,
+        blocks.keys,
+        blocks.longest_query,
+        blocks.longest_key,
+        scale=scale,
+        window_size=(-1, 0),
+    )
+    assert isinstance(out, Tensor), "the log-sum-exp was not requested"
     return out.transpose(0, 1)
 
 
 @dataclass(frozen=True)
-class Offsets:
-    """The games of a packed row as FlashAttention reads them."""
+class RowOffsets:
+    """The causal blocks of a packed row in the form that FlashAttention reads."""
 
-    queries: Tensor  # (games + 1,) where each one's columns begin
-    keys: Tensor  # (games + 1,) where its keys begin among the copied ones
-    columns: Tensor  # of the row, for each copied key
+    queries: Tensor  # (blocks + 1,) first columns
+    keys: Tensor  # (blocks + 1,) first rows among the copied keys
+    columns: Tensor  # the column of the row that each copied key comes from
     longest_query: int
     longest_key: int
 
 
-@lru_cache(maxsize=1)  # all layers of a forward have the same
-def offsets(groups: Groups, device: torch.device) -> Offsets:
-    """Where each causal block of the packed row begins and ends, as variable-length kernels want it."""
+@lru_cache(maxsize=1)  # the same for all layers of a forward
+def row_offsets(groups: Groups, device: torch.device) -> RowOffsets:
+    """Where each causal block of a packed row begins and ends, for variable-length kernels."""
     columns: list[int] = []
     queries, keys = [0], [0]
     for group in groups:
@@ -186,10 +234,10 @@ def offsets(groups: Groups, device: torch.device) -> Offsets:
             columns += [*opening, *range(own.start, own.stop)]
             queries.append(own.stop)
             keys.append(len(columns))
-    return Offsets(
+    return RowOffsets(
         torch.tensor(queries, dtype=torch.int32, device=device),
         torch.tensor(keys, dtype=torch.int32, device=device),
         torch.tensor(columns, device=device),
-        max(b - a for a, b in pairwise(queries)),
-        max(b - a for a, b in pairwise(keys)),
+        max(end - start for start, end in pairwise(queries)),
+        max(end - start for start, end in pairwise(keys)),
     )

@@ -1,10 +1,10 @@
-"""Several games in one row without padding; what the games of a question have in common stands there once.
+"""Pack several games into one row without padding; games of a question share their opening.
 
     tokens      [opening | game 1 | game 2 | … ][opening | game 1 | … ]      one row of T tokens
                  \\__________ group __________/
 
-Each token sees the opening of its group and what its own game has said so far. The last token of a game is
-only a target, never an input.
+Each token attends to the opening of its group and to the earlier tokens of its own game. The last token of a
+game is only a target, so it is not in the row.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from prompt_r1.types import Trajectory
 
 @dataclass(frozen=True)
 class Group:
-    """Games with a common opening in a packed row: columns [start, start + opening), then each game's own."""
+    """Games with a common opening in a packed row: the opening's columns, then the columns of each game."""
 
-    start: int
-    opening: int  # tokens
-    games: tuple[int, ...]  # tokens of each game after the opening; empty for a game on its own
+    start: int  # first column
+    opening: int  # tokens of the opening
+    games: tuple[int, ...]  # tokens of each game after the opening; empty for a single game
 
     @property
     def end(self) -> int:
@@ -31,17 +31,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Packed:
-    """A row of T tokens and the N scored ones, the agent's own, in the order of the games."""
+    """A row of T tokens, and its N scored tokens: the agent's own, in the order of the games."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
     groups: tuple[Group, ...]
-    sources: Tensor  # (N,) the columns whose next-token distributions are scored
+    sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
 
 def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed:
-    """One row of groups; the games of a group must have the same opening."""
+    """Pack groups of games into one row. The games of a group must have the same opening."""
     tokens: list[int] = []
     positions: list[int] = []
     sources: list[int] = []
@@ -49,47 +49,59 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     layout: list[Group] = []
     for games in groups:
         start, opening = len(tokens), games[0].opening
-        # A game on its own is all opening: one causal block.
+        # A single game is all opening: one causal block.
         shared = opening if len(games) > 1 else len(games[0].tokens) - 1
         tokens += games[0].tokens[:shared]
         positions += range(shared)
+        lengths: list[int] = []
         for game in games:
             assert game.opening == opening and game.tokens[:shared] == tokens[start : start + shared]
-            # Column of position t: in the opening, or after what stands in the row so far.
-            scored = [t for t, sampled in enumerate(game.sampled) if sampled]
-            sources += [start + t - 1 if t <= shared else len(tokens) + t - 1 - shared for t in scored]
-            targets += [game.tokens[t] for t in scored]
+            own_start = len(tokens)
+            for position, sampled in enumerate(game.sampled):
+                if sampled:
+                    # The token before predicts it. That one is in the opening, or among the game's own.
+                    source = position - 1
+                    in_opening = source < shared
+                    sources.append(start + source if in_opening else own_start + source - shared)
+                    targets.append(game.tokens[position])
             tokens += game.tokens[shared:-1]
             positions += range(shared, len(game.tokens) - 1)
-        own = tuple(len(game.tokens) - 1 - shared for game in games) if len(games) > 1 else ()
-        layout.append(Group(start, shared, own))
-    whole = torch.tensor([tokens, positions], device=device)
-    scores = torch.tensor([sources, targets], device=device)
-    return Packed(whole[0], whole[1], tuple(layout), scores[0], scores[1])
+            lengths.append(len(game.tokens) - 1 - shared)
+        layout.append(Group(start, shared, tuple(lengths) if len(games) > 1 else ()))
+    row = torch.tensor([tokens, positions], device=device)
+    scored = torch.tensor([sources, targets], device=device)
+    return Packed(row[0], row[1], tuple(layout), sources=scored[0], targets=scored[1])
 
 
 def fill(games: Sequence[Trajectory], tokens_per_batch: int) -> list[list[list[int]]]:
-    """Batches of groups of games, as indices: first fit by decreasing length, so that few rows are short.
+    """Divide games into batches of groups: the numbers of the games of each group of each batch.
 
-    A batch has at most `tokens_per_batch` tokens, openings counted once for their group, or one game. A group
-    that is longer than that is split, and each part has the opening again.
+    First fit by decreasing length, so that few batches are short. A batch has at most `tokens_per_batch`
+    tokens, the opening of a group counted once, or a single game. A longer group is split, and each part
+    repeats the opening.
     """
-    parts = [part for group in _by_opening(games) for part in _split(games, group, tokens_per_batch)]
+    parts: list[list[int]] = []
+    for group in _by_opening(games):
+        parts += _split(games, group, tokens_per_batch)
     parts.sort(key=lambda part: _length(games, part), reverse=True)
     batches: list[list[list[int]]] = []
-    room: list[int] = []
+    free: list[int] = []  # tokens that still fit into each batch
     for part in parts:
         length = _length(games, part)
-        number = next((n for n, left in enumerate(room) if length <= left), len(batches))
-        if number == len(batches):
+        fitting = [number for number, room in enumerate(free) if length <= room]
+        if fitting:
+            number = fitting[0]
+        else:
+            number = len(batches)
             batches.append([])
-            room.append(tokens_per_batch)
+            free.append(tokens_per_batch)
         batches[number].append(part)
-        room[number] -= length
+        free[number] -= length
     return batches
 
 
 def _by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
+    """The numbers of the games with each opening."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, game in enumerate(games):
         groups.setdefault(tuple(game.tokens[: game.opening]), []).append(number)
@@ -97,16 +109,18 @@ def _by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def _split(games: Sequence[Trajectory], group: list[int], limit: int) -> list[list[int]]:
+    """Split a group into parts of at most `limit` tokens or a single game: first fit, longest games first."""
     parts: list[list[int]] = []
     for number in sorted(group, key=lambda number: len(games[number].tokens), reverse=True):
-        part = next((part for part in parts if _length(games, [*part, number]) <= limit), None)
-        if part is None:
-            parts.append(part := [])
-        part.append(number)
+        fitting = [part for part in parts if _length(games, [*part, number]) <= limit]
+        if fitting:
+            fitting[0].append(number)
+        else:
+            parts.append([number])
     return parts
 
 
 def _length(games: Sequence[Trajectory], part: list[int]) -> int:
-    """Columns that a group takes."""
+    """Columns that the games of a group take in a row."""
     opening = games[part[0]].opening
     return opening + sum(len(games[number].tokens) - 1 - opening for number in part)

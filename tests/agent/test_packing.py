@@ -1,4 +1,4 @@
-"""Packed rows: every game is there, nothing is padded, and attention sees what it would see alone."""
+"""Packed rows hold every game without padding, and attention in them equals attention game by game."""
 
 import sys
 from itertools import pairwise
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, offsets, varlen
+from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, row_offsets, varlen
 from prompt_r1.agent.packing import Group, fill, pack
 from tests.games import CPU, siblings
 
@@ -29,7 +29,7 @@ def test_every_game_is_in_one_batch_and_no_batch_is_larger_than_allowed(games, t
 
 
 @given(some_games)
-def test_a_row_holds_each_opening_once_and_each_game_whole(games):
+def test_a_row_holds_each_opening_once_and_every_token_of_each_game(games):
     (batch,) = fill(games, 10_000)
     openings = {tuple(game.tokens[: game.opening]) for game in games}
     groups = [[games[n] for n in group] for group in batch]
@@ -43,44 +43,47 @@ def test_a_row_holds_each_opening_once_and_each_game_whole(games):
         for t, token in enumerate(game.tokens)
         if game.sampled[t]
     ]
-    at = row.sources
-    got = zip(row.targets.tolist(), row.tokens[at].tolist(), row.positions[at].tolist(), strict=True)
-    assert list(got) == expected  # the token, the one before it, and where in its game that one is
+    sources = row.sources
+    previous, positions = row.tokens[sources].tolist(), row.positions[sources].tolist()
+    found = list(zip(row.targets.tolist(), previous, positions, strict=True))
+    assert found == expected  # the token, the token before it, and the position of that one in its game
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_merged_attention_and_its_gradients_equal_attention_game_by_game(dtype, kv_heads):
+def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_heads):
     groups = (Group(0, 7, (40, 3, 0, 90)), Group(140, 25, ()), Group(165, 1, (1, 70)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 237, 16, dtype=dtype) for heads in (4, kv_heads, kv_heads, 4)]
     results = []
-    for way in (merged, game_by_game):
+    for attention in (merged, game_by_game):
         leaves = [tensor.clone().requires_grad_() for tensor in rows[:3]]
-        out = way(groups, *leaves, 0.3)
+        out = attention(groups, *leaves, 0.3)
         results.append([out.detach(), *torch.autograd.grad(out, leaves, rows[3])])
-    for got, expected in zip(*results, strict=True):
-        error = ((got - expected).norm() / expected.norm()).item()
+    for found, expected in zip(*results, strict=True):
+        error = ((found - expected).norm() / expected.norm()).item()
         assert error < {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
 
 
-def test_a_cpu_joins_partial_attentions():
+def test_a_cpu_uses_merged_attention():
     assert choose_attention(CPU, torch.float32, 4, 2, 16) is merged
 
 
-def test_the_offsets_that_a_gpu_reads_describe_the_same_attention():
-    """FlashAttention's contract in plain words: queries [q, q'), keys [k, k'), causal at the bottom right."""
+def test_the_offsets_for_a_gpu_describe_the_same_attention():
+    """FlashAttention's contract: queries [q, q_end), keys [k, k_end), causal at the bottom right."""
     groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
     torch.manual_seed(0)
     query, key, value = (torch.randn(heads, 116, 16) for heads in (4, 2, 2))
-    at, parts = offsets(groups, CPU), []
-    for (q, q_end), (k, k_end) in zip(pairwise(at.queries.tolist()), pairwise(at.keys.tolist()), strict=True):
+    blocks, parts = row_offsets(groups, CPU), []
+    for (q, q_end), (k, k_end) in zip(
+        pairwise(blocks.queries.tolist()), pairwise(blocks.keys.tolist()), strict=True
+    ):
         visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool).tril(k_end - k - (q_end - q))
-        columns = at.columns[k:k_end]
+        columns = blocks.columns[k:k_end]
         rows = query[None, :, q:q_end], key[None, :, columns], value[None, :, columns]
         parts.append(F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=0.3, enable_gqa=True)[0])
     assert torch.allclose(torch.cat(parts, 1), game_by_game(groups, query, key, value, 0.3), atol=1e-5)
-    assert at.longest_query == 40 and at.longest_key == 47
+    assert blocks.longest_query == 40 and blocks.longest_key == 47
 
 
 def varlen_on_a_cpu(
@@ -96,7 +99,7 @@ def varlen_on_a_cpu(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What torch.nn.attention.varlen.varlen_attn promises, in plain torch: a window of (-1, 0) is causal,
+    """The contract of torch.nn.attention.varlen.varlen_attn in plain torch: a window of (-1, 0) is causal,
     aligned at the bottom right; (-1, -1) sees everything.
     """
     assert enable_gqa or query.shape[1] == key.shape[1]
@@ -115,8 +118,8 @@ def varlen_on_a_cpu(
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_the_call_for_a_gpu_attends_causally_game_by_game(monkeypatch, kv_heads):
-    """The kernel is torch's, and has no CPU version: one in plain torch stands in for it."""
+def test_varlen_attention_equals_attention_game_by_game(monkeypatch, kv_heads):
+    """The kernel has no CPU version, so plain torch replaces it."""
     kernel = ModuleType("torch.nn.attention.varlen")
     kernel.varlen_attn = varlen_on_a_cpu
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", kernel)
