@@ -26,7 +26,7 @@ class Agent:
 
     @property
     def policy(self) -> Policy:
-        """The weights that play, of an agent in this process."""
+        """The weights of an agent whose engine runs in this process."""
         assert isinstance(self.engine, Engine)
         return self.engine.policy
 
@@ -75,9 +75,9 @@ def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: i
 def load_agent(
     path: str | Path, config: TrainConfig, device: torch.device, *, weights: torch.dtype | None = None
 ) -> Agent:
-    """The agent in a folder or of a hub id, ready to play the game of `config`.
+    """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    Its weights are in the compute dtype or in `weights`. Raises UsageError where there is no such agent.
+    `weights` is the dtype of its weights; None: the compute dtype. Raises UsageError if there is no agent.
     """
     compute = compute_dtype(config.dtype, device)
     codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
@@ -93,7 +93,7 @@ def codec_of(spec: AgentSpec) -> Codec:
 
 
 def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
-    """The agent that a user named, in this process or behind an endpoint, ready to play its game."""
+    """Open the agent that a user named, in this process or behind an endpoint."""
     remote = parse_remote(str(spec.path))
     if remote is None:
         return load_agent(spec.path, spec.config, device)

@@ -1,4 +1,4 @@
-"""Agents by the names that a user writes, and the game that each plays."""
+"""Find the agent that a user names, and the game that it was trained to play."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ CACHE = RUNS / "cache"
 
 
 def find_agent(name: str, seed: int) -> str | Path:
-    """Where the model is that a user calls `name`: mini is built when it is not there yet."""
+    """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
     if name == "mini":
         from prompt_r1.miniworld.agent import mini_agent
 
@@ -23,46 +23,49 @@ def find_agent(name: str, seed: int) -> str | Path:
 
 
 def trained_config(path: str | Path) -> TrainConfig | None:
-    """How an exported agent was trained to play; None for a model that was not trained here."""
+    """The settings that an exported agent was trained with; None for a model that was not trained here."""
     file = Path(path) / GAME_FILE
     return TrainConfig(**read_yaml(file, TrainConfig)) if file.exists() else None
 
 
 def newest_mini_run() -> Path:
-    """The run folder under runs/ whose mini agent was saved last, of those that have learnt to ask."""
-
-    def asks(game: TrainConfig | None) -> bool:
-        return game is not None and game.agent == "mini" and game.env != "none"
-
-    found = [path for path in RUNS.glob(f"*/agent/{GAME_FILE}") if asks(trained_config(path.parent))]
-    if not found:
+    """The run folder under runs/ with the newest mini agent that was trained with an environment."""
+    saved: dict[Path, float] = {}  # run folder → when its agent was saved
+    for file in RUNS.glob(f"*/agent/{GAME_FILE}"):
+        config = trained_config(file.parent)
+        if config is not None and config.agent == "mini" and config.env != "none":
+            saved[file.parent.parent] = file.stat().st_mtime
+    if not saved:
         raise UsageError(
             f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
         )
-    return max(found, key=lambda path: path.stat().st_mtime).parent.parent
+    return max(saved, key=saved.__getitem__)
 
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """An agent that a user named: where it lies, how it was trained, and what it was before training."""
+    """An agent that a user named."""
 
-    path: str | Path
-    config: TrainConfig  # the run that trained it, else the preset whose game it plays
+    path: str | Path  # folder, hub id, or MODEL@URL of an endpoint
+    config: TrainConfig  # of the run that trained it, or the preset whose game it plays
     start: str  # the agent before training; its own name if it was not trained here
-    # For an agent behind an endpoint: whose tokenizer it has, and what is sent to it.
-    tokenizer: str | Path = ""
-    prompts: Prompts = "tokens"
+    tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
+    prompts: Prompts = "tokens"  # the form in which an endpoint takes prompts
 
 
 def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> AgentSpec:
-    """The agent that a user names for infer and evaluate; "" is the newest mini run.
+    """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays the paper's game, the warm-started mini agent the mini world's.
-    For one behind an endpoint, `tokenizer` says whose tokenizer it has: a run folder or a model ("": the
-    model that the server's name for it names).
+    An agent that was not trained here plays the game of the paper preset, the mini agent that of the mini
+    preset. For an agent behind an endpoint, `tokenizer` names a run folder or model with its tokenizer ("":
+    the model name that the endpoint uses).
     """
     remote = parse_remote(name)
-    local = (tokenizer or remote[0]) if remote else name or str(newest_mini_run())
+    if remote is not None:
+        model, _ = remote
+        local = tokenizer or model
+    else:
+        local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
     config = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
@@ -70,4 +73,4 @@ def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: st
     start = trained.agent if trained else name
     if remote is None:
         return AgentSpec(path, config, start)
-    return AgentSpec(name, config, start, path, "text" if prompts == "text" else "tokens")
+    return AgentSpec(name, config, start, tokenizer=path, prompts="text" if prompts == "text" else "tokens")

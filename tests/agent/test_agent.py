@@ -1,6 +1,7 @@
-"""What a player hands to its game, its engine and its environment, and what a user's names mean."""
+"""What an agent passes to its engine, and what a user's names mean."""
 
 import asyncio
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from prompt_r1.data.named import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LAST_TURN, Codec
+from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Question
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
@@ -20,40 +22,49 @@ CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 
 
 class ScriptedEngine(ScriptedAgent):
-    """Stands where an agent behind an endpoint does."""
+    """Records how it is called to sample."""
 
     def __init__(self, texts: list[str]) -> None:
         super().__init__(texts)
-        self.ways: list[tuple[float, tuple[str, ...]]] = []  # temperature and stop strings of each call
+        self.temperatures: list[float] = []
+        self.stops: list[tuple[str, ...]] = []
 
-    async def generate(self, tokens, *, max_new, seed, temperature, stop) -> Completion:
-        self.ways.append((temperature, stop))
+    async def generate(self, tokens, *, max_new, seed, temperature, stop, watch=None) -> Completion:
+        self.temperatures.append(temperature)
+        self.stops.append(stop)
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
 
-class NotedEnvironment(ScriptedEnvironment):
-    """Records for which game it is asked."""
-
-    async def ask(self, messages, *, sample=0, session="") -> str:
-        self.game = (session, sample)
-        return await super().ask(messages)
-
-
-@pytest.mark.parametrize("bounded", [True, False])
-def test_a_game_has_the_settings_of_its_run(bounded):
-    settings = {"max_turns": 2, "max_tokens": 900, "max_new": 64, "max_reply_tokens": 3 * bounded,
-                "force_answer": bounded, "stop_tags": bounded}  # fmt: skip
-    config = TrainConfig(**{**PRESETS["mini"], **settings})
+def play_two_turns(**settings) -> ScriptedEngine:
+    """Play a game with the settings of a run; returns the engine, which records its calls."""
+    sizes = {"max_turns": 2, "max_tokens": 900, "max_new": 64}
+    config = TrainConfig(**{**PRESETS["mini"], **sizes, **settings})
     engine = ScriptedEngine([think("1", prompt="a"), think("2", prompt="b")])
-    environment = NotedEnvironment(["0123456"])
-    play = Agent(engine, CODEC).play
-    game = asyncio.run(play(QUESTION, "7/q7/3", 3, environment=environment, config=config, temperature=0.25))
-    assert engine.ways == [(0.25, ACTION_ENDS if bounded else ())] * 2
-    assert engine.limits == [64, 64] and engine.seeds == ["7/q7/3/1", "7/q7/3/2"]
-    assert environment.game == ("q7", 3)
+    agent = Agent(engine, CODEC, config.game)
+    generate = partial(agent.generate, temperature=0.25)
+    ask = ScriptedEnvironment(["0123456"]).ask
+    game = asyncio.run(play(QUESTION, generate, ask, CODEC, agent.game, seed="7/q7/3"))
+    assert len(game.turns) == 2
+    assert engine.temperatures == [0.25, 0.25]
+    assert engine.limits == [64, 64]
+    assert engine.seeds == ["7/q7/3/1", "7/q7/3/2"]
+    return engine
+
+
+def test_a_game_has_the_settings_of_its_run():
+    engine = play_two_turns(max_reply_tokens=3, force_answer=True, stop_tags=True)
     read = tiny.tokenizer().decode(engine.read[1])
-    assert ("012 [cut]" in read, LAST_TURN in read) == (bounded, bounded)
-    assert ("0123456" in read) is not bounded and len(game.turns) == 2
+    assert engine.stops == [ACTION_ENDS, ACTION_ENDS]
+    assert "012 [cut]" in read and "0123456" not in read
+    assert LAST_TURN in read
+
+
+def test_a_game_without_these_settings_is_not_cut_or_stopped_early():
+    engine = play_two_turns(max_reply_tokens=0, force_answer=False, stop_tags=False)
+    read = tiny.tokenizer().decode(engine.read[1])
+    assert engine.stops == [(), ()]
+    assert "0123456" in read
+    assert LAST_TURN not in read
 
 
 def test_a_question_must_leave_room_for_one_token():
@@ -63,7 +74,7 @@ def test_a_question_must_leave_room_for_one_token():
         check_question_lengths([QUESTION], CODEC, length)
 
 
-def test_a_split_in_the_name_of_the_mini_world_goes_before_the_programs_own():
+def test_a_split_named_after_mini_overrides_the_default_split():
     assert find_questions(["mini:ood"], "validation", 0) == mini_world(0, train=0).ood
 
 
@@ -76,5 +87,4 @@ def test_a_split_in_the_name_of_the_mini_world_goes_before_the_programs_own():
     ],
 )
 def test_matrix_products_have_the_dtype_of_the_run_except_on_a_cpu(device, dtype, compute):
-    config = TrainConfig(**{**PRESETS["mini"], "dtype": dtype})
-    assert compute_dtype(config, torch.device(device)) is compute
+    assert compute_dtype(dtype, torch.device(device)) is compute
