@@ -1,4 +1,4 @@
-"""What the benchmarks of rollouts measure of a run, and how they print it."""
+"""Measurements of the rollout benchmarks, and their table."""
 
 import gc
 import time
@@ -11,44 +11,44 @@ import torch
 
 from benchmarks.workload import Totals
 
-PARTS = ("prefill", "decode", "waiting")
-Tokens = list[list[int]]  # what each game sampled
+Tokens = list[list[int]]  # the sampled tokens of each game
 
 
 @dataclass
-class Run:
-    """One way to play the games, once."""
+class PlayedRun:
+    """The games, played once by one variant."""
 
     tokens: Tokens
-    wall: float = 0.0
-    cpu: float = 0.0
-    waiting: float = 0.0  # seconds in which every game that was left waited for its environment
-    prefill: float = 0.0  # seconds of forwards with prompt tokens in them
+    wall: float = 0.0  # seconds
+    cpu: float = 0.0  # seconds of the process
+    waiting: float = 0.0  # seconds in which every unfinished game waited for its environment
+    prefill: float = 0.0  # seconds of forwards with prompt tokens
     decode: float = 0.0  # seconds of forwards without
-    peak: float = 0.0  # MB above what was there before
-    prefilled: int = 0
+    peak: float = 0.0  # MB above the memory before
+    prefilled: int = 0  # prompt tokens computed
 
 
 def clock() -> float:
-    """Seconds; the work that was given to a GPU is done."""
+    """Seconds, after the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def measured(play: Callable[[], Run]) -> Run:
-    """Play, with wall time, CPU time of the process and peak memory."""
-    gc.collect()  # an engine and its graphs know each other: its cache would still be there
+def measured(play: Callable[[], PlayedRun]) -> PlayedRun:
+    """Play, and measure wall time, CPU time of the process and peak memory."""
+    gc.collect()  # an engine and its graphs refer to each other, so only the collector frees its cache
     before = memory(reset=True)
     wall, cpu = clock(), time.process_time()
     run = play()
-    run.wall, run.cpu = clock() - wall, time.process_time() - cpu
+    run.wall = clock() - wall
+    run.cpu = time.process_time() - cpu
     run.peak = memory() - before
     return run
 
 
 def memory(*, reset: bool = False) -> float:
-    """Peak resident (Linux) or allocated (CUDA) memory since the last reset, MB."""
+    """Peak memory since the last reset in MB: resident (Linux) or allocated (CUDA)."""
     if torch.cuda.is_available():
         if reset:
             torch.cuda.reset_peak_memory_stats()
@@ -59,34 +59,32 @@ def memory(*, reset: bool = False) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1e3
 
 
-def compare(variants: dict[str, Callable[[], Run]], rounds: int) -> dict[str, list[Run]]:
-    """Alternate, so that what else the machine does hits all of them."""
-    runs: dict[str, list[Run]] = {name: [] for name in variants}
+def compare(variants: dict[str, Callable[[], PlayedRun]], rounds: int) -> dict[str, list[PlayedRun]]:
+    """Alternate the variants in rounds, so that other load on the machine affects all of them."""
+    runs: dict[str, list[PlayedRun]] = {name: [] for name in variants}
     for number in range(rounds):
         for name, play in variants.items():
-            runs[name].append(measured(play))
-            run = runs[name][-1]
+            run = measured(play)
+            runs[name].append(run)
             print(f"  round {number + 1}  {name:<42} {run.wall:7.2f} s wall {run.cpu:7.2f} s CPU", flush=True)
     return runs
 
 
-def typical(runs: list[Run], field: str) -> float:
+def median_of(runs: list[PlayedRun], field: str) -> float:
+    """The median of a field over the rounds."""
     return median(getattr(run, field) for run in runs)
 
 
-def table(runs: dict[str, list[Run]], work: Totals, first: str) -> str:
-    """One line a variant, medians; the shares of prefill, decode and waiting are of the wall time."""
-    reference = typical(runs[first], "wall")
-    columns = " wall s   CPU s   tok/s  ratio  peak MB  prefill  decode waiting"
-    lines = [f"{'':<42} {columns}"]
-    for name, ran in runs.items():
-        wall = typical(ran, "wall")
-        known = typical(ran, "decode") > 0
-        parts = [f"{typical(ran, part) / wall:.0%}" if known else "-" for part in PARTS]
-        numbers = (
-            f"{wall:7.2f} {typical(ran, 'cpu'):7.2f} {work.new_tokens / wall:7.0f} {wall / reference:6.2f}"
-        )
-        lines.append(
-            f"{name:<42} {numbers} {typical(ran, 'peak'):8.0f} " + " ".join(f"{p:>7}" for p in parts)
-        )
+def table(runs: dict[str, list[PlayedRun]], work: Totals, first: str) -> str:
+    """One line of medians for each variant. Prefill, decode and waiting are shares of the wall time."""
+    reference = median_of(runs[first], "wall")
+    lines = [f"{'':<42}   wall s   CPU s   tok/s  ratio  peak MB  prefill  decode waiting"]
+    for name, played in runs.items():
+        wall, cpu, peak = (median_of(played, field) for field in ("wall", "cpu", "peak"))
+        timed = median_of(played, "decode") > 0  # variants that do not time their forwards have no shares
+        shares = ["-", "-", "-"]
+        if timed:
+            shares = [f"{median_of(played, part) / wall:.0%}" for part in ("prefill", "decode", "waiting")]
+        numbers = f"{wall:7.2f} {cpu:7.2f} {work.new_tokens / wall:7.0f} {wall / reference:6.2f} {peak:8.0f}"
+        lines.append(f"{name:<42} {numbers} " + " ".join(f"{share:>7}" for share in shares))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The update of the same games as others do it: TRL's GRPO trainer, and all logits of padded rows."""
+"""Rivals of our update: TRL's GRPO trainer, and a naive update with all logits of padded rows."""
 
 import tempfile
 import warnings
@@ -12,14 +12,16 @@ from transformers import PreTrainedModel
 from prompt_r1.types import ScoredGame
 
 CLIP = 0.2
-Rows = dict[str, Tensor]  # what TRL calls inputs: (B, …) of a micro-batch
+Rows = dict[str, Tensor]  # a micro-batch (B, …) in the form of TRL's inputs
 
 
-def padded(samples: Sequence[ScoredGame], references: Sequence[Tensor] | None = None) -> Rows:
-    """Games as TRL's inputs: prompts (B, P) padded at the left, completions (B, C) at the right, masks, and
-    the recorded log-probabilities as the old ones.
+def padded(scored_games: Sequence[ScoredGame], references: Sequence[Tensor] | None = None) -> Rows:
+    """Games as TRL's inputs: prompts (B, P) padded at the left, completions (B, C) at the right.
+
+    The recorded log-probabilities are the old ones. `references` has those of the reference for the agent's
+    tokens of each game.
     """
-    games = [sample.trajectory for sample in samples]
+    games = [scored.trajectory for scored in scored_games]
     prompts = [torch.tensor(game.tokens[: game.opening]) for game in games]
     completions = [torch.tensor(game.tokens[game.opening :]) for game in games]
     own = [torch.tensor(game.sampled[game.opening :]) for game in games]
@@ -31,15 +33,15 @@ def padded(samples: Sequence[ScoredGame], references: Sequence[Tensor] | None = 
         "completion_mask": _pad([torch.ones_like(completion) for completion in completions]),
         "tool_mask": _pad(own).long(),
         "old_per_token_logps": _pad(old),
-        "advantages": torch.tensor([sample.advantage for sample in samples]),
+        "advantages": torch.tensor([scored.advantage for scored in scored_games]),
         "num_items_in_batch": torch.stack([mask.sum() for mask in own]).sum(),
     }
-    if references is not None:  # of the agent's tokens, spread to where they stand
-        spread = [
-            torch.zeros(len(mask)).masked_scatter(mask, ref)
-            for mask, ref in zip(own, references, strict=True)
+    if references is not None:
+        reference_rows = [
+            torch.zeros(len(mask)).masked_scatter(mask, logprobs)
+            for mask, logprobs in zip(own, references, strict=True)
         ]
-        rows["ref_per_token_logps"] = _pad(spread)
+        rows["ref_per_token_logps"] = _pad(reference_rows)
     return rows
 
 
@@ -48,9 +50,9 @@ def _pad(rows: list[Tensor], *, side: str = "right") -> Tensor:
 
 
 def trl_trainer(model: PreTrainedModel, *, rows: int, batches: int, kl_coef: float = 0.0, **options):
-    """TRL's GRPO trainer around a model, for updates of `batches` micro-batches of `rows` games.
+    """TRL's GRPO trainer of a model, for updates of `batches` micro-batches of `rows` games.
 
-    Raises ImportError where TRL is not installed.
+    Raises ImportError if TRL is not installed.
     """
     from datasets import Dataset
     from tokenizers import Tokenizer, models
@@ -59,27 +61,41 @@ def trl_trainer(model: PreTrainedModel, *, rows: int, batches: int, kl_coef: flo
 
     vocabulary = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, pad_token="<pad>", eos_token="<end>")
-    folder = tempfile.mkdtemp(prefix="trl-")  # it writes nothing there, but wants one
+    folder = tempfile.mkdtemp(prefix="trl-")  # required, though nothing is written
     config = GRPOConfig(
-        output_dir=folder, report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        num_generations=rows, per_device_train_batch_size=rows, gradient_accumulation_steps=batches,
-        beta=0.0, use_bias_correction_kl=False, epsilon=CLIP, disable_tqdm=True, **options,
-    )  # fmt: skip
+        output_dir=folder,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        num_generations=rows,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=batches,
+        beta=0.0,
+        use_bias_correction_kl=False,
+        epsilon=CLIP,
+        disable_tqdm=True,
+        **options,
+    )
     data = Dataset.from_list([{"prompt": "x"}] * rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = GRPOTrainer(
-            model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config,
-            train_dataset=data, processing_class=tokenizer,
-        )  # fmt: skip
-    trainer.beta = kl_coef  # only now: the reference's log-probabilities are given, no model is to be loaded
+            model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=config,
+            train_dataset=data,
+            processing_class=tokenizer,
+        )
+    # Set after construction: with beta > 0 the trainer would load a reference model, but we pass log-probs.
+    trainer.beta = kl_coef
     trainer.current_gradient_accumulation_steps = batches
     trainer.model.train()
     return trainer
 
 
 def trl_backward(trainer, micro_batches: Sequence[Rows]) -> float:
-    """The loss of an update by TRL; the gradients are left on the model."""
+    """TRL's loss of an update. Leaves the gradients on the model."""
     total = 0.0
     for rows in micro_batches:
         loss = trainer.compute_loss(trainer.model, rows)
@@ -89,7 +105,7 @@ def trl_backward(trainer, micro_batches: Sequence[Rows]) -> float:
 
 
 def naive_backward(model: PreTrainedModel, micro_batches: Sequence[Rows]) -> float:
-    """Eq. 17 without KL, on policy, from all logits of padded rows; the gradients are left on the model."""
+    """Eq. 17 without KL, on policy, from all logits of padded rows. Leaves the gradients on the model."""
     games = sum(len(rows["advantages"]) for rows in micro_batches)
     total = 0.0
     for rows in micro_batches:
@@ -98,7 +114,7 @@ def naive_backward(model: PreTrainedModel, micro_batches: Sequence[Rows]) -> flo
         mask, advantage = rows["tool_mask"], rows["advantages"][:, None]
         logits = model(tokens, attention_mask=attention, use_cache=False).logits[:, :-1]
         log_p = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0][:, -mask.shape[1] :]
-        ratio = (log_p - log_p.detach()).exp()  # the first use of the weights
+        ratio = (log_p - log_p.detach()).exp()  # 1: the weights have not changed since sampling
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
         loss = ((-surrogate * mask).sum(1) / mask.sum(1)).sum() / games
         loss.backward()

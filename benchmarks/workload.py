@@ -1,7 +1,6 @@
-"""The games of the rollout benchmark: lengths and latencies drawn once, texts of random tokens.
+"""The games of the rollout benchmark: random lengths, latencies and tokens.
 
-No agent writes sensibly with random weights, so how long each turn is and how long its reply takes is part of
-the workload, not of the model.
+A model with random weights does not end its turns sensibly, so the workload sets the length of each turn.
 """
 
 import asyncio
@@ -18,32 +17,36 @@ VOCABULARY = 8192
 
 @dataclass(frozen=True)
 class PlannedTurn:
+    """One turn of a game, and the reply to it."""
+
     new_tokens: int
-    reply: list[int]  # tokens of the environment's answer; empty after the last turn
-    latency: float  # seconds until it comes
+    reply: list[int]  # tokens; empty after the last turn
+    latency: float  # seconds until the reply arrives
 
 
 @dataclass(frozen=True)
 class PlannedGame:
+    """The prompt of a game, and its turns."""
+
     prompt: list[int]
     turns: list[PlannedTurn]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """What lengths and latencies are drawn from; ranges include both ends."""
+    """The distributions of lengths and latencies; ranges include both ends."""
 
     prompt: int  # tokens
-    turns: tuple[int, ...]  # weights of games of 1, 2, … turns
+    turns: tuple[int, ...]  # relative frequencies of games with 1, 2, … turns
     new: tuple[int, int]  # tokens of a turn
     reply: tuple[int, int]  # tokens
-    latency: float  # median seconds of a reply, log-normal
-    sigma: float
+    latency: float  # median seconds of a reply, log-normally distributed
+    sigma: float  # of the logarithm of the latency
 
 
 LENGTHS = {
     "short": Lengths(400, (1, 2, 3, 4), (60, 200), (100, 300), 0.5, 1.0),
-    # Guesses for a large model: real games' lengths are not published.
+    # Guesses for a large model: the lengths of real games are not published.
     "long": Lengths(600, (1, 1, 1, 1, 1), (120, 320), (200, 400), 2.0, 0.8),
 }
 
@@ -56,7 +59,7 @@ def plan(
     lengths: Lengths = LENGTHS["short"],
     vocabulary: int = VOCABULARY,
 ) -> list[PlannedGame]:
-    """Groups of games of random tokens; those of a group share their prompt."""
+    """Games of random tokens; the games of a question share their prompt."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -78,7 +81,7 @@ def plan(
 
 
 def longest(games: list[PlannedGame]) -> int:
-    """Tokens of the longest game."""
+    """The number of tokens of the longest game."""
     return max(
         len(game.prompt) + sum(turn.new_tokens + len(turn.reply) for turn in game.turns) for game in games
     )
@@ -86,24 +89,27 @@ def longest(games: list[PlannedGame]) -> int:
 
 @dataclass(frozen=True)
 class Totals:
-    """What any way to play these games has to compute."""
+    """The work in these games, whatever engine plays them."""
 
     games: int
     turns: int
     new_tokens: int
     reply_tokens: int
     question_tokens: int  # each question once
-    longest_chain: float  # seconds of latency of the game that waits most
+    longest_chain: float  # seconds of latency in the game that waits longest
 
     @property
     def prefill(self) -> int:
-        """Prompt tokens when nothing is computed twice: questions, replies, and for each later turn the last
-        token of the turn before, which was sampled but never fed.
+        """Prompt tokens if nothing is computed twice.
+
+        These are questions, replies, and for each later turn the last token of the turn before, which was
+        sampled but has not gone through the model.
         """
         return self.question_tokens + self.reply_tokens + self.turns - self.games
 
 
 def totals(games: list[PlannedGame]) -> Totals:
+    """Add up the work in these games."""
     turns = [turn for game in games for turn in game.turns]
     return Totals(
         games=len(games),
@@ -116,8 +122,9 @@ def totals(games: list[PlannedGame]) -> Totals:
 
 
 def small_model(*, attention: str, vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
-    """A random Qwen3 of 7 M parameters (at 8,192 tokens); the head is spread out, or greedy decoding would
-    mean little.
+    """A random Qwen3 of 7 M parameters (with 8,192 tokens).
+
+    The head has large weights, so that greedy decoding has clear winners.
     """
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
@@ -149,7 +156,7 @@ Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many 
 
 
 async def play_async(games: list[PlannedGame], generate: Generate, *, latency: bool) -> list[list[int]]:
-    """Every game on its own; returns what each one sampled."""
+    """Play all games concurrently; returns the sampled tokens of each."""
 
     async def play(game: PlannedGame) -> list[int]:
         tokens, sampled = list(game.prompt), []

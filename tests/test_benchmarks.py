@@ -1,4 +1,4 @@
-"""The rivals of the benchmarks play the games that ours plays, and the counted work is what is done."""
+"""The benchmarks: all engines play the same games, and the counted work is the work that is done."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import rollout, roofline
 from benchmarks.rivals import Vllm, play_continuous, play_generate
-from benchmarks.rollout import likeliest, play_ours
+from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
 from prompt_r1.agent import attention
 from tests import tiny
@@ -30,20 +30,20 @@ def games():
 def make_model(kind: str):
     model = tiny.model()
     model.set_attn_implementation(kind)
-    model.generation_config.eos_token_id = None  # how long a turn is says the plan
+    model.generation_config.eos_token_id = None  # the plan sets the length of each turn
     return model
 
 
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in Path(rollout.__file__).parent.glob("[a-z]*.py"))
 )
-def test_every_benchmark_finds_what_it_imports(name):
+def test_every_benchmark_can_be_imported(name):
     assert import_module(f"benchmarks.{name}").__doc__
 
 
-def test_every_rival_writes_the_same_greedy_tokens(games):
+def test_every_rival_samples_the_same_greedy_tokens(games):
     ours = play_ours(tiny.policy(), games, latency=False)
-    assert likeliest(make_model("sdpa"), games, ours.tokens) == len(games)
+    assert count_greedy_games(make_model("sdpa"), games, ours.tokens) == len(games)
     assert ours.prefilled == totals(games).prefill and 0 <= ours.waiting < 0.1
     for static in (False, True):
         assert play_generate(make_model("sdpa"), games, latency=False, static=static).tokens == ours.tokens
@@ -51,8 +51,9 @@ def test_every_rival_writes_the_same_greedy_tokens(games):
     assert batched.tokens == ours.tokens
 
 
-def test_seconds_in_which_all_games_wait_are_told_apart():
-    one = plan(1, 1, seed=2, lengths=replace(SHORT, turns=(0, 0, 1), latency=0.2, sigma=0.01), vocabulary=99)
+def test_the_time_in_which_all_games_wait_is_measured():
+    three_turns = replace(SHORT, turns=(0, 0, 1), latency=0.2, sigma=0.01)
+    one = plan(1, 1, seed=2, lengths=three_turns, vocabulary=99)
     for run in (
         play_ours(tiny.policy(), one, latency=True),
         play_generate(make_model("sdpa"), one, latency=True, static=False),
@@ -60,11 +61,11 @@ def test_seconds_in_which_all_games_wait_are_told_apart():
         assert run.waiting == pytest.approx(totals(one).longest_chain, rel=0.2)
 
 
-def test_vllm_is_asked_for_the_same_games(games, monkeypatch):
-    """A stand-in with vLLM's interface, which decodes one sequence at a time with the weights it is given."""
-    seen = []
+def test_vllm_plays_the_same_games(games, monkeypatch):
+    """A fake engine with vLLM's interface decodes one sequence at a time with the weights that it loads."""
+    events = []
 
-    class Stand:
+    class FakeEngine:
         @classmethod
         def from_engine_args(cls, arguments):
             asyncio.get_running_loop()
@@ -73,25 +74,31 @@ def test_vllm_is_asked_for_the_same_games(games, monkeypatch):
             self.limit = arguments.max_model_len
             return self
 
-        async def generate(self, prompt, how, request_id):
+        async def generate(self, prompt, sampling, request_id):
             ids = torch.tensor([prompt["prompt_token_ids"]])
-            assert how.temperature == 0.0 and how.ignore_eos and ids.shape[1] + how.max_tokens <= self.limit
+            assert sampling.temperature == 0.0 and sampling.ignore_eos
+            assert ids.shape[1] + sampling.max_tokens <= self.limit
             await asyncio.sleep(0)
-            seen.append(request_id)
+            events.append(request_id)
             with torch.inference_mode():
-                out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                                          max_new_tokens=how.max_tokens, eos_token_id=None)  # fmt: skip
+                out = self.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    max_new_tokens=sampling.max_tokens,
+                    eos_token_id=None,
+                )
             new = out[0, ids.shape[1] :].tolist()
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(new))])
 
         async def reset_prefix_cache(self):
-            seen.append("reset")
+            events.append("reset")
 
         def shutdown(self):
-            seen.append("shutdown")
+            events.append("shutdown")
 
     package, parameters = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    package.AsyncLLMEngine, package.TokensPrompt = Stand, dict
+    package.AsyncLLMEngine, package.TokensPrompt = FakeEngine, dict
     package.AsyncEngineArgs = package.SamplingParams = SimpleNamespace
     parameters.RequestOutputKind = SimpleNamespace(FINAL_ONLY=2)
     monkeypatch.setitem(sys.modules, "vllm", package)
@@ -100,11 +107,11 @@ def test_vllm_is_asked_for_the_same_games(games, monkeypatch):
         runs = [rival.play(latency=False) for _ in range(2)]
     expected = play_ours(tiny.policy(), games, latency=False).tokens
     assert [run.tokens for run in runs] == [expected, expected]
-    assert len(set(seen) - {"reset", "shutdown"}) == 2 * totals(games).turns
-    assert seen.count("reset") == 2 and seen[-1] == "shutdown"
+    assert len(set(events) - {"reset", "shutdown"}) == 2 * totals(games).turns
+    assert events.count("reset") == 2 and events[-1] == "shutdown"
 
 
-def test_the_lengths_of_a_plan_are_those_asked_for(games):
+def test_a_plan_has_the_requested_lengths(games):
     assert longest(games) == max(
         24 + sum(turn.new_tokens + len(turn.reply) for turn in game.turns) for game in games
     )
@@ -118,7 +125,7 @@ def test_the_large_model_has_the_size_of_qwen3_4b():
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def test_the_rollout_benchmark_ends_with_one_object_that_says_identical(games, monkeypatch, capsys):
+def test_the_rollout_benchmark_prints_its_summary_as_the_last_line(games, monkeypatch, capsys):
     monkeypatch.setattr(rollout, "plan", lambda *_, **__: games)
     monkeypatch.setattr(rollout, "load", lambda name, kind, device: make_model(kind))
     monkeypatch.setattr(
@@ -130,8 +137,9 @@ def test_the_rollout_benchmark_ends_with_one_object_that_says_identical(games, m
     assert result["vs_lockstep"] > 0 and result["vs_generate_batch"] is result["vs_vllm"] is None
 
 
-def test_the_roofline_counts_what_a_forward_reads_and_multiplies(monkeypatch, capsys):
-    monkeypatch.setattr(roofline, "WORK", {"cpu": (1 << 16, 64)})
+def test_the_roofline_benchmark_counts_the_bytes_that_a_decode_step_reads(monkeypatch, capsys):
+    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(roofline, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.setattr(roofline, "load", lambda name, kind, device: make_model(kind))
     monkeypatch.setattr(sys, "argv", ["roofline", "--rounds", "1", "--sequences", "3", "--contexts", "40"])
     roofline.main()
@@ -146,7 +154,7 @@ def test_the_roofline_counts_what_a_forward_reads_and_multiplies(monkeypatch, ca
     assert result["kernel"] == "one_by_one" and result["attention_error"] < 1e-5
 
 
-def test_the_flop_of_a_prefill_are_those_that_torch_counts():
+def test_the_flop_of_a_prefill_equal_those_that_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
     model = make_model("eager")
@@ -154,8 +162,8 @@ def test_the_flop_of_a_prefill_are_those_that_torch_counts():
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         model.base_model(ids)
     bench = roofline.Bench(tiny.policy(), rows=64, longest=64, rounds=1)
-    counted = bench.prefill(32, prompts=1)["flop"]
-    # torch counts every pair of tokens, we those that see each other, and norms multiply nothing.
+    counted = bench.prefill(32, prompts=1).flop
+    # Unlike torch, we count only the unmasked pairs of tokens, and the weights of norms as if multiplied.
     norms = 2 * 32 * sum(weight.numel() for weight in model.parameters() if weight.ndim == 1)
-    unseen = 4 * bench.layers * bench.heads * bench.dim * (32 * 32 - 32 * 33 / 2)
-    assert counted - norms + unseen == pytest.approx(counter.get_total_flops(), rel=0.01)
+    masked = 4 * bench.shape.layers * bench.shape.heads * bench.shape.dim * (32 * 32 - 32 * 33 / 2)
+    assert counted - norms + masked == pytest.approx(counter.get_total_flops(), rel=0.01)

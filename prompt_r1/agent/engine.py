@@ -1,17 +1,21 @@
-"""Batched generation with a KV cache of our own, on an unmodified Hugging Face model.
+"""Batched generation with a KV cache of its own, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. The engine finds by itself the cached sequence that shares the
-longest prefix with the tokens: it continues there when that is the rest of the same game, and copies the
-prefix when it belongs to another (the games of a group share their question). So the cache lives over the
-turns of a game, and a question is computed once for its group.
+The interface is stateless: `generate(tokens)`. The engine finds the cached sequence that shares the longest
+prefix with the tokens. If the tokens continue that sequence, it is extended in place; if another game uses
+it, the prefix is copied. So the cache is reused over the turns of a game, and the question of a group is
+computed once.
 
-    admit      waiting requests get a place in the arena, sized for this turn, as far as memory goes;
-               what was not used for longest is dropped for them
-    advance    one forward of all that runs, a ragged batch of one packed row: one token each for those
-               that decode, and the next prompt tokens in chunks, few enough to keep the others going
-    sample     those whose tokens are all cached draw one more; who is finished leaves the batch at once
+A step has three parts:
 
-A game that waits for its environment keeps its cache, as long as memory lasts, but no place in the batch.
+    schedule      admit waiting jobs while the arena has room, evicting idle sequences if necessary; then
+                  choose the tokens of the step: one for each job that decodes, and prompt tokens in
+                  chunks, few enough that decoding goes on beside them
+    run           one forward over these tokens, packed into one row
+    postprocess   sample the next token of every job whose tokens are all cached; jobs that are finished
+                  leave the batch at once
+
+While a game waits for its environment, it keeps its cached sequence as long as memory allows, but takes no
+place in the batch.
 """
 
 import asyncio
@@ -24,23 +28,32 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.attention import Chunk, Ragged, choose_kernel
-from prompt_r1.agent.cuda_graphs import DecodeGraphs, Decoding, Record, recorder
-from prompt_r1.agent.kv_cache import Arena, Segment, affordable_rows, best_source, common_prefix, kv_shape
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs, Record, step_recorder
+from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, choose_kernel
+from prompt_r1.agent.kv_cache import (
+    Arena,
+    CachedPrefix,
+    Segment,
+    affordable_rows,
+    common_prefix_length,
+    find_prefix,
+)
+from prompt_r1.agent.policy import Policy, attention_shape
 from prompt_r1.agent.sampling import Sampling, draw
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
 
-PREFILL = {"cpu": 512, "cuda": 8192}  # prompt tokens of a forward: they fill the device, others wait little
-PATIENCE = 16  # steps that prompts wait for one another where decoding alone is much faster
+# Prompt tokens in a forward: enough to fill the device, few enough that decoding does not wait long.
+PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
+# With CUDA graphs, prompts wait at most this many steps to be computed together.
+MAX_PROMPT_WAIT = 16
 
 
 @dataclass(eq=False)
 class Job:
     """One call of `generate`."""
 
-    tokens: list[int]  # prompt, then what was sampled
+    tokens: list[int]  # prompt, then the sampled tokens
     prompt_length: int
     max_new: int
     sampling: Sampling
@@ -49,19 +62,43 @@ class Job:
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)
-    number: float = field(init=False)  # in [0, 1): what its next token is drawn with
+    uniform: float = field(init=False)  # in [0, 1): the random number for its next token
 
     def __post_init__(self) -> None:
-        self.number = self.random.random()
+        self.uniform = self.random.random()
 
     @property
-    def room(self) -> int:
-        """Rows that it may need: its last token is sampled, but never fed."""
+    def rows(self) -> int:
+        """Arena rows that it may need. Its last token is sampled, but never goes through the model."""
         return self.prompt_length + self.max_new - 1
 
 
+@dataclass
+class Schedule:
+    """The work of one step."""
+
+    tokens: list[int] = field(default_factory=list)  # (T,) the packed row
+    chunks: list[Chunk] = field(default_factory=list)  # its sequences
+    # Jobs that sample without a forward: the last hidden state of their prompt is stored.
+    known: list[Job] = field(default_factory=list)
+    # Jobs that sample after the forward, with the column of their newest token.
+    columns: dict[Job, int] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs that sample in this step."""
+        return [*self.known, *self.columns]
+
+    def add(self, job: Job, segment: Segment, tokens: list[int]) -> None:
+        """Append the job's next tokens, already counted as cached in its segment, to the row."""
+        self.chunks.append(Chunk(len(self.tokens), len(tokens), segment.start, len(segment.tokens)))
+        self.tokens += tokens
+        if len(segment.tokens) == len(job.tokens):
+            self.columns[job] = len(self.tokens) - 1
+
+
 class Engine:
-    """Generates for many games at once; `forget` when the weights have changed."""
+    """Generates for many games at once. Call `clear_cache` when the weights have changed."""
 
     def __init__(
         self,
@@ -75,10 +112,12 @@ class Engine:
         decode: Callable[[Sequence[int]], str] | None = None,
         record: Record | None = None,
     ) -> None:
-        """A cache of `kv_tokens` tokens, allocated at the first request (0: what memory allows then), for
-        games of at most `max_tokens`. At most `max_games` decode at the same time, and `prefill_tokens`
-        prompt tokens (0: as suits the device) are computed beside them. `decode` gives the text of tokens,
-        for stop strings. `record` is how a decode step is recorded (None: as CUDA graphs, on GPUs).
+        """Memory is allocated at the first request.
+
+        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
+        that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
+        device). `decode`: turns tokens into text, to find stop strings. `record`: records decode steps (None:
+        as CUDA graphs, on GPUs). Raises UsageError if the cache does not hold one game.
         """
         if 0 < kv_tokens < max_tokens:
             raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
@@ -87,7 +126,7 @@ class Engine:
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
         self.max_games = max_games
-        self.prefill_tokens = prefill_tokens or PREFILL[policy.device.type]
+        self.prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._decode = decode
@@ -95,11 +134,11 @@ class Engine:
         self._record = record
         self._arena: Arena | None = None
         self._graphs: DecodeGraphs | None = None
-        self._held = 0  # steps that prompts have waited
-        self._segments: list[Segment] = []  # idle ones keep their tokens for whoever continues them
+        self._prompt_wait = 0  # steps that prompts have waited
+        self._segments: list[Segment] = []  # idle ones keep their tokens for later turns and other games
         self._running: dict[Job, Segment] = {}
         self._waiting: list[Job] = []
-        self._clock = 0
+        self._steps = 0
         self._loop: asyncio.Task[None] | None = None
 
     async def generate(
@@ -114,17 +153,18 @@ class Engine:
         stop: tuple[str, ...] = (),
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """ScoredGame the next tokens until a stop token, the end of a `stop` string or `max_new` tokens.
+        """Sample the next tokens until a stop token, the end of a `stop` string, or `max_new` tokens.
 
-        Temperature 0 takes the likeliest token. The log-probabilities are those of softmax(logits /
-        temperature) over the whole vocabulary, or of softmax(logits) when greedy. What is sampled depends on
-        the weights, the tokens and these arguments, not on the games that run beside. `watch` is called with
-        each token as it is sampled.
+        Temperature 0 takes the most likely token. The log-probabilities are those of softmax(logits /
+        temperature) over the whole vocabulary, or of softmax(logits) at temperature 0. The result depends on
+        the weights, the tokens and these arguments only, not on the games that run at the same time. `watch`
+        is called with each token as it is sampled. Raises ValueError if the tokens do not fit a game.
         """
         if not 0 < len(tokens) <= self.max_tokens - max_new or max_new < 1:
-            raise ValueError(f"{len(tokens)} tokens and {max_new} new ones do not fit a game of "
-                             f"{self.max_tokens}")  # fmt: skip
-        assert not stop or self._decode, "stop strings need an engine that can decode"
+            raise ValueError(
+                f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
+            )
+        assert not stop or self._decode, "stop strings need an engine with `decode`"
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         sampling = Sampling(temperature, top_p, top_k)
         job = Job(list(tokens), len(tokens), max_new, sampling, stop, random.Random(seed), done, watch)
@@ -136,75 +176,62 @@ class Engine:
     def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed."""
         self._drop_cancelled()
-        assert not self._running and not self._waiting, "the weights changed under a running game"
+        assert not self._running and not self._waiting, "the weights changed during a game"
         self._segments = []
 
     async def _run(self) -> None:
-        """Admit, advance by one forward, let games and environments act; until nothing is left to do."""
+        """Run steps until no job is left. After each step, games and environments get their turn."""
         try:
             if self._arena is None:
-                self._allocate()
+                self._allocate_arena()
             while self._waiting or self._running:
                 self._drop_cancelled()
                 self._admit()
                 self._step()
                 await asyncio.sleep(0)
-        except Exception as error:  # whoever waits for tokens is told
+        except Exception as error:  # raised in every waiting `generate`
             jobs = [*self._waiting, *self._running]
             self._waiting, self._running, self._segments = [], {}, []
             for job in jobs:
                 if not job.done.done():
                     job.done.set_exception(error)
 
-    def _allocate(self) -> None:
-        """At the first request, not before: an engine that never plays takes no memory."""
+    def _allocate_arena(self) -> None:
+        """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
         rows = self.kv_tokens or min(affordable_rows(policy), self.max_games * self.max_tokens)
         if rows < self.max_tokens:
-            raise UsageError(f"the free memory holds a KV cache of {rows} tokens, a game may take "
-                             f"{self.max_tokens}: give --max-tokens less")  # fmt: skip
-        _, kv_heads, dim = kv_shape(policy)
-        heads = policy.model.config.num_attention_heads
-        self._kernel = choose_kernel(policy.device, policy.compute, heads, kv_heads, dim)
+            raise UsageError(
+                f"the free memory holds a KV cache of {rows} tokens, but a game may have {self.max_tokens}: "
+                "lower --max-tokens"
+            )
+        shape = attention_shape(policy.model.config)
+        self._kernel = choose_kernel(policy.device, policy.compute, shape.heads, shape.kv_heads, shape.dim)
         try:
             self._arena = Arena(policy, rows)
         except RuntimeError:
             raise UsageError(
-                f"there is no memory for a KV cache of {rows:,} tokens: give --kv-tokens less"
+                f"not enough memory for a KV cache of {rows:,} tokens: lower --kv-tokens"
             ) from None
-        record = self._record or recorder(self._kernel)
+        record = self._record or step_recorder(self._kernel)
         if record is not None:
             self._graphs = DecodeGraphs(
-                self._hidden, self._arena, self._kernel, longest=self.max_tokens, record=record
+                self._hidden_states, self._arena, self._kernel, longest=self.max_tokens, record=record
             )
-
-    def _step(self) -> None:
-        """Advance. Where memory runs out, who ran goes on from its tokens again, half as many at a time."""
-        try:
-            return self._advance()
-        except torch.OutOfMemoryError:
-            if self.max_games == self.prefill_tokens == 1:
-                raise
-        # Not in the handler: its error holds what the forward had allocated.
-        self.max_games = max(1, len(self._running) // 2)
-        self.prefill_tokens = max(1, self.prefill_tokens // 2)
-        broken = set(self._running.values())  # what the forward has written of them is not known
-        self._segments = [segment for segment in self._segments if segment not in broken]
-        self._waiting, self._running = [*self._running, *self._waiting], {}
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
-        warnings.warn(f"out of memory: now at most {self.max_games} games decode at the same time, and "
-                      f"{self.prefill_tokens} prompt tokens beside them", stacklevel=2)  # fmt: skip
 
     def _drop_cancelled(self) -> None:
         self._waiting = [job for job in self._waiting if not job.done.done()]
-        for job in [job for job in self._running if job.done.done()]:
-            del self._running[job]
+        for job in list(self._running):
+            if job.done.done():
+                del self._running[job]
+
+    # Schedule
 
     def _admit(self) -> None:
-        """Give waiting jobs a place, first come first served: one that does not fit waits for those that
-        run, and all behind it too, so that none starves. Every place is as large as its turn can become: who
-        runs can finish, so waiting ends.
+        """Give waiting jobs a segment of the arena, first come, first served.
+
+        A job that does not fit waits, and so do all jobs behind it, so that none starves. A segment is as
+        large as its turn can become: a running job can always finish.
         """
         waiting, self._waiting = self._waiting, []
         for number, job in enumerate(waiting):
@@ -218,120 +245,171 @@ class Engine:
                 return
 
     def _prefix_is_coming(self, job: Job) -> bool:
-        """Is another job computing much of what this one wants? Then copying it in a moment is cheaper."""
+        """Whether a running job is computing a prefix that is worth waiting for: copying it is cheaper."""
         for other, segment in self._running.items():
             cached, end = len(segment.tokens), other.prompt_length
             if cached < end and other.tokens[0] == job.tokens[0]:
-                coming = common_prefix(other.tokens[:end], job.tokens)
+                coming = common_prefix_length(other.tokens[:end], job.tokens)
                 if coming > cached and coming > len(job.tokens) // 2:
                     return True
         return False
 
     def _place(self, job: Job) -> bool:
-        """Let the job run in a segment that begins with the longest cached prefix of its tokens."""
-        busy, arena = set(self._running.values()), self._arena
-        assert arena is not None, "it is allocated before the first game is admitted"
-        source, shared, moves = best_source(self._segments, busy, job.tokens)
-        place = arena.make_room(job.room, self._segments, busy, source, moves=moves)
-        if place is None:
+        """Start a job in a segment that begins with its longest cached prefix. False if the arena is full."""
+        arena = self._arena
+        assert arena is not None, "the arena is allocated before the first job is admitted"
+        busy = set(self._running.values())
+        prefix = self._find_prefix(job.tokens, busy)
+        allocation = arena.allocate(job.rows, self._segments, busy, prefix)
+        if allocation is None:
             return False
-        start, self._segments = place
-        segment = Segment(start, job.room, [])
-        if source is not None:
-            arena.copy(source.start, start, shared)
-            segment.tokens = job.tokens[:shared]
-            segment.ends = {length: end for length, end in source.ends.items() if length <= shared}
-        self._segments.append(segment)
+        segment = Segment(allocation.start, job.rows, [])
+        if prefix is not None:
+            arena.copy(prefix.segment.start, segment.start, prefix.length)
+            segment.tokens = job.tokens[: prefix.length]
+            for length, state in prefix.segment.end_states.items():
+                if length <= prefix.length:
+                    segment.end_states[length] = state
+        self._segments = [*allocation.remaining, segment]
         self._running[job] = segment
         return True
 
-    @torch.inference_mode()
-    def _advance(self) -> None:
-        """One packed forward of all that runs; those whose tokens are all cached then sample one more."""
-        self._clock += 1
-        chunks: list[Chunk] = []
-        ids: list[int] = []
-        complete: list[Job] = []
-        last: list[int] = []  # the columns of their newest tokens
-        known: list[Tensor] = []  # hidden states that need no forward
-        budget = self._prompt_budget()
-        # The shortest prompts first: a reply does not wait behind a long question.
-        for job, segment in sorted(
-            self._running.items(), key=lambda pair: len(pair[0].tokens) - len(pair[1].tokens)
-        ):
-            segment.last_used = self._clock
+    def _find_prefix(self, tokens: list[int], busy: set[Segment]) -> CachedPrefix | None:
+        return find_prefix(self._segments, busy, tokens)
+
+    def _schedule(self) -> Schedule:
+        """Choose the tokens of the next forward, and the jobs that sample after it."""
+        schedule = Schedule()
+        prompt_budget = self._prompt_budget()
+
+        def uncached(job: Job) -> int:
+            return len(job.tokens) - len(self._running[job].tokens)
+
+        # The shortest prompts first: a short reply does not wait for a long question.
+        for job in sorted(self._running, key=uncached):
+            segment = self._running[job]
+            segment.last_used = self._steps
             cached = len(segment.tokens)
-            fresh = job.tokens[cached:]
-            if not fresh:  # another game has had the same prompt
-                known.append(segment.ends[cached])
-                complete.insert(len(known) - 1, job)
+            new = job.tokens[cached:]
+            if not new:  # another game has computed the same prompt
+                schedule.known.append(job)
                 continue
-            if cached < job.prompt_length or len(fresh) > 1:  # more than one: its cache was lost
-                fresh = fresh[:budget]
-                budget -= len(fresh)
-                self.prefilled += len(fresh)
-                if not fresh:
+            if cached < job.prompt_length or len(new) > 1:  # a prompt, or a sequence that lost its cache
+                new = new[:prompt_budget]
+                prompt_budget -= len(new)
+                self.prefilled += len(new)
+                if not new:
                     continue
-            segment.tokens += fresh
-            chunks.append(Chunk(len(ids), len(fresh), segment.start, len(segment.tokens)))
-            ids += fresh
-            if len(segment.tokens) == len(job.tokens):
-                complete.append(job)
-                last.append(len(ids) - 1)
-        hidden = [*(state[None] for state in known)]
-        if chunks:
-            hidden.append(self._forward(ids, chunks)[last])
-        if complete:
-            self._sample(torch.cat(hidden), complete)
+            segment.tokens += new
+            schedule.add(job, segment, new)
+        return schedule
 
     def _prompt_budget(self) -> int:
-        """Prompt tokens of this step. A step that only decodes is far cheaper as a graph, so there prompts
-        wait for one another: until they fill a forward, have waited long, or nothing decodes.
+        """How many prompt tokens this step may compute.
+
+        With CUDA graphs, a step that only decodes is far cheaper. So prompts wait until they fill a forward,
+        have waited for MAX_PROMPT_WAIT steps, or no job decodes.
         """
         missing = [job.prompt_length - len(segment.tokens) for job, segment in self._running.items()]
         prompts = [count for count in missing if count > 0]
-        full = len(prompts) == len(missing) or sum(prompts) >= self.prefill_tokens
-        waits = self._graphs is not None and bool(prompts) and not full and self._held < PATIENCE
-        self._held = self._held + 1 if waits else 0
-        return 0 if waits else self.prefill_tokens
+        nothing_decodes = len(prompts) == len(missing)
+        fills_forward = sum(prompts) >= self.prefill_tokens
+        if (
+            self._graphs is None
+            or not prompts
+            or nothing_decodes
+            or fills_forward
+            or self._prompt_wait >= MAX_PROMPT_WAIT
+        ):
+            self._prompt_wait = 0
+            return self.prefill_tokens
+        self._prompt_wait += 1
+        return 0
 
-    def _forward(self, ids: list[int], chunks: list[Chunk]) -> Tensor:
-        """Last hidden states (T, hidden) of a packed row; its keys and values are then in the arena."""
-        if self._graphs is not None and self._graphs.takes(chunks):
-            return self._graphs(ids, chunks)
+    # Run
+
+    def _step(self) -> None:
+        """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
+        try:
+            self._schedule_and_run()
+            return
+        except torch.OutOfMemoryError:
+            if self.max_games == 1 and self.prefill_tokens == 1:
+                raise
+        # After the handler, because the exception keeps the tensors of the forward alive.
+        self.max_games = max(1, len(self._running) // 2)
+        self.prefill_tokens = max(1, self.prefill_tokens // 2)
+        incomplete = set(self._running.values())  # the forward may not have written all their rows
+        self._segments = [segment for segment in self._segments if segment not in incomplete]
+        self._waiting, self._running = [*self._running, *self._waiting], {}
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"out of memory: from now on at most {self.max_games} games decode at the same time, and "
+            f"{self.prefill_tokens} prompt tokens are computed beside them",
+            stacklevel=2,
+        )
+
+    @torch.inference_mode()
+    def _schedule_and_run(self) -> None:
+        self._steps += 1
+        schedule = self._schedule()
+        hidden = self._last_hidden_states(schedule)
+        if schedule.jobs:
+            self._postprocess(schedule.jobs, torch.cat(hidden))
+
+    def _last_hidden_states(self, schedule: Schedule) -> list[Tensor]:
+        """Run the forward. Returns the last hidden states of `schedule.jobs`, in parts (n, hidden)."""
+        hidden = [self._running[job].end_states[len(job.tokens)][None] for job in schedule.known]
+        if schedule.chunks:
+            computed = self._forward(schedule.tokens, schedule.chunks)
+            hidden.append(computed[list(schedule.columns.values())])
+        return hidden
+
+    def _forward(self, tokens: list[int], chunks: list[Chunk]) -> Tensor:
+        """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the arena."""
+        if self._graphs is not None and self._graphs.can_run(chunks):
+            return self._graphs(tokens, chunks)
         device, arena = self.policy.device, self._arena
-        assert arena is not None
-        ragged = Ragged(arena.keys, arena.values, chunks, device, self._kernel)
-        return self._hidden(torch.tensor(ids, device=device), ragged)
+        assert arena is not None, "the arena is allocated before the first forward"
+        batch = RaggedBatch(arena.keys, arena.values, chunks, device, self._kernel)
+        return self._hidden_states(torch.tensor(tokens, device=device), batch)
 
-    def _hidden(self, tokens: Tensor, ragged: Ragged | Decoding) -> Tensor:
-        positions = ragged.positions[None]
-        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=ragged)[0]
+    def _hidden_states(self, tokens: Tensor, batch: RaggedBatch | DecodeBatch) -> Tensor:
+        positions = batch.positions[None]
+        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=batch)[0]
 
-    def _sample(self, hidden: Tensor, jobs: list[Job]) -> None:
-        """Draw one token a job with its own next random number, and tell those that are finished."""
+    # Postprocess
+
+    def _postprocess(self, jobs: list[Job], hidden: Tensor) -> None:
+        """Sample a token for each job from its last hidden state, and resolve the jobs that are finished."""
         for row, job in enumerate(jobs):
             if not job.logprobs:
-                self._running[job].ends[job.prompt_length] = hidden[row].clone()
-        logits, sampling = self.policy.logits(hidden), [job.sampling for job in jobs]
-        drawn = draw(logits, sampling, [job.number for job in jobs])
+                self._running[job].end_states[job.prompt_length] = hidden[row].clone()
+        drawn = draw(
+            self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
+        )
         self.sampled += len(jobs)
         for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             job.tokens.append(token)
             job.logprobs.append(logprob)
-            job.number = job.random.random()
+            job.uniform = job.random.random()
             if job.watch is not None:
                 job.watch(token)
-            finished = token in self.stop_ids or self._closes(job)
+            finished = token in self.stop_ids or self._completes_stop_string(job)
             if finished or len(job.logprobs) == job.max_new:
                 del self._running[job]
                 job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))
 
-    def _closes(self, job: Job) -> bool:
-        """Has the newest token completed a stop string? Only what was sampled counts."""
-        decode, text = self._decode, self._text  # both there where anything can stop
-        if decode is None or text is None or not any(stop[-1] in text(job.tokens[-1]) for stop in job.stop):
+    def _completes_stop_string(self, job: Job) -> bool:
+        """Whether the newest token ends a stop string that lies completely in the sampled tokens."""
+        if not job.stop or self._decode is None or self._text is None:
             return False
-        reach = max(map(len, job.stop))  # every token has at least one character of the string
-        tail = decode(job.tokens[max(job.prompt_length, len(job.tokens) - reach) :])
-        return any(stop in tail for stop in job.stop)
+        newest = self._text(job.tokens[-1])
+        if not any(string[-1] in newest for string in job.stop):
+            return False
+        # Each token of the string has at least one of its characters.
+        most_tokens = max(len(string) for string in job.stop)
+        start = max(job.prompt_length, len(job.tokens) - most_tokens)
+        tail = self._decode(job.tokens[start:])
+        return any(string in tail for string in job.stop)

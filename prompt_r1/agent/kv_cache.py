@@ -1,7 +1,6 @@
-"""The KV cache: an arena of rows, one a token, in which each sequence owns a segment of consecutive rows."""
+"""The KV cache: an arena with one row for each token, where a sequence occupies consecutive rows."""
 
 import os
-from bisect import bisect_left
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -9,148 +8,193 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.policy import Policy, attention_shape
 
-IN_PLACE = 16  # tokens: to continue a sequence, rather than to copy a longer prefix, is worth so many
-SHARE = 0.3  # of the free memory, when the arena is sized by it: an update needs the rest
+# Extend a sequence in place unless copying would save at least this many more prefix tokens.
+IN_PLACE_BONUS = 16
+# Share of the free memory that the arena takes if no size is given. The update needs the rest.
+MEMORY_SHARE = 0.3
 
 
 @dataclass(eq=False)
 class Segment:
-    """The place of one sequence: what is cached of it, and room to grow."""
+    """The rows of one sequence: its cached tokens, and space for more."""
+
+    start: int  # first row
+    size: int  # rows
+    tokens: list[int]  # whose keys and values are cached
+    # The last hidden state (hidden,) of each prompt that ended in this sequence, by the prompt's length. The
+    # next game with the same prompt samples from it without a forward.
+    end_states: dict[int, Tensor] = field(default_factory=dict)
+    last_used: int = 0  # step number
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def usable_prefix(self, prompt: list[int]) -> int:
+        """How many first tokens of a prompt need no forward.
+
+        Sampling begins with the hidden state of the prompt's last token, so that token must be computed
+        unless its state is stored.
+        """
+        shared = common_prefix_length(self.tokens, prompt)
+        if shared == len(prompt) and shared not in self.end_states:
+            return shared - 1
+        return shared
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """A cached sequence that begins like a prompt."""
+
+    segment: Segment
+    length: int  # first tokens of the prompt that need no forward
+    in_place: bool  # the prompt continues the whole sequence, and no running job uses it
+
+    @property
+    def value(self) -> int:
+        """Prefix tokens saved, plus a bonus if nothing has to be copied."""
+        return self.length + IN_PLACE_BONUS if self.in_place else self.length
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Free rows of the arena for a sequence, and the segments that remain after eviction."""
 
     start: int
-    size: int
-    tokens: list[int]  # whose keys and values are cached
-    # By length, the last hidden state of a prompt that ended there: (hidden,). Whoever asks for the same
-    # prompt begins to sample at once.
-    ends: dict[int, Tensor] = field(default_factory=dict)
-    last_used: int = 0
-
-    def usable(self, prompt: list[int]) -> int:
-        """How many first tokens of a prompt need not be computed. Its last one gives the hidden state that
-        sampling begins with: it is computed unless that is known.
-        """
-        shared = common_prefix(self.tokens, prompt)
-        return shared if shared < len(prompt) or shared in self.ends else shared - 1
+    remaining: list[Segment]
 
 
 class Arena:
-    """Keys and values of all layers: `rows` tokens in the compute dtype, on the device of the policy.
+    """Keys and values of all layers for `rows` tokens, in the compute dtype, on the policy's device.
 
-    One more row, `spare`, belongs to no sequence: it takes what the idle rows of a batch write.
+    One additional row, `spare`, belongs to no sequence: idle rows of a batch are written to it.
     """
 
     def __init__(self, policy: Policy, rows: int) -> None:
-        layers, *shape = kv_shape(policy)
-        # Heads first: a head's rows of one sequence lie together, the fastest order for a CPU.
-        size, dtype, device = (shape[0], rows + 1, shape[1]), policy.compute, policy.device
-        self.keys = [torch.empty(size, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(size, dtype=dtype, device=device) for _ in range(layers)]
-        self.rows = self.spare = rows
+        shape = attention_shape(policy.model.config)
+        # Heads first, so that a head's rows of one sequence are contiguous: the fastest layout on a CPU.
+        size = (shape.kv_heads, rows + 1, shape.dim)
+        dtype, device = policy.compute, policy.device
+        self.keys = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+        self.values = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+        self.rows = rows
+        self.spare = rows
 
-    def gap(self, size: int, segments: Iterable[Segment]) -> int | None:
-        """The first row of the first gap between the segments that has `size` rows."""
+    def find_gap(self, size: int, segments: Iterable[Segment]) -> int | None:
+        """The first of the first `size` consecutive rows that are free; None if there are none."""
         end = 0
         for segment in sorted(segments, key=attrgetter("start")):
             if segment.start - end >= size:
                 return end
-            end = segment.start + segment.size
+            end = segment.end
         return end if self.rows - end >= size else None
 
-    def make_room(
+    def allocate(
         self,
         size: int,
         segments: Sequence[Segment],
         busy: Container[Segment],
-        source: Segment | None,
-        *,
-        moves: bool,
-    ) -> tuple[int, list[Segment]] | None:
-        """Where `size` rows are free, after dropping as few of the longest idle segments as will do, and the
-        segments that stay. `source`, about to be copied, goes last. None when even dropping all would not do.
+        prefix: CachedPrefix | None,
+    ) -> Allocation | None:
+        """Find `size` free rows, evicting as few idle segments as possible, the least recently used first.
 
-        A source that moves does not stay, but may be where its copy will be: it grows in place if it can.
+        The segment of `prefix` is evicted last, because it is about to be copied. A prefix that continues in
+        place gives up its segment: the result may overlap it, and starts where it starts if there is space
+        to grow. Returns None if evicting every idle segment would not be enough.
         """
-        kept = [segment for segment in segments if not (moves and segment is source)]
+        source = prefix.segment if prefix is not None else None
+        grows_in_place = prefix is not None and prefix.in_place
+        kept = [segment for segment in segments if not (grows_in_place and segment is source)]
         idle = [segment for segment in kept if segment not in busy]
         idle.sort(key=lambda segment: (segment is source, segment.last_used))
 
-        def without(dropped: int) -> list[Segment]:
-            gone = set(idle[:dropped])
-            return [segment for segment in kept if segment not in gone]
-
-        def fits(dropped: int) -> bool:
-            return self.gap(size, without(dropped)) is not None
-
-        stay, start = kept, self.gap(size, kept)
+        remaining = kept
+        start = self.find_gap(size, remaining)
         if start is None:
-            # The more is dropped the more fits: a full arena of many sequences is searched by halving.
-            stay = without(bisect_left(range(len(idle) + 1), True, lo=1, key=fits))
-            start = self.gap(size, stay)
+            remaining = self._evict_fewest(size, kept, idle)
+            start = self.find_gap(size, remaining)
         if start is None:
             return None
-        if source is not None and moves:
-            limit = min((s.start for s in stay if s.start > source.start), default=self.rows)
-            start = source.start if source.start + size <= limit else start
-        return start, stay
+        if source is not None and grows_in_place:
+            limit = self.rows
+            for segment in remaining:
+                if segment.start > source.start:
+                    limit = min(limit, segment.start)
+            if source.start + size <= limit:
+                start = source.start
+        return Allocation(start, remaining)
+
+    def _evict_fewest(self, size: int, kept: list[Segment], idle: list[Segment]) -> list[Segment]:
+        """Remove as few of the first segments of `idle` as leave `size` free rows, or all of them.
+
+        Each further eviction can only enlarge the gaps, so the number is found by bisection.
+        """
+
+        def without_first(count: int) -> list[Segment]:
+            evicted = set(idle[:count])
+            return [segment for segment in kept if segment not in evicted]
+
+        fewest, most = 1, len(idle)
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if self.find_gap(size, without_first(middle)) is None:
+                fewest = middle + 1
+            else:
+                most = middle
+        return without_first(most)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy rows; the two ranges may overlap."""
         if source == target or not count:
             return
+        overlap = abs(source - target) < count
         for cache in (*self.keys, *self.values):
             rows = cache[:, source : source + count]
-            cache[:, target : target + count] = rows.clone() if abs(source - target) < count else rows
+            cache[:, target : target + count] = rows.clone() if overlap else rows
 
 
-def best_source(
+def find_prefix(
     segments: Iterable[Segment], busy: Container[Segment], prompt: list[int]
-) -> tuple[Segment | None, int, bool]:
-    """The cached sequence worth most to a prompt, how many of its tokens are usable, and whether the prompt
-    continues it in place: that of a busy one is another game's.
-    """
-    best: tuple[Segment | None, int, bool] = None, 0, False
-    worth = 0
+) -> CachedPrefix | None:
+    """The most valuable cached prefix of a prompt; None if no cached sequence begins like it."""
 
-    def promise(segment: Segment) -> int:
+    def likely_length(segment: Segment) -> int:
+        """The sequence's length if the prompt has its last token at the same position, else 0."""
         length = len(segment.tokens)
         return length if segment.tokens[-1:] == prompt[length - 1 : length] else 0
 
-    # Whose last token the prompt has there too is likely its beginning; few others are worth as much then.
-    for segment in sorted(segments, key=promise, reverse=True):
-        # Who differs here is worth no more than the best so far: most need not be compared whole.
-        border = max(worth - IN_PLACE, 0)
-        if segment.tokens[border : border + 1] != prompt[border : border + 1]:
+    best: CachedPrefix | None = None
+    position = 0
+    # The likely prefixes first, the longest of them first: then few of the others are compared in full.
+    for segment in sorted(segments, key=likely_length, reverse=True):
+        # A sequence that differs from the prompt at `position` cannot be more valuable than the best so far.
+        if segment.tokens[position : position + 1] != prompt[position : position + 1]:
             continue
-        usable = segment.usable(prompt)
-        continues = segment not in busy and usable == len(segment.tokens)
-        if usable and usable + IN_PLACE * continues > worth:
-            best, worth = (segment, usable, continues), usable + IN_PLACE * continues
+        length = segment.usable_prefix(prompt)
+        in_place = segment not in busy and length == len(segment.tokens)
+        prefix = CachedPrefix(segment, length, in_place)
+        if length and (best is None or prefix.value > best.value):
+            best = prefix
+            position = max(best.value - IN_PLACE_BONUS, 0)
     return best
 
 
-def kv_shape(policy: Policy) -> tuple[int, int, int]:
-    """Layers, key-value heads, head dim."""
-    config = policy.model.config
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, config.num_key_value_heads, dim
-
-
 def affordable_rows(policy: Policy) -> int:
-    """The rows that fit a share of what is free now on the policy's device."""
+    """The number of rows that fit into MEMORY_SHARE of the memory that is free now."""
     if policy.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
     else:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-    layers, kv_heads, dim = kv_shape(policy)
-    return int(SHARE * free) // (2 * layers * kv_heads * dim * policy.compute.itemsize)
+    row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
+    return int(MEMORY_SHARE * free) // row_bytes
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """The number of equal tokens at the start, by bisection over slices (compared at C speed)."""
+def common_prefix_length(a: list[int], b: list[int]) -> int:
+    """The number of equal tokens at the start. Bisection over slices, which compare at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

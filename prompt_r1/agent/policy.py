@@ -1,85 +1,118 @@
 """The agent's weights: load a Hugging Face causal model; tokens in, log-probabilities out."""
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import model_info
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from prompt_r1.agent import attention
-from prompt_r1.agent.hub import loading_options
 from prompt_r1.agent.packed_attention import choose_attention
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed.fsdp import full_tensor, shard
 from prompt_r1.errors import UsageError
 
-# Tokens whose logits exist at the same time: a CPU's cache should hold them, a GPU wants large products.
-CHUNK = {"cpu": 128, "cuda": 1024}
+# Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
+CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
+HUB_TIMEOUT = 10.0  # seconds
 
 
 class Scores(NamedTuple):
-    """What a policy says of the N scored tokens of a packed row. A tuple: FSDP2 sees no tensors elsewhere."""
+    """Scores of the N agent tokens of a packed row.
+
+    A tuple, because FSDP2 finds no tensors in dataclasses.
+    """
 
     logprobs: Tensor  # (N,) float32 nats of each token given all before
-    entropy: Tensor  # (N,) nats of the distributions that it was drawn from, no gradient
+    entropy: Tensor  # (N,) nats of the distribution at each token, without gradient
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The sizes of a model's attention."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    dim: int  # of a head
+
+    @property
+    def cache_entries(self) -> int:
+        """Numbers in the KV cache for each token: keys and values of all layers."""
+        return 2 * self.layers * self.kv_heads * self.dim
+
+
+def attention_shape(config: PretrainedConfig) -> AttentionShape:
+    """The sizes of the attention of a model with this config."""
+    return AttentionShape(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
 
 
 class Policy(nn.Module):
-    """A causal language model that returns log-probabilities: [tokens × vocabulary] is never whole."""
+    """A causal language model that returns log-probabilities, computed in chunks of tokens.
+
+    The logits of a whole row, [tokens × vocabulary], never exist.
+    """
 
     def __init__(self, model: PreTrainedModel, *, compute: torch.dtype, temperature: float = 1.0) -> None:
-        """`compute` is the dtype of matrix products; the weights keep their own (float32 for those that
-        learn: a step of 1e-6 is lost in bfloat16).
+        """`compute` is the dtype of matrix products. The weights keep their own dtype: float32 for weights
+        that are trained, because bfloat16 rounds a step of 1e-6 away.
         """
         super().__init__()
         self.model = model
-        self.device = model.device  # where it computes; sharded weights may lie elsewhere
+        self.device = model.device  # of the computation; sharded weights may be elsewhere
         self.compute = compute
-        self.temperature = temperature  # logits are divided by it: what is trained is what is sampled
+        self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
 
     def forward(self, packed: Packed) -> Scores:
         """Score the agent's tokens in a packed row."""
-        config = self.model.config
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        way = choose_attention(self.device, self.compute, heads, kv_heads, dim)
+        shape = attention_shape(self.model.config)
+        attend = choose_attention(self.device, self.compute, shape.heads, shape.kv_heads, shape.dim)
         hidden = self.hidden_states(
-            packed.tokens[None], position_ids=packed.positions[None], packed=partial(way, packed.groups)
+            packed.tokens[None], position_ids=packed.positions[None], packed=partial(attend, packed.groups)
         )
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources) / self.temperature  # (N, hidden)
         return Scores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets))
 
     def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
-        """Last hidden states (B, T, hidden); keywords of the forward reach the attention function."""
+        """Last hidden states (B, T, hidden). Keywords are passed on to the attention of every layer."""
         with torch.autocast(tokens.device.type, self.compute, enabled=self.compute.itemsize < 4):
             return self.model.base_model(input_ids=tokens, use_cache=False, **forward).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits (R, V), float32, of hidden states (R, hidden)."""
-        return (
-            hidden.to(self.compute) @ self.model.get_output_embeddings().weight.to(self.compute).T
-        ).float()
+        """Next-token logits (R, V) in float32 from hidden states (R, hidden)."""
+        head = self.model.get_output_embeddings().weight.to(self.compute)
+        return (hidden.to(self.compute) @ head.T).float()
 
     def checkpoint_activations(self) -> None:
-        """Keep only each layer's input, and compute the rest again in backward."""
-        # transformers renamed it in 5.2x, and recomputes only in training mode; the models have no dropout.
+        """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
+        # transformers renamed the method in 5.2x.
         old = self.model.gradient_checkpointing_enable
         getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+        # transformers recomputes only in training mode; our models have no dropout.
         self.train()
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
-        """Keep a slice of every weight on each rank; from now on every forward is called by all ranks."""
+        """Shard every weight over the ranks. From then on every forward must be called by all ranks."""
         layers = self.model.base_model.layers
         assert isinstance(layers, nn.ModuleList)
         shard(self, layers, mesh=mesh, compute=self.compute, offload=offload)
@@ -87,8 +120,10 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def copy_weights_from(self, learner: "Policy") -> None:
-        """Take over the weights of another copy, in this one's dtype. Sharded ones are gathered one by one
-        (no second whole copy exists): then it is called by every rank.
+        """Copy the weights of another policy, converted to this one's dtype.
+
+        Sharded weights are gathered one at a time, so no second full copy exists; then every rank must call
+        this.
         """
         if learner is not self:
             for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
@@ -96,10 +131,10 @@ class Policy(nn.Module):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ head.T)[target], and the entropy, chunk by chunk.
+    """log_softmax(hidden @ head.T)[target], and the entropy, chunk by chunk.
 
-    The logits of a chunk are dropped at once and computed again in backward: one more product with the head
-    for a memory that does not grow with tokens × vocabulary.
+    The logits of a chunk are dropped at once and recomputed in backward. This costs one more product with the
+    head, and saves memory that would grow with tokens × vocabulary.
     """
 
     @staticmethod
@@ -108,8 +143,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         head = weight.to(hidden.dtype)
-        for rows, logits, log_p in _chunks(len(targets), head):
-            torch.log_softmax(_product(hidden[rows], head, into=logits), -1, out=log_p)  # (chunk, V)
+        for chunk in _chunks(len(targets), head):
+            rows, logits, log_p = chunk.rows, chunk.logits, chunk.probabilities
+            torch.log_softmax(_product(hidden[rows], head, out=logits), -1, out=log_p)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
         ctx.mark_non_differentiable(entropy)
@@ -120,34 +156,47 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, targets = ctx.saved_tensors
         scaled = grad[:, None].to(hidden.dtype) * hidden
         grad_hidden = torch.empty_like(hidden)
-        # Sums over many chunks would lose bits in bfloat16.
+        # float32: a sum over many chunks loses bits in bfloat16.
         grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         head = weight.to(hidden.dtype)
-        for rows, logits, p in _chunks(len(targets), head):
-            torch.softmax(_product(hidden[rows], head, into=logits), -1, out=p)
-            # d log p[target] / d logits = one-hot - p; here its negative. Subtracted before it is rounded.
+        for chunk in _chunks(len(targets), head):
+            rows, p = chunk.rows, chunk.probabilities
+            torch.softmax(_product(hidden[rows], head, out=chunk.logits), -1, out=p)
+            # d log p[target] / d logits = one-hot - p. We compute p - one-hot, in float32 before rounding.
             p[torch.arange(len(p), device=p.device), targets[rows]] -= 1
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
-            if grad_head.dtype == hidden.dtype:  # without a second matrix of the head's size
+            if grad_head.dtype == hidden.dtype:  # avoids a second matrix of the head's size
                 grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
             else:
                 grad_head -= slope.T @ scaled[rows]
         return grad_hidden, grad_head.to(weight.dtype), None
 
 
-def _product(hidden: Tensor, head: Tensor, *, into: Tensor) -> Tensor:
-    """hidden @ head.T in `into`, which may be wider than the product."""
-    return torch.mm(hidden, head.T, out=into) if into.dtype == hidden.dtype else into.copy_(hidden @ head.T)
+def _product(hidden: Tensor, head: Tensor, *, out: Tensor) -> Tensor:
+    """hidden @ head.T, written to `out`, which may have a wider dtype than the product."""
+    return torch.mm(hidden, head.T, out=out) if out.dtype == hidden.dtype else out.copy_(hidden @ head.T)
 
 
-def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Slices of the tokens, each with two matrices (chunk, V) to compute in: fresh ones cost page faults."""
-    size = min(count, CHUNK.get(head.device.type, CHUNK["cpu"]))
+@dataclass(frozen=True)
+class _Chunk:
+    """Some of the scored tokens, and two (chunk, V) float32 buffers to compute in."""
+
+    rows: slice
+    logits: Tensor
+    probabilities: Tensor
+
+
+def _chunks(count: int, head: Tensor) -> Iterator[_Chunk]:
+    """Divide `count` tokens into chunks. They share their buffers: fresh memory costs page faults."""
+    size = min(count, CHUNK_TOKENS.get(head.device.type, CHUNK_TOKENS["cpu"]))
+    if not size:
+        return
     buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
-    for start in range(0, count, size or 1):
+    for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
-        yield rows, *buffers[:, : rows.stop - start]
+        logits, probabilities = buffers[:, : rows.stop - start]
+        yield _Chunk(rows, logits, probabilities)
 
 
 def load_policy(
@@ -158,9 +207,9 @@ def load_policy(
     weights: torch.dtype = torch.float32,
     temperature: float = 1.0,
 ) -> Policy:
-    """The Hugging Face causal model in a folder (or of a hub id), with our attention.
+    """Load the Hugging Face causal model of a folder or hub id, with our attention.
 
-    Raises UsageError where there is no such model, or one whose logits are not hidden @ head.
+    Raises UsageError if there is no such model, or if its logits are not hidden @ head.
     """
     attention.register()
     try:
@@ -172,18 +221,18 @@ def load_policy(
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"no causal language model at {str(path)!r}: {_first_line(error)}") from None
     if _has_windows(config):
-        raise UsageError(f"the model at {str(path)!r} attends through sliding windows: not supported")
+        raise UsageError(f"the model at {str(path)!r} uses sliding-window attention: not supported")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None or _alters_logits(config):
         raise UsageError(
-            f"the model at {str(path)!r} does more to its logits than one matrix product: not supported"
+            f"the logits of the model at {str(path)!r} are not a plain matrix product: not supported"
         )
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     return Policy(model.eval(), compute=compute, temperature=temperature)
 
 
 def _alters_logits(config: object) -> bool:
-    """Soft caps and scales (Gemma 2, Cohere, Granite) that the chunked log-probs do not know."""
+    """Whether the model caps or scales its logits (Gemma 2, Cohere, Granite), which our chunks do not."""
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling")
     return any(getattr(config, name, None) not in (None, 1.0) for name in names)
 
@@ -196,7 +245,7 @@ def _has_windows(config: object) -> bool:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder (or of a hub id). Raises UsageError where there is none."""
+    """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
     try:
         return AutoTokenizer.from_pretrained(path, **loading_options(path))
     except (OSError, ValueError, KeyError) as error:
@@ -205,3 +254,25 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def loading_options(path: str | Path) -> dict[str, bool]:
+    """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
+
+    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache.
+    """
+    if Path(path).is_dir() or _hub_is_reachable(str(path)):
+        return {}
+    return {"local_files_only": True}
+
+
+@cache
+def _hub_is_reachable(name: str) -> bool:
+    """Ask the hub once for a model. Any answer of the hub counts, also that the model does not exist."""
+    try:
+        model_info(name, timeout=HUB_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        return True  # from_pretrained explains it better
+    except Exception:  # no DNS, route or certificate: the exception depends on the hub's HTTP client
+        return False
+    return True

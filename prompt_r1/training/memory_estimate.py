@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from prompt_r1.agent.hub import loading_options
-from prompt_r1.agent.kv_cache import SHARE
+from prompt_r1.agent.kv_cache import MEMORY_SHARE
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import CHUNK
+from prompt_r1.agent.policy import CHUNK_TOKENS, loading_options
 from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
@@ -88,7 +87,7 @@ def update_bytes(shape: Shape, *, tokens: int, whole: bool, width: int, recomput
     """Bytes of a micro-batch at its peak: in backward, either at the head or in a block."""
     kept = 4 if whole else width  # under autocast the stream between the blocks is float32
     saved = block_activations(shape, width=width, kept=kept)
-    rows = max(1, CHUNK["cuda"] // shape.vocabulary)
+    rows = max(1, CHUNK_TOKENS["cuda"] // shape.vocabulary)
     logits = rows * shape.vocabulary * (2 * width + 8)  # of a chunk: product, float32, softmax, gradient
     # The head's gradient in float32 and a chunk's in the dtype of products; gathered or cast weights.
     head = logits + shape.root * (4 + 2 * width)
@@ -136,7 +135,7 @@ def _column(shape: Shape, config: TrainConfig, shards: int) -> dict[str, str]:
     before = sum(states[name] for name in ("float32 weights", "copy that plays", "frozen reference"))
     of_token = 2 * shape.layers * shape.key * width
     for gpu in GPUS:
-        cache = config.kv_tokens or int(SHARE * (gpu * 1e9 - before) / of_token)
+        cache = config.kv_tokens or int(MEMORY_SHARE * (gpu * 1e9 - before) / of_token)
         left = gpu * 1e9 - taken - cache * of_token
         fits = left > 0 and cache >= config.max_tokens
         column[f"{gpu} GB: KV cache, thousand tokens"] = f"{cache / 1e3:.0f}" if fits else "too small"

@@ -1,4 +1,4 @@
-"""Decoding by recorded steps, with a recording that runs anywhere: the step itself, on the same buffers."""
+"""Recorded decode steps. In place of a CUDA graph, a recording runs the step again on the same buffers."""
 
 import asyncio
 from contextlib import nullcontext
@@ -9,21 +9,21 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prompt_r1.agent import attention
+from prompt_r1.agent import decode_kernels
 from prompt_r1.agent import engine as engine_module
-from prompt_r1.agent.cuda_graphs import DecodeGraphs
-from prompt_r1.agent.engine import PATIENCE, Engine
+from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs
+from prompt_r1.agent.engine import MAX_PROMPT_WAIT, Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
 from tests import tiny
 
 
-def from_tensors(query, keys, values, ragged, scale):
-    """Attention that reads the batch from its offsets alone, as a recorded kernel must."""
-    at, out = ragged.offsets, torch.empty_like(query)
-    for number, length in enumerate(at.lengths.tolist()):
-        columns = slice(at.queries[number], at.queries[number + 1])
-        rows = slice(at.starts[number], at.starts[number] + length)
+def attend_from_offsets(query, keys, values, batch, scale):
+    """A kernel that reads the batch from its offsets only, as a recorded kernel must."""
+    offsets, out = batch.offsets, torch.empty_like(query)
+    for number, length in enumerate(offsets.lengths.tolist()):
+        columns = slice(offsets.queries[number], offsets.queries[number + 1])
+        rows = slice(offsets.starts[number], offsets.starts[number] + length)
         count = columns.stop - columns.start
         mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
         q = query[columns].transpose(0, 1)
@@ -34,7 +34,7 @@ def from_tensors(query, keys, values, ragged, scale):
 
 
 class Recorder:
-    """Replays a step by running it again, as a graph does: whatever the arguments were, the buffers count."""
+    """Records a step as a CUDA graph does: a replay reads and writes the same buffers."""
 
     def __init__(self, *, off_by: float = 0.0) -> None:
         self.recorded = self.replayed = 0
@@ -54,8 +54,8 @@ class Recorder:
 
 @pytest.fixture
 def play(monkeypatch):
-    """Play 9 games of three turns with a tiny model, greedy: the tokens of every turn, and the engine."""
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: from_tensors)
+    """Play 9 greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
+    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: attend_from_offsets)
 
     def run(record):
         engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1440, record=record)
@@ -77,29 +77,29 @@ def play(monkeypatch):
     return run
 
 
-def test_recorded_steps_draw_the_same_tokens_at_every_batch_size(play):
+def test_recorded_steps_sample_the_same_tokens_at_every_batch_size(play):
     record = Recorder()
     plain, without = play(None)
     assert without._graphs is None
     recorded, _ = play(record)
     assert recorded == plain
-    assert record.recorded == len({1, 2, 4, 8, 16})  # nine games: filled up to sixteen, then fewer and fewer
+    assert record.recorded == len({1, 2, 4, 8, 16})  # nine games, padded to 16, then fewer
     assert record.replayed > 20
 
 
-def test_a_recording_that_computes_something_else_is_given_up(play):
+def test_a_recording_with_another_result_is_not_used(play):
     with pytest.warns(UserWarning, match="without CUDA graphs"):
         tokens, engine = play(Recorder(off_by=1.0))
     assert tokens == play(None)[0]
     assert engine._graphs.broken
 
 
-def test_a_recording_that_only_rounds_otherwise_is_kept(play):
+def test_a_recording_that_only_rounds_differently_is_used(play):
     _, engine = play(Recorder(off_by=0.005))
     assert not engine._graphs.broken
 
 
-def test_a_recording_that_fails_is_given_up(play):
+def test_decoding_continues_if_recording_fails(play):
     def record(step):
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -108,8 +108,8 @@ def test_a_recording_that_fails_is_given_up(play):
     assert tokens == play(None)[0]
 
 
-def test_prompts_wait_for_one_another_only_where_steps_are_recorded(play):
-    """They are computed in fewer forwards then, and none of them waits for ever."""
+def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
+    """They are then computed in fewer forwards, and every game still ends."""
     forwards = {}
     for name, record in {"plain": None, "recorded": Recorder()}.items():
         counts: list[int] = []
@@ -126,12 +126,12 @@ def test_prompts_wait_for_one_another_only_where_steps_are_recorded(play):
     assert forwards["recorded"] < forwards["plain"]
 
 
-def test_a_prompt_waits_for_others_only_so_many_steps_and_each_time_anew(monkeypatch):
-    """Two prompts come one after the other while a long game decodes: neither waits until that has ended."""
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: from_tensors)
+def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
+    """Two prompts arrive one after the other while a long game decodes: neither waits for its end."""
+    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: attend_from_offsets)
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
     decoded: list[int] = []  # tokens of the long game
-    waited: list[int] = []  # of them, while each of the prompts waited
+    waited: list[int] = []  # how many of them were sampled while each prompt waited
 
     async def long_game() -> None:
         await engine.generate(tiny.random_tokens(9, seed=0), max_new=100, seed="0", watch=decoded.append)
@@ -150,21 +150,24 @@ def test_a_prompt_waits_for_others_only_so_many_steps_and_each_time_anew(monkeyp
         await game
 
     asyncio.run(play())
-    assert all(PATIENCE <= steps <= PATIENCE + 2 for steps in waited), waited
+    assert all(MAX_PROMPT_WAIT <= steps <= MAX_PROMPT_WAIT + 2 for steps in waited), waited
 
 
-def test_the_recorded_step_runs_on_the_device_alone(monkeypatch):
-    """Traced with tensors that are shapes only, FlashAttention's own checks of shapes among them: a step that
-    asked for a value, or brought one from the host, could not be recorded.
+def test_a_recorded_step_needs_nothing_from_the_host(monkeypatch):
+    """A step that read a value on the host, or copied one from it, could not be recorded. Traced with meta
+    tensors, which also pass FlashAttention's checks of shapes.
     """
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # has no meta device
     model = tiny.model().to("meta", torch.bfloat16)
     policy = Policy(model, compute=torch.bfloat16)
+
+    def forward(tokens: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        positions = batch.positions[None]
+        return policy.hidden_states(tokens[None], position_ids=positions, ragged=batch)[0]
+
     graphs = DecodeGraphs(
-        lambda tokens, places: policy.hidden_states(tokens[None], position_ids=places.positions[None],
-                                                    ragged=places)[0],
-        Arena(policy, 600), attention.flash, longest=200, record=lambda step: step,
-    )  # fmt: skip
+        forward, Arena(policy, 600), decode_kernels.flash, longest=200, record=lambda step: step
+    )
     with OnlyOn("meta") as operations:
         hidden = graphs._step(8)
     assert hidden.shape == (8, model.config.hidden_size) and hidden.dtype == torch.bfloat16
@@ -174,7 +177,7 @@ def test_the_recorded_step_runs_on_the_device_alone(monkeypatch):
 
 
 class OnlyOn(TorchDispatchMode):
-    """Collects the operations inside; every tensor of theirs lies on the device."""
+    """Collects the operations, and asserts that all their tensors are on the device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""The engine against the plain way: one sequence at a time through Hugging Face's own generate."""
+"""The engine against a naive computation: one sequence at a time, without a cache."""
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.workload import plan, play_async, totals
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.kv_cache import IN_PLACE, Segment, best_source
+from prompt_r1.agent.kv_cache import IN_PLACE_BONUS, Segment, find_prefix
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
@@ -20,8 +21,14 @@ STOP = frozenset({tiny.tokenizer().eos_token_id})
 
 
 def make_engine(policy, *, max_games: int = 4, capacity: int = 256, kv_tokens: int = 0, **options) -> Engine:
-    return Engine(policy, stop_ids=STOP, max_tokens=capacity, max_games=max_games,
-                  kv_tokens=kv_tokens or max_games * capacity, **options)  # fmt: skip
+    return Engine(
+        policy,
+        stop_ids=STOP,
+        max_tokens=capacity,
+        max_games=max_games,
+        kv_tokens=kv_tokens or max_games * capacity,
+        **options,
+    )
 
 
 def greedy_by_generate(model, tokens: list[int], max_new: int) -> list[int]:
@@ -36,7 +43,7 @@ def greedy_by_generate(model, tokens: list[int], max_new: int) -> list[int]:
 
 
 def sdpa_twin(policy):
-    """The same weights under transformers' own attention."""
+    """A model with the same weights and transformers' own attention."""
     twin = tiny.model()
     twin.load_state_dict(policy.model.state_dict())
     twin.set_attn_implementation("sdpa")
@@ -44,20 +51,20 @@ def sdpa_twin(policy):
 
 
 def recompute(model, tokens: list[int], completion: Completion, temperature: float) -> torch.Tensor:
-    """The log-probabilities (new, V) at each sampled token, from one forward over everything."""
+    """The log-probabilities (new, V) at each sampled token, from one forward over the whole text."""
     with torch.no_grad():
         logits = model(torch.tensor([tokens + completion.tokens])).logits[0, len(tokens) - 1 : -1].float()
     return torch.log_softmax(logits / temperature, -1)
 
 
-@pytest.mark.parametrize("slots", [1, 3, 16])
-def test_greedy_tokens_equal_generate_one_by_one_for_ragged_prompts(slots):
+@pytest.mark.parametrize("max_games", [1, 3, 16])
+def test_greedy_tokens_equal_those_of_generate_for_prompts_of_different_lengths(max_games):
     policy = tiny.policy()
     model = sdpa_twin(policy)
     prompts = [tiny.random_tokens(5 + 7 * number, seed=number) for number in range(8)]
 
     async def play():
-        engine = make_engine(policy, max_games=slots)
+        engine = make_engine(policy, max_games=max_games)
         return await asyncio.gather(
             *(engine.generate(p, max_new=20, seed="0", temperature=0.0) for p in prompts)
         )
@@ -67,22 +74,31 @@ def test_greedy_tokens_equal_generate_one_by_one_for_ragged_prompts(slots):
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Games as they might come: arrivals, lengths, turns, how many at a time, and how much memory."""
+class PlannedTurn:
+    """A turn of a game, and the reply to it."""
 
-    openings: list[int]  # lengths of the questions
-    turns: list[list[tuple[int, int, int]]]  # of each game: pause in steps, new tokens, length of the reply
+    pause: int  # steps of the engine before the turn
+    max_new: int
+    reply: int  # tokens
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Games, and limits of the engine."""
+
+    openings: list[int]  # tokens of the questions
+    turns: list[list[PlannedTurn]]  # of each game
     temperature: float
     max_games: int
     kv_tokens: int
     prefill_tokens: int
 
 
-TURN = st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
-SCHEDULES = st.builds(
-    Schedule,
+TURNS = st.builds(PlannedTurn, st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
+WORKLOADS = st.builds(
+    Workload,
     openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    turns=st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=14),
+    turns=st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     max_games=st.integers(1, 16),
     kv_tokens=st.integers(160, 900),
@@ -91,72 +107,95 @@ SCHEDULES = st.builds(
 
 
 @settings(max_examples=30)
-@given(SCHEDULES)
-def test_no_schedule_changes_a_token_or_stands_still(schedule):
-    """Whatever is reused, moved, copied or dropped: each token and its log-probability are those of one
-    forward over the whole text, greedy ones its likeliest.
+@given(WORKLOADS)
+def test_no_workload_changes_a_token_or_deadlocks(workload):
+    """Whatever is reused, moved, copied or evicted: each token has the log-probability of one forward over
+    the whole text, and greedy tokens are the most likely ones.
     """
     policy = tiny.policy()
     model = sdpa_twin(policy)
-    engine = make_engine(policy, capacity=160, max_games=schedule.max_games, kv_tokens=schedule.kv_tokens,
-                         prefill_tokens=schedule.prefill_tokens)  # fmt: skip
+    engine = make_engine(
+        policy,
+        capacity=160,
+        max_games=workload.max_games,
+        kv_tokens=workload.kv_tokens,
+        prefill_tokens=workload.prefill_tokens,
+    )
     played: list[tuple[list[int], Completion]] = []
 
     async def game(number: int) -> None:
-        opening = number % len(schedule.openings)
-        tokens = tiny.random_tokens(schedule.openings[opening], seed=opening)
-        for turn, (pause, max_new, reply) in enumerate(schedule.turns[number]):
-            for _ in range(pause):
+        opening = number % len(workload.openings)
+        tokens = tiny.random_tokens(workload.openings[opening], seed=opening)
+        for index, turn in enumerate(workload.turns[number]):
+            for _ in range(turn.pause):
                 await asyncio.sleep(0)
             completion = await engine.generate(
-                tokens, max_new=max_new, seed=f"{number}/{turn}", temperature=schedule.temperature
+                tokens, max_new=turn.max_new, seed=f"{number}/{index}", temperature=workload.temperature
             )
             played.append((list(tokens), completion))
-            tokens += completion.tokens + tiny.random_tokens(reply, seed=100 + number * 10 + turn)
+            tokens += completion.tokens + tiny.random_tokens(turn.reply, seed=100 + number * 10 + index)
 
     async def play() -> None:
-        games = asyncio.gather(*(game(number) for number in range(len(schedule.turns))))
+        games = asyncio.gather(*(game(number) for number in range(len(workload.turns))))
         await asyncio.wait_for(games, timeout=20)
 
     asyncio.run(play())
-    assert len(played) == sum(map(len, schedule.turns))
+    assert len(played) == sum(map(len, workload.turns))
     for tokens, completion in played:
-        logprobs = recompute(model, tokens, completion, schedule.temperature or 1.0)
+        logprobs = recompute(model, tokens, completion, workload.temperature or 1.0)
         chosen = logprobs.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
-        if schedule.temperature == 0:
+        if workload.temperature == 0:
             assert completion.tokens == logprobs.argmax(1).tolist()
 
 
 BITS = st.lists(st.integers(0, 1), max_size=40)
 
 
-@given(
-    BITS.filter(bool), st.lists(st.tuples(st.integers(0, 40), BITS, st.booleans(), st.booleans()), max_size=8)
-)
-def test_the_prefix_taken_is_worth_as_much_as_any(prompt, cached):
-    """To leave most sequences uncompared loses nothing, whether they run, go on, or know the prompt's end."""
-    ends = {len(prompt): torch.zeros(1)}
-    segments = [
-        Segment(0, 80, prompt[:kept] + rest, ends if known else {}) for kept, rest, known, _ in cached
-    ]
-    busy = {segment for segment, (*_, runs) in zip(segments, cached, strict=True) if runs}
+@dataclass(frozen=True)
+class Cached:
+    """A cached sequence: first tokens of the prompt, then others."""
 
-    def worth(segment: Segment) -> int:
+    shared: int
+    others: list[int]
+    knows_prompt_end: bool
+    busy: bool
+
+
+@given(BITS.filter(bool), st.lists(st.builds(Cached, st.integers(0, 40), BITS), max_size=8))
+def test_the_chosen_prefix_is_as_valuable_as_any(prompt, sequences):
+    """Sequences that the search skips are never better: whether they are busy, extended in place, or know the
+    last hidden state of the prompt.
+    """
+    segments, busy = [], set()
+    for cached in sequences:
+        segment = Segment(0, 80, prompt[: cached.shared] + cached.others)
+        if cached.knows_prompt_end:
+            segment.end_states[len(prompt)] = torch.zeros(1)
+        if cached.busy:
+            busy.add(segment)
+        segments.append(segment)
+
+    def value(segment: Segment) -> int:
         equal = 0
         while segment.tokens[: equal + 1] == prompt[: equal + 1] and equal < len(prompt):
             equal += 1
-        usable = equal - (equal == len(prompt) and not segment.ends)
-        return usable and usable + IN_PLACE * (usable == len(segment.tokens) and segment not in busy)
+        if equal == len(prompt) and not segment.end_states:
+            equal -= 1
+        in_place = equal == len(segment.tokens) and segment not in busy
+        return equal + IN_PLACE_BONUS if equal and in_place else equal
 
-    source, usable, continues = best_source(segments, busy, prompt)
-    assert usable + IN_PLACE * continues == max(map(worth, segments), default=0)
-    if source is not None:
-        assert source.tokens[:usable] == prompt[:usable] and worth(source) == usable + IN_PLACE * continues
+    prefix = find_prefix(segments, busy, prompt)
+    best = max(map(value, segments), default=0)
+    if prefix is None:
+        assert best == 0
+        return
+    assert prefix.value == value(prefix.segment) == best
+    assert prefix.segment.tokens[: prefix.length] == prompt[: prefix.length]
 
 
 def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[list[int]]]:
-    """The benchmark's games, 5 of each question, greedy, with a tiny model."""
+    """Play the benchmark's games with a tiny model: 5 of each question, greedy."""
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens)
 
     async def generate(tokens: list[int], max_new: int) -> list[int]:
@@ -167,9 +206,9 @@ def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[l
     )
 
 
-def test_nothing_is_computed_twice_and_dropping_caches_changes_only_that():
-    """The counter that noise cannot touch: each question once for its group, each reply once, and for each
-    later turn the last token of the turn before. In an arena of 5,000 tokens caches must be dropped.
+def test_nothing_is_computed_twice_and_eviction_changes_only_that():
+    """Prompt tokens computed: each question once for its group, each reply once, and for each later turn the
+    last token of the turn before. An arena of 5,000 tokens has to evict sequences.
     """
     policy = tiny.policy(layers=1)
     wanted = totals(plan(8, 5, seed=1))
@@ -177,12 +216,12 @@ def test_nothing_is_computed_twice_and_dropping_caches_changes_only_that():
     assert ample.prefilled == wanted.prefill
     assert ample.prefilled == wanted.question_tokens + wanted.reply_tokens + wanted.turns - wanted.games
     assert ample.sampled == wanted.new_tokens
-    scarce, same_tokens = play_plan(policy, 4, kv_tokens=5000)  # the first half of them, to save time
+    scarce, same_tokens = play_plan(policy, 4, kv_tokens=5000)  # half of the questions, to save time
     assert same_tokens == tokens[:20]
     assert scarce.prefilled > totals(plan(4, 5, seed=1)).prefill
 
 
-def test_a_prompt_longer_than_one_prefill_is_computed_in_chunks_while_others_decode():
+def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
     policy = tiny.policy()
     model = sdpa_twin(policy)
     short, long = tiny.random_tokens(3, seed=2), tiny.random_tokens(190, seed=1)
@@ -201,7 +240,7 @@ def test_a_prompt_longer_than_one_prefill_is_computed_in_chunks_while_others_dec
     assert ended == ["short", "long"]
 
 
-def test_sampling_depends_on_the_seed_and_not_on_the_games_beside():
+def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
     policy = tiny.policy()
     prompts = [tiny.random_tokens(12, seed=number) for number in range(6)]
 
@@ -216,7 +255,7 @@ def test_sampling_depends_on_the_seed_and_not_on_the_games_beside():
     assert other_seed.tokens != alone[0].tokens
 
 
-def test_sampled_frequencies_are_those_of_the_softmax_at_the_temperature():
+def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
     with torch.no_grad():
@@ -230,12 +269,12 @@ def test_sampled_frequencies_are_those_of_the_softmax_at_the_temperature():
         return await asyncio.gather(*calls)
 
     counts = torch.bincount(torch.tensor([c.tokens[0] for c in asyncio.run(play())]), minlength=len(expected))
-    # The mean absolute deviation of a binomial frequency; summed, it is what chance alone gives.
+    # The sum of the mean absolute deviations of binomial frequencies: the distance expected by chance.
     by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
     assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
 
 
-def test_the_log_probabilities_are_those_at_the_temperature():
+def test_log_probabilities_are_those_at_the_temperature():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
     completion = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0", temperature=0.7))
@@ -244,7 +283,7 @@ def test_the_log_probabilities_are_those_at_the_temperature():
     assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
 
 
-def test_a_game_whose_question_another_has_finished_begins_without_a_forward():
+def test_a_game_whose_prompt_is_cached_needs_no_prefill():
     policy = tiny.policy()
     question = tiny.random_tokens(60, seed=1)
     engine = make_engine(policy)
@@ -254,7 +293,7 @@ def test_a_game_whose_question_another_has_finished_begins_without_a_forward():
     assert again.tokens == first.tokens
 
 
-def test_a_cache_that_grows_moves_when_a_neighbour_is_in_its_way():
+def test_a_cached_sequence_that_cannot_grow_in_place_is_moved():
     policy = tiny.policy()
     model = sdpa_twin(policy)
     engine = make_engine(policy, capacity=120, kv_tokens=130)
@@ -268,14 +307,14 @@ def test_a_cache_that_grows_moves_when_a_neighbour_is_in_its_way():
         await turn(tiny.random_tokens(16, seed=1), 5)  # rows 0 to 19
         second = await turn(tiny.random_tokens(41, seed=2), 10)  # rows 20 to 69
         third = await turn(tiny.random_tokens(31, seed=3), 10)  # rows 70 to 109
-        await turn([*second, 7, 8, 9], 16)  # 69 rows: the first is dropped, it moves over its old place
+        await turn([*second, 7, 8, 9], 16)  # 69 rows: the first is evicted, the new place overlaps the old
         await turn([*third, 7], 9)  # 50 rows: stays and grows
 
     asyncio.run(play())
     assert engine.prefilled == 16 + 41 + 31 + (3 + 1) + (1 + 1)
 
 
-def test_it_stops_at_a_stop_token_and_says_so():
+def test_generation_stops_at_a_stop_token():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
@@ -285,32 +324,34 @@ def test_it_stops_at_a_stop_token_and_says_so():
     assert stopped.finished and not free.finished
 
 
-def test_it_stops_where_a_tag_closes_whatever_tokens_it_is_made_of():
-    """The prompt holds the same tag: only what the agent wrote counts."""
+def test_generation_stops_at_the_end_of_a_stop_string_however_it_is_tokenized():
+    """The prompt contains the same string: only sampled tokens count."""
     tokenizer, policy = tiny.tokenizer(), tiny.policy()
     prompt = tokenizer("Say <answer>x</answer>", add_special_tokens=False)["input_ids"]
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=40, seed="0", temperature=3.0))
     text = tokenizer.decode(free.tokens, errors="ignore")
-    # Four sampled tokens stand for a tag: any text that the random model happens to write.
-    printable = next(
-        n for n in range(5, 36) if all(t < 256 for t in free.tokens[n : n + 4])
-        and (part := tokenizer.decode(free.tokens[n : n + 4])).isascii() and len(part) == 4
-        and text.count(part) == 1
-    )  # fmt: skip
-    tag = tokenizer.decode(free.tokens[printable : printable + 4])
+
+    def is_unique_text(tokens: list[int]) -> bool:
+        """Whether four sampled tokens are four ASCII characters that occur nowhere else."""
+        part = tokenizer.decode(tokens)
+        return max(tokens) < 256 and part.isascii() and len(part) == 4 and text.count(part) == 1
+
+    # The random model writes no tag, so four of its tokens serve as the stop string.
+    start = next(n for n in range(5, 36) if is_unique_text(free.tokens[n : n + 4]))
+    tag = tokenizer.decode(free.tokens[start : start + 4])
     engine = make_engine(policy, decode=tokenizer.decode)
     options = {"max_new": 40, "seed": "0", "temperature": 3.0}
     stopped = asyncio.run(engine.generate(prompt, stop=("</answer>", tag), **options))
-    assert stopped.tokens == free.tokens[: printable + 4] and stopped.finished
-    through = asyncio.run(engine.generate(prompt, stop=("</answer>",), **options))
-    assert through.tokens == free.tokens and not through.finished
+    assert stopped.tokens == free.tokens[: start + 4] and stopped.finished
+    unstopped = asyncio.run(engine.generate(prompt, stop=("</answer>",), **options))
+    assert unstopped.tokens == free.tokens and not unstopped.finished
 
 
-def test_a_stop_string_that_begins_in_the_prompt_stops_nothing():
-    """The first sampled token completes the string, but its beginning is not the agent's."""
+def test_a_stop_string_that_begins_in_the_prompt_does_not_stop_generation():
+    """The first sampled token completes the string, but the agent has not written its beginning."""
 
     def letters(tokens: list[int]) -> str:
-        return "".join(chr(256 + token) for token in tokens)  # a letter of its own for each token
+        return "".join(chr(256 + token) for token in tokens)  # another letter for each token
 
     policy, prompt = tiny.policy(), tiny.random_tokens(12, seed=4)
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=8, seed="0"))
@@ -321,7 +362,7 @@ def test_a_stop_string_that_begins_in_the_prompt_stops_nothing():
     assert played.tokens == free.tokens and not played.finished
 
 
-def test_games_that_begin_without_a_forward_each_begin_with_their_own_prompt():
+def test_cached_prompts_are_answered_each_with_its_own_tokens():
     policy = tiny.policy()
     model = sdpa_twin(policy)
     prompts = [tiny.random_tokens(12 + number, seed=number) for number in range(4)]
@@ -338,9 +379,9 @@ def test_games_that_begin_without_a_forward_each_begin_with_their_own_prompt():
     assert again == [greedy_by_generate(model, prompts[n], 6) for n in (2, 0, 3, 1)]
 
 
-def test_a_copied_prefix_does_not_bring_the_end_of_a_longer_prompt():
+def test_a_copied_prefix_does_not_include_the_end_state_of_a_longer_prompt():
     """`fork` shares only its first 20 tokens with `known`. A prompt as long as `known`, but with the tokens
-    of `fork`, must not begin with the hidden state in which `known` ended.
+    of `fork`, must not sample from the hidden state of the end of `known`.
     """
     policy = tiny.policy()
     shared = tiny.random_tokens(20, seed=0)
@@ -354,36 +395,39 @@ def test_a_copied_prefix_does_not_bring_the_end_of_a_longer_prompt():
 
 
 def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) -> list[str]:
-    """Requests (prompt tokens, new tokens) made in this order: their names, as their first tokens come."""
+    """Make requests (prompt tokens, new tokens); their names in the order of their first tokens."""
     sampled: list[str] = []
 
+    def note(name: str, token: int) -> None:
+        sampled.append(name)
+
     async def play() -> None:
-        calls = (
-            engine.generate(tiny.random_tokens(length, seed=number), max_new=new, seed="0",
-                            watch=lambda _, name=name: sampled.append(name))
-            for number, (name, (length, new)) in enumerate(requests.items())
-        )  # fmt: skip
+        calls = []
+        for number, (name, (length, max_new)) in enumerate(requests.items()):
+            prompt = tiny.random_tokens(length, seed=number)
+            note_token = partial(note, name)
+            calls.append(engine.generate(prompt, max_new=max_new, seed="0", watch=note_token))
         await asyncio.wait_for(asyncio.gather(*calls), timeout=20)
 
     asyncio.run(play())
     return list(dict.fromkeys(sampled))
 
 
-def test_a_request_that_does_not_fit_yet_is_not_overtaken_by_smaller_ones():
-    """First come, first served: else a long game could wait for ever."""
+def test_a_request_that_does_not_fit_yet_is_served_before_smaller_later_ones():
+    """First come, first served: otherwise a long game could starve."""
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=100)
     sizes = {"running": (40, 20), "large": (60, 10), "small": (30, 10), "tiny": (3, 2)}
     assert order_of_first_tokens(engine, sizes)[:2] == ["running", "large"]
 
 
-def test_requests_that_wait_for_a_place_in_the_batch_keep_their_order():
+def test_waiting_requests_are_served_in_order():
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
     sizes = {"a": (9, 2), "b": (9, 9), "c": (9, 3), "d": (9, 3), "e": (9, 3)}
     assert order_of_first_tokens(engine, sizes) == list(sizes)
 
 
 class SmallDevice(Policy):
-    """A policy on a device that runs out of memory at forwards of more than 15 tokens."""
+    """A policy that runs out of memory in forwards of more than 15 tokens."""
 
     def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
         if ids.numel() > 15:
@@ -391,16 +435,16 @@ class SmallDevice(Policy):
         return super().hidden_states(ids, **more)
 
 
-def test_where_memory_runs_out_those_that_ran_go_on_before_those_that_waited():
+def test_after_out_of_memory_running_games_are_served_before_waiting_ones():
     policy = SmallDevice(tiny.model(), compute=torch.float32)
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
     sizes = dict.fromkeys("abcd", (10, 3))
-    with pytest.warns(UserWarning, match="now at most 1 games decode"):
+    with pytest.warns(UserWarning, match="from now on at most 1 games decode"):
         assert order_of_first_tokens(engine, sizes) == list("abcd")
 
 
-def test_the_cache_that_was_not_used_for_longest_is_dropped_first():
-    """`long` began first, but decoded after `short` had ended: `short` makes room for a third game."""
+def test_the_least_recently_used_sequence_is_evicted_first():
+    """`long` began first, but was still decoding when `short` had ended: the third game evicts `short`."""
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=100)
 
     async def generate(tokens: list[int], max_new: int) -> list[int]:
@@ -417,7 +461,7 @@ def test_the_cache_that_was_not_used_for_longest_is_dropped_first():
     asyncio.run(play())
 
 
-def test_after_the_weights_change_forget_drops_what_was_cached():
+def test_clear_cache_drops_what_was_computed_with_old_weights():
     policy = tiny.policy()
     prompt = tiny.random_tokens(30, seed=1)
     engine = make_engine(policy)
@@ -428,7 +472,7 @@ def test_after_the_weights_change_forget_drops_what_was_cached():
     assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
 
 
-def test_a_bfloat16_player_follows_its_float32_learner():
+def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner():
     learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
     player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
     twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
@@ -443,26 +487,26 @@ def test_a_bfloat16_player_follows_its_float32_learner():
     assert player.model.dtype == torch.bfloat16
 
 
-def test_without_a_number_the_cache_is_what_the_games_can_use_or_memory_allows(monkeypatch):
+def test_by_default_the_cache_is_limited_by_the_games_and_by_free_memory(monkeypatch):
     policy = tiny.policy()
     prompt = tiny.random_tokens(8, seed=0)
     engine = Engine(policy, stop_ids=STOP, max_tokens=64, max_games=3)
     asyncio.run(engine.generate(prompt, max_new=3, seed="0"))
     assert engine._arena.rows == 3 * 64
-    monkeypatch.setattr("prompt_r1.engine.affordable_rows", lambda policy: 63)
-    with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, a game may take 64"):
+    monkeypatch.setattr("prompt_r1.agent.engine.affordable_rows", lambda policy: 63)
+    with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, but a game may have 64"):
         asyncio.run(Engine(policy, stop_ids=STOP, max_tokens=64).generate(prompt, max_new=3, seed="0"))
     with pytest.raises(UsageError, match="a KV cache of 63 tokens does not hold one game of 64"):
         Engine(policy, stop_ids=STOP, max_tokens=64, kv_tokens=63)
 
 
-def test_too_long_a_request_is_refused_before_it_runs():
+def test_a_request_that_is_too_long_is_refused():
     engine = make_engine(tiny.policy(), capacity=32)
     with pytest.raises(ValueError, match="30 tokens and 3 new ones do not fit a game of 32"):
         asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
 
 
-def test_a_cancelled_game_gives_its_slot_back():
+def test_a_cancelled_game_frees_its_place_in_the_batch():
     async def play():
         engine = make_engine(tiny.policy(), max_games=1)
         hopeless = asyncio.create_task(engine.generate(tiny.random_tokens(8, seed=0), max_new=200, seed="0"))
@@ -473,7 +517,7 @@ def test_a_cancelled_game_gives_its_slot_back():
     assert len(asyncio.run(play()).tokens) == 3
 
 
-def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
+def test_cancelled_games_leave_nothing_behind():
     engine = make_engine(tiny.policy(), max_games=1)
 
     async def play() -> None:
@@ -491,7 +535,7 @@ def test_games_cancelled_while_they_wait_or_run_leave_nothing_behind():
 
 
 def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
-    """Let no forward have more tokens, and no matrix of logits more rows."""
+    """Run out of memory in a forward of more tokens, or logits of more rows."""
     forward, logits = policy.hidden_states, policy.logits
 
     def within(method, count: int, limit: int, *args, **kwargs):
@@ -506,7 +550,7 @@ def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (9, 100), (1000, 2), (30, 3)])
-def test_where_memory_runs_out_the_same_games_are_played_fewer_at_a_time(tokens, rows, monkeypatch):
+def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, monkeypatch):
     policy = tiny.policy()
 
     async def game(engine: Engine, number: int) -> list[Completion]:
@@ -522,7 +566,7 @@ def test_where_memory_runs_out_the_same_games_are_played_fewer_at_a_time(tokens,
     expected = asyncio.run(play(make_engine(policy, max_games=9)))
     limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
     engine = make_engine(policy, max_games=9)
-    with pytest.warns(UserWarning, match="out of memory: now at most [124] games decode"):
+    with pytest.warns(UserWarning, match="out of memory: from now on at most [124] games decode"):
         found = asyncio.run(asyncio.wait_for(play(engine), timeout=20))
     for turns, others in zip(expected, found, strict=True):
         assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
@@ -532,20 +576,22 @@ def test_where_memory_runs_out_the_same_games_are_played_fewer_at_a_time(tokens,
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_a_single_token_that_does_not_fit_is_an_error(monkeypatch):
+def test_out_of_memory_for_a_single_token_is_raised(monkeypatch):
     policy = tiny.policy()
     limit_memory(policy, tokens=0, rows=1, monkeypatch=monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
         asyncio.run(make_engine(policy).generate([1, 2, 3], max_new=3, seed="0"))
 
 
-def test_a_cache_that_memory_cannot_hold_is_refused_in_words():
+def test_a_cache_larger_than_memory_is_refused_with_a_clear_message():
     engine = make_engine(tiny.policy(), kv_tokens=10**13)
-    with pytest.raises(UsageError, match=r"no memory for a KV cache of 10,000,000,000,000 tokens: give"):
+    with pytest.raises(
+        UsageError, match=r"not enough memory for a KV cache of 10,000,000,000,000 tokens: lower"
+    ):
         asyncio.run(engine.generate([1, 2, 3], max_new=3, seed="0"))
 
 
-def test_an_error_in_the_model_reaches_every_waiting_game():
+def test_an_error_in_the_model_is_raised_in_every_waiting_game():
     policy = tiny.policy()
 
     async def play():
@@ -567,14 +613,14 @@ class FailsOnce(Policy):
     def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
         if not self.failed:
             self.failed = True
-            raise RuntimeError("the device hiccups")
+            raise RuntimeError("the device failed")
         return super().hidden_states(ids, **more)
 
 
-def test_what_a_failed_forward_left_in_the_cache_is_not_used():
+def test_the_cache_of_a_failed_forward_is_not_used():
     policy, prompt = FailsOnce(tiny.model(), compute=torch.float32), tiny.random_tokens(20, seed=0)
     engine = make_engine(policy)
-    with pytest.raises(RuntimeError, match="hiccups"):
+    with pytest.raises(RuntimeError, match="the device failed"):
         asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
     again = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)

@@ -1,4 +1,4 @@
-"""Log-probabilities of packed games in chunks against log_softmax over everything, game by game."""
+"""Log-probabilities of packed games against log_softmax over the logits of each game on its own."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.games import CPU, naive_logprobs, siblings
 
 
 def some_groups() -> list[list[Trajectory]]:
-    """Five games of one question, one of another on its own, two of a third."""
+    """Five games of one question, a single game of another, two of a third."""
     return [siblings(0, 5), siblings(1, 1), siblings(2, 2)]
 
 
@@ -25,11 +25,11 @@ def some_batch() -> Packed:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rows", [1, 7, 1024])
-def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tied, rows):
-    """Packed, its opening computed once and its logits in chunks: the same numbers as log_softmax over all
-    logits of each game on its own, in float64.
+def test_logprobs_and_gradients_of_packed_games_equal_those_of_each_game_alone(monkeypatch, tied, rows):
+    """Openings are computed once and logits in chunks; the oracle is log_softmax over all logits of each game
+    on its own, in float64.
     """
-    monkeypatch.setitem(policy_module.CHUNK, "cpu", rows)
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", rows)
     packed = some_batch()
     weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
     model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
@@ -44,7 +44,7 @@ def test_log_probs_and_gradients_equal_those_of_each_game_alone(monkeypatch, tie
         assert (got.grad - want.grad).norm() <= 1e-6 * want.grad.norm(), name
 
 
-def test_entropy_is_that_of_the_next_token_distribution():
+def test_entropy_is_the_entropy_of_the_next_token_distribution():
     policy, (game,) = tiny.policy(), siblings(3, 1)
     with torch.no_grad():
         logits = policy.model(torch.tensor([game.tokens])).logits[0, :-1]
@@ -52,9 +52,9 @@ def test_entropy_is_that_of_the_next_token_distribution():
     assert torch.allclose(policy(pack([[game]], CPU)).entropy, expected, atol=1e-4)
 
 
-def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
-    """The widest tensor that autograd keeps has the model's width, not the vocabulary's."""
-    monkeypatch.setitem(policy_module.CHUNK, "cpu", 4)
+def test_autograd_keeps_no_logits(monkeypatch):
+    """No saved tensor has the vocabulary's width, except the weights of the head."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", 4)
     policy = tiny.policy()
     shapes: list[torch.Size] = []
 
@@ -68,7 +68,7 @@ def test_logits_never_exist_for_all_tokens_at_once(monkeypatch):
     assert not [shape for shape in shapes if shape[-1:] == (vocabulary,) and shape[0] != vocabulary]
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+def test_gradient_checkpointing_does_not_change_the_gradient():
     gradients = []
     for checkpointing in (False, True):
         policy = tiny.policy()
@@ -79,7 +79,7 @@ def test_gradient_checkpointing_changes_no_gradient():
     assert torch.equal(*gradients)
 
 
-def test_bfloat16_products_keep_float32_weights_and_gradients():
+def test_weights_and_gradients_stay_in_float32_with_bfloat16_products():
     policy = Policy(tiny.model(), compute=torch.bfloat16)
     scores = policy(some_batch())
     scores.logprobs.sum().backward()
@@ -88,8 +88,7 @@ def test_bfloat16_products_keep_float32_weights_and_gradients():
     assert (scores.logprobs - exact).abs().mean() < 0.1
 
 
-def test_16_bit_compute_reaches_the_products_of_every_layer():
-    """Not only the head: under autocast each layer's linear maps give bfloat16, and in float32 none does."""
+def test_every_layer_computes_its_products_in_the_compute_dtype():
     for compute in (torch.bfloat16, torch.float32):
         policy = Policy(tiny.model(), compute=compute)
         dtypes: set[torch.dtype] = set()
@@ -100,9 +99,9 @@ def test_16_bit_compute_reaches_the_products_of_every_layer():
         assert dtypes == {compute}
 
 
-def test_the_heads_gradient_is_summed_in_32_bits_over_chunks(monkeypatch):
-    """A thousand equal terms: in bfloat16 the sum stops growing when a term is below half a unit of it."""
-    monkeypatch.setitem(policy_module.CHUNK, "cpu", 1)
+def test_the_gradient_of_the_head_is_summed_over_chunks_in_float32(monkeypatch):
+    """A sum of a thousand equal terms: in bfloat16 it stops growing when a term is too small to change it."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", 1)
     count = 1000
     hidden = torch.ones(count, 1, dtype=torch.bfloat16)
     targets = torch.zeros(count, dtype=torch.long)
@@ -110,29 +109,30 @@ def test_the_heads_gradient_is_summed_in_32_bits_over_chunks(monkeypatch):
         head = torch.zeros(2, 1, dtype=weights, requires_grad=True)
         logprobs, _ = policy_module._ChunkedLogprobs.apply(hidden, head, targets)
         logprobs.sum().backward()
-        # Both tokens are equally likely, so each term is 1 - 1/2 for the target and -1/2 for the other.
+        # Both tokens are equally likely: each term is 1 - 1/2 for the target and -1/2 for the other token.
         assert head.grad.dtype == weights
         assert head.grad[:, 0].tolist() == pytest.approx([count / 2, -count / 2], rel=1e-2)
 
 
-def test_loading_what_is_no_model_says_so_in_one_line(tmp_path):
+def test_loading_a_folder_without_a_model_raises_a_clear_error(tmp_path):
     with pytest.raises(UsageError, match="no causal language model at"):
         load_policy(tmp_path / "nothing", device=torch.device("cpu"))
     with pytest.raises(UsageError, match="no tokenizer at"):
         load_tokenizer(tmp_path / "nothing")
 
 
-def test_a_model_with_other_attention_or_logits_is_refused(tmp_path):
-    for name, change in [("windows", {"layer_types": ["full_attention", "sliding_attention"]}),
-                         ("soft cap", {"final_logit_softcapping": 30.0})]:  # fmt: skip
-        folder = tiny.save_agent(tmp_path / name)
-        config = json.loads((folder / "config.json").read_text()) | {
-            "sliding_window": 8,
-            "use_sliding_window": True,
-        }
-        (folder / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UsageError, match="not supported"):
-            load_policy(folder, device=torch.device("cpu"))
+@pytest.mark.parametrize(
+    "change",
+    [{"layer_types": ["full_attention", "sliding_attention"]}, {"final_logit_softcapping": 30.0}],
+    ids=["windows", "soft-cap"],
+)
+def test_a_model_with_other_attention_or_logits_is_refused(tmp_path, change):
+    folder = tiny.save_agent(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"sliding_window": 8, "use_sliding_window": True, **change}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="not supported"):
+        load_policy(folder, device=torch.device("cpu"))
 
 
 def test_a_saved_model_loads_with_the_same_weights(tmp_path):

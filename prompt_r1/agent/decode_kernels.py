@@ -1,0 +1,241 @@
+"""Attention of new tokens over the KV cache: a ragged batch of sequences, and three kernels for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The new tokens of one sequence in a packed row, and the rows of the arena that hold the sequence."""
+
+    column: int  # of the first new token in the packed row
+    count: int  # new tokens
+    start: int  # first arena row of the sequence
+    length: int  # tokens of the sequence in the arena, the new ones included
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(count, length). Causal: each new token sees the sequence up to its own position."""
+        visible = torch.ones(self.count, self.length, dtype=torch.bool)
+        return visible.tril(self.length - self.count)
+
+
+@dataclass(frozen=True)
+class CacheOffsets:
+    """The chunks of a batch in the form that FlashAttention reads."""
+
+    queries: Tensor  # (chunks + 1,) first columns, then the number of columns
+    starts: Tensor  # (chunks + 1,) first arena rows; the last entry is not read
+    lengths: Tensor  # (chunks,)
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """A packed row of T new tokens, and the arena that holds their sequences.
+
+    The arena has one (Hkv, N, D) tensor of keys and one of values for each layer. A sequence occupies
+    consecutive rows of it.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    chunks: list[Chunk]
+    device: torch.device
+    kernel: "Kernel"
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """(T,) the position of each new token in its sequence."""
+        positions: list[int] = []
+        for chunk in self.chunks:
+            positions += range(chunk.length - chunk.count, chunk.length)
+        return torch.tensor(positions, device=self.device)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(T,) the arena row of each new token."""
+        starts: list[int] = []
+        for chunk in self.chunks:
+            starts += [chunk.start] * chunk.count
+        return torch.tensor(starts, device=self.device) + self.positions
+
+    @cached_property
+    def chunks_by_row(self) -> list[Chunk]:
+        """The chunks in the order of their sequences in the arena."""
+        return sorted(self.chunks, key=lambda chunk: chunk.start)
+
+    @cached_property
+    def pieces(self) -> "ArenaPieces":
+        """How the arena's rows are divided among the sequences, in the order of `chunks_by_row`."""
+        sizes: list[int] = []
+        sequences: list[int] = []
+        end = 0
+        for chunk in self.chunks_by_row:
+            sizes.append(chunk.start - end)  # rows between two sequences, often none
+            sequences.append(len(sizes))
+            sizes.append(chunk.length)
+            end = chunk.start + chunk.length
+        return ArenaPieces(sizes, sequences, end)
+
+    @cached_property
+    def offsets(self) -> CacheOffsets:
+        queries = [chunk.column for chunk in self.chunks]
+        starts = [chunk.start for chunk in self.chunks]
+        lengths = [chunk.length for chunk in self.chunks]
+        columns = self.chunks[-1].column + self.chunks[-1].count
+        return CacheOffsets(
+            queries=self._int32([*queries, columns]),
+            starts=self._int32([*starts, 0]),
+            lengths=self._int32(lengths),
+            longest_query=max(chunk.count for chunk in self.chunks),
+            longest_key=max(lengths),
+        )
+
+    def _int32(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+
+@dataclass(frozen=True)
+class ArenaPieces:
+    """The arena's rows up to the end of the last sequence, cut at the bounds of every sequence."""
+
+    sizes: list[int]  # rows of each piece
+    sequences: list[int]  # the indices of the pieces that are sequences
+    end: int  # the row after the last piece
+
+    def split(self, cache: Tensor) -> list[Tensor]:
+        """The keys or values (1, Hkv, length, D) of each sequence.
+
+        One split for all: slicing the sequences one by one takes as long as attending over short ones.
+        """
+        pieces = cache[None, :, : self.end].split(self.sizes, dim=2)
+        return [pieces[index] for index in self.sequences]
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float | None], Tensor]
+"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale → (T, H, D)."""
+
+
+def one_by_one(
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None
+) -> Tensor:
+    """Attend sequence by sequence with torch's SDPA. Works on any device; the fastest kernel on a CPU."""
+    heads, kv_heads = query.shape[1], keys.shape[0]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
+    grouped_queries = query.reshape(len(query), 1, kv_heads, heads // kv_heads, -1).unbind(0)
+    grouped_out = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
+    single_columns: list[int] = []
+    single_outputs: list[Tensor] = []
+    sequences = zip(batch.chunks_by_row, batch.pieces.split(keys), batch.pieces.split(values), strict=True)
+    for chunk, key, value in sequences:
+        if chunk.count == 1:
+            single_columns.append(chunk.column)
+            single_outputs.append(
+                F.scaled_dot_product_attention(grouped_queries[chunk.column], key, value, scale=scale)
+            )
+            continue
+        columns = slice(chunk.column, chunk.column + chunk.count)
+        from_start = chunk.count == chunk.length  # nothing is cached yet: plain causal attention
+        part = F.scaled_dot_product_attention(
+            query[None, columns].transpose(1, 2),
+            key,
+            value,
+            scale=scale,
+            enable_gqa=heads != kv_heads,
+            is_causal=from_start,
+            attn_mask=None if from_start else chunk.mask.to(query.device),
+        )
+        out[columns] = part[0].transpose(0, 1)
+    if single_outputs:
+        grouped_out[single_columns] = torch.stack(single_outputs)
+    return out
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None) -> Tensor:
+    """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits). Not measured.
+
+    Because `seqused_k` is given, `cum_seq_k` only has to hold the start of each sequence, so the arena needs
+    no pages. A batch of single tokens must not be causal: that would disable the split over long keys.
+    """
+    offsets = batch.offsets
+    causal = offsets.longest_query > 1
+    return torch.ops.aten._flash_attention_forward(
+        query,
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        offsets.queries,
+        offsets.starts,
+        offsets.longest_query,
+        offsets.longest_key,
+        0.0,  # dropout
+        causal,
+        False,  # do not return the debug mask
+        scale=scale,
+        seqused_k=offsets.lengths,
+    )[0]
+
+
+def flash_package(
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None
+) -> Tensor:
+    """The same call in the flash-attn package, whose kernels are often newer. Not measured."""
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+
+    offsets = batch.offsets
+    causal = offsets.longest_query > 1
+    return _flash_attn_varlen_forward(
+        query,
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        offsets.queries,
+        offsets.starts,
+        offsets.longest_query,
+        offsets.longest_key,
+        0.0,  # dropout
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        causal=causal,
+        seqused_k=offsets.lengths,
+    )[0]
+
+
+# Kernels that read the whole batch from tensors, so that CUDA graphs can record them; the best one first.
+RECORDABLE = (flash_package, flash)
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> Kernel:
+    """The first kernel of RECORDABLE that runs here and agrees with `one_by_one`; else `one_by_one`."""
+    if device.type == "cuda" and dtype.itemsize == 2:
+        for kernel in RECORDABLE:
+            if _agrees(kernel, device, dtype, heads, kv_heads, dim):
+                return kernel
+    return one_by_one
+
+
+def _agrees(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> bool:
+    """Compare a kernel with `one_by_one` on random data."""
+    keys = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
+    values = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
+    mixed = [Chunk(0, 1, 300, 200), Chunk(1, 40, 0, 150), Chunk(41, 1, 160, 7)]
+    single = [Chunk(0, 1, 300, 200), Chunk(1, 1, 160, 130)]
+    try:
+        for chunks in (mixed, single):
+            query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
+            batch = RaggedBatch([], [], chunks, device, kernel)
+            expected = one_by_one(query, keys, values, batch, None)
+            found = kernel(query, keys, values, batch, None)
+            torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    except AssertionError:  # a different result
+        return False
+    except (ImportError, AttributeError, RuntimeError, TypeError):  # not installed, or another signature
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Decode kernels against plain attention. The GPU kernels are replaced by what their arguments ask for."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prompt_r1.agent.decode_kernels import (
+    CacheOffsets,
+    Chunk,
+    RaggedBatch,
+    choose_kernel,
+    flash,
+    flash_package,
+    one_by_one,
+)
+
+CPU = torch.device("cpu")
+MIXED = [Chunk(0, 1, 60, 20), Chunk(1, 9, 0, 30), Chunk(10, 7, 81, 7), Chunk(17, 1, 40, 1)]
+SINGLE = [Chunk(0, 1, 60, 20), Chunk(1, 1, 0, 30), Chunk(2, 1, 40, 1)]
+
+
+def flash_in_plain_torch(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    offsets: CacheOffsets,
+    *,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """FlashAttention's contract: sequence n has queries [queries[n], queries[n + 1]) and `lengths[n]` keys
+    from starts[n] on; causal means aligned at the bottom right.
+    """
+    out = torch.empty_like(query)
+    for number, length in enumerate(offsets.lengths.tolist()):
+        columns = slice(offsets.queries[number], offsets.queries[number + 1])
+        rows = slice(offsets.starts[number], offsets.starts[number] + length)
+        count = columns.stop - columns.start
+        assert count <= offsets.longest_query and length <= offsets.longest_key
+        visible = torch.ones(count, length, dtype=torch.bool)
+        q, k, v = (part.transpose(0, 1) for part in (query[columns], keys[rows], values[rows]))
+        mask = visible.tril(length - count) if causal else visible
+        part = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], scale=scale, enable_gqa=True, attn_mask=mask
+        )
+        out[columns] = part[0].transpose(0, 1)
+    return out
+
+
+class FlashInPlainTorch(TorchDispatchMode):
+    """Replaces torch's FlashAttention operator, so that it runs on any device."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation is not torch.ops.aten._flash_attention_forward.default:
+            return operation(*args, **(kwargs or {}))
+        query, keys, values, queries, starts, longest_query, longest_key, dropout, causal, _ = args
+        assert dropout == 0
+        offsets = CacheOffsets(queries, starts, kwargs["seqused_k"], longest_query, longest_key)
+        out = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=kwargs.get("scale"))
+        return out, *(torch.empty(0) for _ in range(4))
+
+
+def package_in_plain_torch(*args, causal: bool, seqused_k: Tensor) -> tuple[Tensor, None]:
+    """Replaces the function of the flash-attn package."""
+    query, keys, values, queries, starts, longest_query, longest_key, dropout, scale = args
+    assert dropout == 0 and scale is not None, "the package has no default for the scale"
+    offsets = CacheOffsets(queries, starts, seqused_k, longest_query, longest_key)
+    return flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale), None
+
+
+@pytest.mark.parametrize("scale", [None, 0.4])
+@pytest.mark.parametrize("chunks", [MIXED, SINGLE], ids=["mixed", "single"])
+@pytest.mark.parametrize("kernel", [flash, flash_package])
+def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(
+    kernel, chunks, scale, monkeypatch
+):
+    package = ModuleType("flash_attn.flash_attn_interface")
+    package._flash_attn_varlen_forward = package_in_plain_torch
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    torch.manual_seed(0)
+    query = torch.randn(chunks[-1].column + 1, 4, 16)
+    keys, values = torch.randn(2, 2, 90, 16).unbind(0)
+    batch = RaggedBatch([], [], chunks, CPU, kernel)
+    with FlashInPlainTorch():
+        found = kernel(query, keys, values, batch, scale)
+    torch.testing.assert_close(found, one_by_one(query, keys, values, batch, scale))
+
+
+def test_a_new_token_attends_to_its_own_sequence_up_to_itself():
+    """The oracle computes token by token: softmax over the keys of the visible rows."""
+    torch.manual_seed(0)
+    query = torch.randn(MIXED[-1].column + 1, 4, 16, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, 90, 16, dtype=torch.float64).unbind(0)
+    found = one_by_one(query, keys, values, RaggedBatch([], [], MIXED, CPU, one_by_one), 0.4)
+    for chunk in MIXED:
+        for number in range(chunk.count):
+            visible = slice(chunk.start, chunk.start + chunk.length - chunk.count + number + 1)
+            for head in range(4):
+                weights = (keys[head // 2, visible] @ query[chunk.column + number, head] * 0.4).softmax(0)
+                expected = weights @ values[head // 2, visible]
+                torch.testing.assert_close(found[chunk.column + number, head], expected)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
+def test_sequences_are_computed_one_by_one_without_a_gpu_or_in_32_bits(device, dtype):
+    assert choose_kernel(torch.device(device), dtype, 4, 2, 16) is one_by_one
