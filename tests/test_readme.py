@@ -21,8 +21,8 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import SftConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.training.cost_estimate import estimate
+from tests import tiny
 from tests.paths import ROOT
-from tests.training.test_memory_estimate import qwen3_4b
 
 README = (ROOT / "README.md").read_text("utf-8")
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
@@ -189,7 +189,7 @@ def anchors(text: str) -> set[str]:
 
 
 def test_the_cost_is_what_the_dry_run_says(tmp_path):
-    qwen3_4b().save_pretrained(tmp_path)
+    tiny.qwen3_4b_config().save_pretrained(tmp_path)
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(f'{{"question": "{n}?", "answers": ["x"]}}\n' for n in range(256)), "utf-8")
     told = estimate(TrainConfig(**PRESETS["paper"], agent=str(tmp_path), data=(str(questions),),

@@ -56,6 +56,15 @@ def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = Tru
         return Qwen3ForCausalLM(config).eval()
 
 
+def qwen3_4b_config() -> Qwen3Config:
+    """The config of Qwen3-4B, for calculations that need only shapes."""
+    return Qwen3Config(
+        vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
+        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True,
+        architectures=["Qwen3ForCausalLM"],
+    )  # fmt: skip
+
+
 def policy(**options) -> Policy:
     return Policy(model(**options), compute=torch.float32)
 

@@ -1,7 +1,7 @@
-"""What training will take of each GPU's memory, before it takes it: `train.py --dry-run`.
+"""`train.py --dry-run`: estimate the memory that training takes on each GPU.
 
-Calculated from the shapes of the model. Not counted: what CUDA and NCCL hold for themselves (1 to 2 GB), and
-what the allocator cannot use. During an update the KV cache stays where it is, so all of it adds up.
+The estimate is computed from the shapes of the model. It leaves out what CUDA and NCCL reserve (1 to 2 GB)
+and what the allocator cannot use. The KV cache stays allocated during an update, so all parts add up.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from prompt_r1.agent.kv_cache import MEMORY_SHARE
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import CHUNK_TOKENS, loading_options
+from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape, loading_options
 from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
@@ -19,8 +19,8 @@ SHARDS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that memory depends on."""
+class ModelShape:
+    """The sizes of a model that determine its memory."""
 
     weights: int
     block: int  # weights of a transformer block
@@ -33,111 +33,140 @@ class Shape:
 
     @property
     def root(self) -> int:
-        """Weights outside of the blocks: embedding, last norm and head."""
+        """Weights outside the blocks: embedding, last norm and head."""
         return self.weights - self.layers * self.block
 
 
-def shape_of(config: PretrainedConfig) -> Shape:
-    """The shape of a model, built without any memory."""
+@dataclass(frozen=True)
+class Setup:
+    """How a run holds its weights: the settings that determine its memory."""
+
+    shards: int  # GPUs that share the weights
+    full: bool  # nothing is sharded
+    width: int  # bytes of an entry in the compute dtype
+    reference: bool = True  # there is a frozen reference
+    offload: str = "none"
+    checkpointing: bool = True  # activations are recomputed
+
+
+def shape_of(config: PretrainedConfig) -> ModelShape:
+    """The shape of a model with this config. Builds it without allocating memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     blocks = model.base_model.layers
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Shape(
+    attention = attention_shape(config)
+    return ModelShape(
         weights=sum(weight.numel() for weight in model.parameters()),
         block=sum(weight.numel() for weight in blocks[0].parameters()),
         layers=len(blocks),
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
-        query=config.num_attention_heads * dim,
-        key=config.num_key_value_heads * dim,
+        query=attention.heads * attention.dim,
+        key=attention.kv_heads * attention.dim,
         vocabulary=config.vocab_size,
     )
 
 
-def block_activations(shape: Shape, *, width: int, kept: int) -> int:
-    """Bytes that autograd saves for each token of one block, its input included.
+def block_activations(shape: ModelShape, *, width: int, kept: int) -> int:
+    """Bytes that autograd saves for each token of a block, its input included.
 
-    `width` bytes has an entry of a product, `kept` one of the stream between the blocks. Norms save what they
-    normalise in float32; attention saves queries, keys, values and its output, not its scores.
+    `width`: bytes of an entry of a matrix product. `kept`: bytes of an entry of the residual stream. Norms
+    save their input in float32; attention saves queries, keys, values and its output, but no scores.
     """
     norms = shape.hidden * 2 * (4 + kept) + (shape.query + shape.key) * (4 + width)
-    # What goes into the products: autocast makes a copy for each of the five, not one for each norm.
+    # Autocast copies the input of each of five products; otherwise the products after a norm share one.
     inputs = shape.hidden * width * (2 if kept == width else 5)
     attention = 2 * (shape.query + shape.key) * width
     return norms + inputs + attention + 4 * shape.intermediate * width
 
 
-def state_bytes(
-    shape: Shape, *, shards: int, whole: bool, width: int, reference: bool, offload: str
-) -> dict[str, float]:
-    """Bytes that a run holds all the time, by what they are. `whole`: nothing is sharded."""
-    share = shape.weights / shards
-    trained = 0.0 if offload == "all" else share
+def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
+    """Bytes that a run holds all the time."""
+    share = shape.weights / setup.shards
+    trained = 0.0 if setup.offload == "all" else share
+    # With full float32 weights, the policy that learns also plays.
+    playing = 0 if setup.full and setup.width == 4 else setup.width * shape.weights
+    reference = 0.0
+    if setup.reference and setup.offload == "none":
+        reference = share * (4 if setup.full else setup.width)
     return {
         "float32 weights": 4 * trained,
-        "copy that plays": 0 if whole and width == 4 else width * shape.weights,
-        "frozen reference": share * (4 if whole else width) * (reference and offload == "none"),
+        "copy that plays": playing,
+        "frozen reference": reference,
         "gradients": 4 * trained,
         "AdamW's moments": 8 * trained,
     }
 
 
-def update_bytes(shape: Shape, *, tokens: int, whole: bool, width: int, recompute: bool) -> dict[str, float]:
-    """Bytes of a micro-batch at its peak: in backward, either at the head or in a block."""
-    kept = 4 if whole else width  # under autocast the stream between the blocks is float32
+def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, float]:
+    """Bytes of a micro-batch at its peak, which is in backward: either at the head or in a block."""
+    width = setup.width
+    kept = 4 if setup.full else width  # under autocast the residual stream is float32
     saved = block_activations(shape, width=width, kept=kept)
     rows = max(1, CHUNK_TOKENS["cuda"] // shape.vocabulary)
     logits = rows * shape.vocabulary * (2 * width + 8)  # of a chunk: product, float32, softmax, gradient
-    # The head's gradient in float32 and a chunk's in the dtype of products; gathered or cast weights.
+    # The gradient of the head in float32 and of a chunk in the compute dtype; gathered or cast weights.
     head = logits + shape.root * (4 + 2 * width)
-    # A block's weights and the next one's, gathered or cast; its gradients, and the float32 of their sum.
+    # The weights of a block and of the next, gathered or cast; their gradients, and the sum in float32.
     gathered = shape.block * (4 * width + 8) + shape.root * 2 * width
-    inside = tokens * ((saved if recompute else 0) + 3 * shape.intermediate * width)
-    between = shape.layers * tokens * (kept * shape.hidden if recompute else saved)
-    cast = shape.weights * width if whole and width < 4 else 0  # autocast keeps all casts until forward ends
+    recomputed = saved if setup.checkpointing else 0
+    inside = tokens * (recomputed + 3 * shape.intermediate * width)
+    between = shape.layers * tokens * (kept * shape.hidden if setup.checkpointing else saved)
+    # Autocast keeps all cast weights until the forward ends.
+    cast = shape.weights * width if setup.full and width < 4 else 0
     return {
-        "inputs of the blocks" if recompute else "activations": between,
+        "inputs of the blocks" if setup.checkpointing else "activations": between,
         "a block or the head": max(head, inside + gathered, cast),
     }
 
 
 def memory_table(config: TrainConfig) -> str:
-    """The lines of --dry-run about memory; one line where the agent's config cannot be read."""
+    """The lines of --dry-run about memory; a single line if the agent's config cannot be loaded."""
     if config.agent == "mini":
         return "memory: the mini agent fits everywhere"
     path = find_agent(config.agent, config.seed)
     try:
         shape = shape_of(AutoConfig.from_pretrained(path, **loading_options(path)))
     except (OSError, ValueError, KeyError):
-        return f"memory: not estimated, the config of {config.agent!r} is not at hand"
-    columns = [_column(shape, config, shards) for shards in SHARDS]
-    whole = config.offload == "none" and config.parallel != "fsdp"
-    names = [f"{shards} (whole)" if shards == 1 and whole else str(shards) for shards in SHARDS]
-    lines = [f"{'GB of each GPU, sharded over':40}" + "".join(f"{name:>12}" for name in names)]
+        return f"memory: not estimated, because the config of {config.agent!r} cannot be loaded"
+    setups = [_setup(config, shards) for shards in SHARDS]
+    columns = [_column(shape, config, setup) for setup in setups]
+    names = [f"{setup.shards} (whole)" if setup.full else str(setup.shards) for setup in setups]
+    lines = [_line("GB of each GPU, sharded over", names)]
     for name in columns[0]:
-        lines.append(f"{name:40}" + "".join(f"{column[name]:>12}" for column in columns))
+        lines.append(_line(name, [column[name] for column in columns]))
     return "\n".join(lines)
 
 
-def _column(shape: Shape, config: TrainConfig, shards: int) -> dict[str, str]:
-    """The entries of one number of shards, from top to bottom."""
-    whole = shards == 1 and config.offload == "none" and config.parallel != "fsdp"
-    width = getattr(torch, config.dtype).itemsize
-    states = state_bytes(
-        shape, shards=shards, whole=whole, width=width, reference=config.kl_coef > 0, offload=config.offload
+def _line(name: str, cells: list[str]) -> str:
+    return f"{name:40}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _setup(config: TrainConfig, shards: int) -> Setup:
+    return Setup(
+        shards=shards,
+        full=shards == 1 and config.offload == "none" and config.parallel != "fsdp",
+        width=getattr(torch, config.dtype).itemsize,
+        reference=config.kl_coef > 0,
+        offload=config.offload,
+        checkpointing=config.checkpointing,
     )
-    tokens = max(config.tokens_per_batch, config.max_tokens)
-    update = update_bytes(shape, tokens=tokens, whole=whole, width=width, recompute=config.checkpointing)
-    taken = sum(states.values()) + sum(update.values())
-    column = {name: f"{value / 1e9:.1f}" for name, value in {**states, **update, "together": taken}.items()}
-    # The cache is sized at the first game, before there are gradients.
-    before = sum(states[name] for name in ("float32 weights", "copy that plays", "frozen reference"))
-    of_token = 2 * shape.layers * shape.key * width
+
+
+def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, str]:
+    """The cells for one number of shards, from top to bottom."""
+    states = state_bytes(shape, setup)
+    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    total = sum(states.values()) + sum(update.values())
+    column = {name: f"{value / 1e9:.1f}" for name, value in {**states, **update, "together": total}.items()}
+    # The KV cache is allocated before the first update, when there are no gradients and moments.
+    before = states["float32 weights"] + states["copy that plays"] + states["frozen reference"]
+    token_bytes = 2 * shape.layers * shape.key * setup.width
     for gpu in GPUS:
-        cache = config.kv_tokens or int(MEMORY_SHARE * (gpu * 1e9 - before) / of_token)
-        left = gpu * 1e9 - taken - cache * of_token
-        fits = left > 0 and cache >= config.max_tokens
-        column[f"{gpu} GB: KV cache, thousand tokens"] = f"{cache / 1e3:.0f}" if fits else "too small"
+        cache_tokens = config.kv_tokens or int(MEMORY_SHARE * (gpu * 1e9 - before) / token_bytes)
+        left = gpu * 1e9 - total - cache_tokens * token_bytes
+        fits = left > 0 and cache_tokens >= config.max_tokens
+        cache_name = f"{gpu} GB: KV cache, thousand tokens"
+        column[cache_name] = f"{cache_tokens / 1e3:.0f}" if fits else "too small"
         column[f"{gpu} GB: left over"] = f"{left / 1e9:.1f}" if fits else ""
     return column

@@ -1,13 +1,15 @@
-"""The estimate of memory against what autograd keeps, what a model weighs, and what a rank holds."""
+"""The memory estimate against the tensors that autograd saves and the weights of real models."""
+
+from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen3Config
 
-from prompt_r1.agent.packing import pack
+from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.training.memory_estimate import (
+    Setup,
     block_activations,
     memory_table,
     shape_of,
@@ -22,16 +24,8 @@ CLUSTER = (ROOT / "docs/cluster.md").read_text("utf-8")
 PAPER = TrainConfig(**PRESETS["paper"])
 
 
-def qwen3_4b() -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
-        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True,
-        architectures=["Qwen3ForCausalLM"],
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_shape_weighs_what_the_model_weighs(tied):
+def test_a_shape_has_as_many_weights_as_the_model(tied):
     model = tiny.model(tied=tied)
     shape = shape_of(model.config)
     assert shape.weights == sum(weight.numel() for weight in model.parameters())
@@ -40,26 +34,28 @@ def test_a_shape_weighs_what_the_model_weighs(tied):
 
 
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
-def test_a_block_saves_as_much_as_the_estimate_says(weights):
-    """Autograd's saved tensors of three blocks, less those of one: two blocks, without embedding and head."""
+def test_the_activations_of_a_block_are_those_that_autograd_saves(weights):
+    """Saved tensors of three blocks minus those of one: two blocks, without embedding and head."""
     packed = pack([[random_game(0)]], CPU)
-    saved = [_saved(Policy(tiny.model(layers=layers).to(weights), compute=torch.bfloat16), packed)
-             for layers in (1, 3)]  # fmt: skip
+    one, three = (
+        saved_bytes(Policy(tiny.model(layers=layers).to(weights), compute=torch.bfloat16), packed)
+        for layers in (1, 3)
+    )
     shape = shape_of(tiny.model().config)
     expected = block_activations(shape, width=2, kept=weights.itemsize)
-    assert (saved[1] - saved[0]) / 2 / len(packed.tokens) == pytest.approx(expected, rel=0.1)
+    assert (three - one) / 2 / len(packed.tokens) == pytest.approx(expected, rel=0.1)
 
 
-def _saved(policy: Policy, packed) -> int:
-    """Bytes that autograd keeps of a forward, without weights and what is cast from them."""
+def saved_bytes(policy: Policy, packed: Packed) -> int:
+    """Bytes that autograd saves in a forward, without weights and copies of weights."""
     sizes: dict[int, int] = {}
     alive: list[torch.Tensor] = []
-    widths = {tuple(weight.shape) for weight in policy.parameters()}
-    widths |= {shape[::-1] for shape in widths}
+    weight_shapes = {tuple(weight.shape) for weight in policy.parameters()}
+    weight_shapes |= {shape[::-1] for shape in weight_shapes}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        alive.append(tensor)  # else its address might be given away again
-        if tuple(tensor.shape) not in widths:
+        alive.append(tensor)  # keeps its address from being reused
+        if tuple(tensor.shape) not in weight_shapes:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -68,38 +64,37 @@ def _saved(policy: Policy, packed) -> int:
     return sum(sizes.values())
 
 
-def test_shards_of_a_model_add_up_to_the_model():
+def test_the_shards_add_up_to_the_model():
     shape = shape_of(tiny.model().config)
-    common = {"width": 2, "reference": True, "offload": "none"}
-    one, eight = (state_bytes(shape, shards=shards, whole=False, **common) for shards in (1, 8))
+    one, eight = (state_bytes(shape, Setup(shards=shards, full=False, width=2)) for shards in (1, 8))
     assert one["float32 weights"] + one["gradients"] + one["AdamW's moments"] == 16 * shape.weights
     for name in one:
         assert eight[name] == one[name] / (1 if name == "copy that plays" else 8), name
 
 
-def test_the_paper_s_preset_fits_eight_gpus_of_40_gb_and_not_four_as_the_readme_says(tmp_path):
-    qwen3_4b().save_pretrained(tmp_path)
+def test_the_paper_preset_fits_eight_gpus_of_40_gb_but_not_four_as_documented(tmp_path):
+    tiny.qwen3_4b_config().save_pretrained(tmp_path)
     rows = memory_table(TrainConfig(agent=str(tmp_path))).splitlines()
     columns = {row[:40].strip(): row[40:].split() for row in rows}
     assert columns["GB of each GPU, sharded over"] == ["1", "(whole)", "2", "4", "8", "16"]
     shown = [float(columns[name][3]) for name in list(columns)[1:8]]
     assert sum(shown) == pytest.approx(float(columns["together"][3]), abs=0.3)  # the table adds up
-    assert columns["40 GB: left over"] == ["4.3", "8.4"]  # of 8 and of 16 GPUs: more are too small
+    assert columns["40 GB: left over"] == ["4.3", "8.4"]  # with 8 and 16 shards; with fewer it does not fit
     assert float(columns["40 GB: KV cache, thousand tokens"][-2]) * 1e3 > PAPER.max_tokens
 
     table = CLUSTER.split("| sharded over |")[1].split("\n\n")[0].replace("**", "").splitlines()[2:]
-    for name, *cells in ([cell.strip() for cell in row.split("|")[1:-1]] for row in table):
+    for row in table:
+        name, *cells = (cell.strip() for cell in row.split("|")[1:-1])
         assert " ".join(cells).split() == columns[name], name
 
 
-def test_recomputing_blocks_saves_most_of_the_activations():
-    shape = shape_of(qwen3_4b())
-    kept, recomputed = (
-        update_bytes(shape, tokens=16_384, whole=False, width=2, recompute=recompute)
-        for recompute in (False, True)
-    )
+def test_checkpointing_saves_most_of_the_activations():
+    shape = shape_of(tiny.qwen3_4b_config())
+    setup = Setup(shards=1, full=False, width=2)
+    kept = update_bytes(shape, replace(setup, checkpointing=False), tokens=16_384)
+    recomputed = update_bytes(shape, setup, tokens=16_384)
     assert sum(kept.values()) > 8 * sum(recomputed.values())
 
 
-def test_where_the_config_of_an_agent_is_not_at_hand_the_estimate_says_so(tmp_path):
-    assert "not at hand" in memory_table(TrainConfig(agent=str(tmp_path)))
+def test_without_the_config_of_the_agent_there_is_no_estimate(tmp_path):
+    assert "cannot be loaded" in memory_table(TrainConfig(agent=str(tmp_path)))
