@@ -2,16 +2,16 @@
 
 
 class EnvError(Exception):
-    """A call failed for good: its game ends and leaves its group; other games go on."""
+    """A call failed after all retries. Its game ends and leaves its group; other games go on."""
 
 
 class FatalEnvError(Exception):
-    """No call can succeed (wrong key, no such model, ...): the run stops with this one sentence."""
+    """No call can succeed (wrong key, unknown model, …). The run stops with this message (exit code 2)."""
 
 
 class UsageError(Exception):
-    """The user asked for the impossible: one sentence that says what, where and what to do (exit code 2)."""
+    """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2)."""
 
 
 class Resumable(Exception):
-    """The run stopped before its end, with a checkpoint: one sentence that says why (exit code 75)."""
+    """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""

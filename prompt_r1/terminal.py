@@ -1,19 +1,20 @@
-"""Text from outside on a terminal: colours of ours, and nothing that a reply could do to the screen."""
+"""Print untrusted text safely on a terminal, and our own text in colour."""
 
 import os
 import re
 import sys
 from typing import TextIO
 
-# Controls but line feed and tab; what turns the direction of text; line separators; half characters.
+# Control characters except line feed and tab, bidi controls, line separators, lone surrogates.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 COLOURS = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
 
 
 def printable(text: str) -> str:
-    """The text with every character that could move the cursor, hide or reorder text shown as its code.
+    """Escape every character that could move the cursor or hide or reorder text, such as ESC as \\x1b.
 
-    Escape sequences of a hostile reply clear screens, set titles and, in some terminals, type commands.
+    Escape sequences in a hostile reply can clear the screen, set the title and, in some terminals, enter
+    commands.
     """
     return UNSAFE.sub(lambda match: _code(ord(match[0])), text.replace("\r\n", "\n"))
 
@@ -23,17 +24,17 @@ def _code(number: int) -> str:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Does this stream show colours? Not in a file or pipe, nor where NO_COLOR (no-color.org) is set."""
+    """Whether to use colours: on a terminal, unless NO_COLOR (no-color.org) is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def colour(name: str, text: str) -> str:
-    """The text, already printable, between the escape sequences of one of COLOURS."""
+    """Wrap a printable text in the escape sequences of one of COLOURS."""
     return f"\x1b[{COLOURS[name]}m{text}\x1b[0m" if text else ""
 
 
-def speak_any_language() -> None:
-    """Let stdout and stderr replace what their encoding lacks, rather than end the program."""
+def escape_unprintable_output() -> None:
+    """Let stdout and stderr escape characters that their encoding lacks instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

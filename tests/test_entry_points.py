@@ -240,7 +240,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
 BAD_INPUT = [
     (["train.py", "--lerning-rate", "1"], "unrecognized arguments: --lerning-rate"),
     (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
-    (["train.py", "--checkpointing", "perhaps"], "true or false is wanted, not 'perhaps'"),
+    (["train.py", "--checkpointing", "perhaps"], "expected true or false, not 'perhaps'"),
     (["train.py", "--steps", "0"], "--steps must be above 0"),
     (["train.py", "--rule", "mine"], "invalid choice: 'mine'"),
     (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
@@ -285,7 +285,7 @@ def test_a_device_without_memory_is_told_with_what_to_do(agent, tmp_path, monkey
     monkeypatch.setattr("prompt_r1.agent.policy.Policy.forward", forward)
     ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("train.py: CUDA out of memory: in training give --tokens-per-batch less,")
+    assert ended.stderr.startswith("train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch,")
 
 
 @pytest.mark.parametrize(("line", "sentence"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])

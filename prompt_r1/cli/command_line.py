@@ -1,4 +1,4 @@
-"""The command line of the entry points: flags from the fields of a config, kind errors, exit codes."""
+"""The command line of the entry points: flags from the fields of a config, error messages, exit codes."""
 
 import argparse
 import errno
@@ -11,42 +11,47 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import torch
 from transformers.utils import logging as transformers_logging
 
+from prompt_r1.config.fields import check_ranges, flag_of
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml, type_name
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.terminal import printable, speak_any_language
+from prompt_r1.terminal import escape_unprintable_output, printable
 
 Config = TypeVar("Config")
 
 
 def run_program(main: Callable[[list[str]], None]) -> NoReturn:
-    """Run an entry point and exit: 0 done, 2 wrong usage or no memory, 75 stopped but resumable, 130 Ctrl-C.
+    """Run an entry point and exit.
 
-    What the user can mend is told in one sentence, without a traceback.
+    Exit codes: 0 done, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C. Errors that the
+    user can fix are printed as one sentence on stderr, without a traceback.
     """
     transformers_logging.disable_progress_bar()
-    speak_any_language()
+    escape_unprintable_output()
     try:
         main(sys.argv[1:])
     except (UsageError, FatalEnvError) as error:
-        _leave(2, error)
+        _exit(2, error)
     except Resumable as error:
-        _leave(75, error)
+        _exit(75, error)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _leave(75, f"{error}: make room; the same command goes on from the last checkpoint")
+        _exit(75, f"{error}: free some space; the same command resumes from the last checkpoint")
     except torch.OutOfMemoryError as error:
-        told = str(error).split(". ")[0].strip()
-        _leave(2, f"{told}: in training give --tokens-per-batch less, --offload, or more GPUs (--dry-run "
-                  "counts what they need) and go on from the last checkpoint; else take a smaller agent or "
-                  "--device cpu")  # fmt: skip
+        first_sentence = str(error).split(". ")[0].strip()
+        _exit(
+            2,
+            f"{first_sentence}: in training, give a smaller --tokens-per-batch, --offload, or more GPUs "
+            "(--dry-run estimates the memory) and resume from the last checkpoint; otherwise take a smaller "
+            "agent or --device cpu",
+        )
     except KeyboardInterrupt:
-        _leave(130, "interrupted; the same command goes on from the last checkpoint")
+        _exit(130, "interrupted; the same command resumes from the last checkpoint")
     sys.exit(0)
 
 
-def _leave(code: int, reason: object) -> NoReturn:
+def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     print(printable(f"{name}: {reason}"), file=sys.stderr)
@@ -54,13 +59,15 @@ def _leave(code: int, reason: object) -> NoReturn:
 
 
 def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
-    """The config of train.py from its command line, and the name of the preset or file that it began with.
+    """Read the settings of train.py; also returns the name of the preset or file they start from.
 
-    Later wins: defaults, then the preset or YAML file of --config, then flags.
+    Flags override the preset or YAML file of --config, which overrides the defaults.
     """
-    about = "Train an agent to question an environment. Without --config the preset mini is used."
+    about = "Train an agent to question an environment."
     parser = _new_parser("train.py", about)
-    parser.add_argument("--config", default="mini", metavar="mini|paper|FILE", help="preset or YAML file")
+    parser.add_argument(
+        "--config", default="mini", metavar="mini|paper|FILE", help="preset or YAML file (mini)"
+    )
     _add_flags(parser, TrainConfig, arguments, preset=PRESETS["mini"])
     given = vars(parser.parse_args(arguments))
     source = given.pop("config")
@@ -75,14 +82,17 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         config = replace(config, test_data=())
     name = Path(source).stem
     if config.env == "none":
-        config, name = _alone(config, given), f"{name}-alone"
+        config = _without_environment(config, given)
+        name = f"{name}-alone"
     check(config)
     return config, name
 
 
-def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
-    """The game without an environment: one turn, with a rule of its own. In place of the paper's instruction
-    to ask there is one to answer, and the turn may be as long as a game.
+def _without_environment(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """Set up the game of --env none, except for the flags in `given`.
+
+    The game has one turn and its own reward rule. The instruction to answer replaces the paper's instruction
+    to ask, and the turn may be as long as a game.
     """
     game: dict[str, Any] = {"max_turns": 1, "rule": "alone"}
     if config.instruction.startswith("paper"):
@@ -91,10 +101,12 @@ def _alone(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
 
 
 def parse_arguments(kind: type[Config], program: str, description: str, arguments: list[str]) -> Config:
-    """A config from its command line alone."""
+    """Read a config from its flags alone. Raises UsageError for a value outside its range."""
     parser = _new_parser(program, description)
     _add_flags(parser, kind, arguments)
-    return kind(**vars(parser.parse_args(arguments)))
+    config = kind(**vars(parser.parse_args(arguments)))
+    check_ranges(config)
+    return config
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,58 +120,78 @@ def _new_parser(program: str, description: str) -> _Parser:
         f"{program} [--FLAG VALUE ...]",
         description,
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # what is not given stays open for presets and files
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=100),
+        argument_default=argparse.SUPPRESS,  # so that flags which are not given do not override a preset
+        formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=24, width=80),
     )
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """Shorten "NAME [NAME ...]" to "NAME ..."."""
+        if action.nargs == "+":
+            return f"{action.metavar} ..."
+        return super()._format_args(action, default_metavar)
 
 
 def _add_flags(
     parser: _Parser, kind: type[Any], arguments: list[str], preset: dict[str, Any] | None = None
 ) -> None:
-    """A flag for each field. --help shows the everyday ones, --help-all every one, under its heading."""
-    everyday = getattr(kind, "EVERYDAY", None)
-    everything = everyday is None or "--help-all" in arguments
-    section: argparse._ActionsContainer = parser
+    """Add a flag for each field; --help-all shows all of them by groups, --help only the everyday ones.
+
+    A config without everyday fields has only --help, which shows every flag.
+    """
     # A config's own fields first, then those that it shares with others.
-    for f in sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__):
-        if everything and f.metadata["group"]:
+    flags = sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__)
+    has_everyday = any(f.metadata["everyday"] for f in flags)
+    show_all = not has_everyday or "--help-all" in arguments
+    section: argparse._ActionsContainer = parser
+    for f in flags:
+        if show_all and f.metadata["group"]:
             section = parser.add_argument_group(f.metadata["group"])
         options = _options(f, preset or {})
-        if everyday is not None and not everything and f.name not in everyday:
+        if not show_all and not f.metadata["everyday"]:
             options["help"] = argparse.SUPPRESS
-        section.add_argument("--" + f.name.replace("_", "-"), dest=f.name, **options)
-    if everyday is not None:
-        parser.add_argument("--help-all", action="help", help=f"show all {len(fields(kind))} flags")
+        section.add_argument(flag_of(f.name), dest=f.name, **options)
+    if has_everyday:
+        parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
 
 
 def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
-    """What argparse wants to know of a field. The help ends with its default, and the one of `preset`."""
-    choices = f.metadata["choices"] if f.type is not bool else ()
-    help_line = f.metadata["help"]
-    if not all(choice in help_line for choice in choices):
-        help_line += f": {', '.join(choices)}"
-    defaults = [_shown(f.default)] if "default:" not in help_line else []
-    if f.name in preset:
-        defaults.append(f"mini: {_shown(preset[f.name])}")
-    help_line = f"{help_line} ({', '.join(filter(None, defaults))})".removesuffix(" ()")
-    options: dict[str, Any] = {"help": help_line, "metavar": type_name(f), "type": f.type}
+    """The options of a field's argparse argument."""
+    if f.type is bool and not f.default:
+        return {"help": f.metadata["help"], "action": "store_true"}
+    options: dict[str, Any] = {"help": _help_line(f, preset), "metavar": type_name(f), "type": f.type}
     if f.type is bool:
         options["type"] = _boolean
     elif get_origin(f.type) is tuple:
-        # Given several times it goes on: --agent A --agent B.
+        # A flag that is given several times collects all values: --agent A --agent B.
         options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
-    if choices:
-        options["choices"] = choices
-    if f.type is bool and not f.default:
-        return {"help": f.metadata["help"], "action": "store_true"}
+    if f.metadata["choices"]:
+        options["choices"] = f.metadata["choices"]
     return options
+
+
+def _help_line(f: Field[Any], preset: dict[str, Any]) -> str:
+    """The help of a field with its choices and its default, here and in the mini preset."""
+    help_line, choices = f.metadata["help"], f.metadata["choices"]
+    if not all(choice in help_line for choice in choices):
+        help_line += f": {', '.join(choices)}"
+    defaults = []
+    if "default:" not in help_line:
+        defaults.append(_shown(f.default))
+    if f.name in preset:
+        defaults.append(f"mini: {_shown(preset[f.name])}")
+    shown = ", ".join(filter(None, defaults))
+    return f"{help_line} ({shown})" if shown else help_line
 
 
 def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"true or false is wanted, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
     return text == "true"
 
 
 def _shown(default: Any) -> str:
-    return " ".join(default) if isinstance(default, tuple) else str(default)
+    if isinstance(default, tuple):
+        return " ".join(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)

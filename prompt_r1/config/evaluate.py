@@ -1,9 +1,8 @@
 """Settings of evaluate.py."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from prompt_r1.config.fields import EnvironmentConfig, ServedConfig, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, ServedConfig, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
 
@@ -11,30 +10,34 @@ from prompt_r1.config.methods import METHODS, MethodConfig
 class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
-    EVERYDAY: ClassVar = ("data", "method", "agent", "env", "limit", "out", "seed", "env_price")
-
-    data: tuple[str, ...] = setting(("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files")
+    data: tuple[str, ...] = setting(
+        ("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files", everyday=True
+    )
     method: tuple[str, ...] = setting(
-        (), "any of them (direct untrained prompt-r1; with --tables all)", choices=METHODS
+        (), "methods to score (direct untrained prompt-r1; with --tables all)", choices=METHODS, everyday=True
     )
     agent: tuple[str, ...] = setting(
-        (), "run folders, model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)"
+        (),
+        "run or model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)",
+        everyday=True,
     )
-    env: tuple[str, ...] = setting((), "environments (default: those that the agents were trained with)")
+    env: tuple[str, ...] = setting((), "environments (default: the agents' own)", everyday=True)
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     compare: tuple[str, ...] = setting(
         (), "only compare two predictions.jsonl, paired by question; FILE or FILE:METHOD[:ENV[:AGENT]]"
     )
-    limit: int = setting(0, "questions of each file at most; 0: all", at_least=0)
-    repeats: int = setting(1, "answers to each question, averaged by question", above=0)
+    limit: int = setting(0, "most questions of each file; 0: all", range=NOT_NEGATIVE, everyday=True)
+    repeats: int = setting(1, "answers to each question, averaged per question", range=POSITIVE)
     metrics: str = setting(
         "strict",
-        "rules of EM, SM and F1: ours, or the release's with its leaks",
+        "rules of EM, SM and F1: ours, or those of the released code",
         choices=("strict", "official"),
     )
-    ssim_model: str = setting("", "folder of the encoder of SSim, or auto: where it is usually found")
-    out: str = setting("", "folder for predictions, tables and journal (runs/eval-AGENT)")
-    seed: int = setting(-1, "seed of the mini world and of sampling (default: the run's)")
-    temperature: float = setting(0.0, "of the agent; 0: greedy", at_least=0, identifies=True)
+    ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
+    out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
+    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
+    temperature: float = setting(
+        0.0, "temperature of the agent; 0: greedy", range=NOT_NEGATIVE, identifies=True
+    )
     device: str = setting("auto", "auto, cpu or cuda")
-    kv_tokens: int = setting(0, "tokens of the KV cache; 0: what memory allows", at_least=0)
+    kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)

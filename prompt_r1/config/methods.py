@@ -2,12 +2,22 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.fields import setting
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, setting
 
 METHODS = (
-    "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa",
-    "sft", "grpo-only", "untrained", "agent-only", "prompt-r1",
-)  # fmt: skip
+    "direct",
+    "cot",
+    "cot-few-shot",
+    "self-consistency",
+    "opro",
+    "textgrad",
+    "gepa",
+    "sft",
+    "grpo-only",
+    "untrained",
+    "agent-only",
+    "prompt-r1",
+)
 
 
 @dataclass(frozen=True)
@@ -17,14 +27,16 @@ class MethodConfig:
     answer_format: str = setting(
         "auto",
         'how an environment that is asked once marks its answer: <answer> tags, or "Answer only."; auto: '
-        "tags, but not in the mini world",
+        "tags, except in the mini world",
         choices=("auto", "tags", "only"),
         group="compared methods",
     )
-    train_data: tuple[str, ...] = setting((), "questions to learn from (mini, when --data is the mini world)")
-    val_data: tuple[str, ...] = setting((), "questions to choose by (mini, when --data is the mini world)")
-    shots: int = setting(4, "examples of cot-few-shot")
-    samples: int = setting(0, "calls of self-consistency; 0: as many as the agent makes, on average")
+    train_data: tuple[str, ...] = setting((), "training questions (mini, if --data is the mini world)")
+    val_data: tuple[str, ...] = setting((), "validation questions (mini, if --data is the mini world)")
+    shots: int = setting(4, "examples of cot-few-shot", range=POSITIVE)
+    samples: int = setting(
+        0, "calls of self-consistency; 0: the mean number of the agent's calls", range=NOT_NEGATIVE
+    )
     optimizer_env: str = setting(
         "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
     )
@@ -32,46 +44,52 @@ class MethodConfig:
         "", "fields of its requests, as JSON (the authors' temperature, max_tokens)"
     )
     optimizer_price: tuple[str, ...] = setting((), "IN,OUT in dollars per million tokens (--env-price)")
-    optimize_calls: int = setting(0, "budget of a search, in calls of both models; 0: the authors'")
+    optimize_calls: int = setting(
+        0, "budget of a prompt search, in calls of both models; 0: the authors'", range=NOT_NEGATIVE
+    )
     optimize_val: int = setting(
-        50, "validation questions of textgrad and gepa; 0: textgrad without validation"
+        50,
+        "validation questions of textgrad and gepa; 0: textgrad without validation",
+        range=NOT_NEGATIVE,
     )
     seed_prompt: str = setting(
-        "Answer the question as well as you can.", "system message that the searches begin with"
+        "Answer the question as well as you can.", "system message that a prompt search starts from"
     )
-    opro_steps: int = setting(200, "steps at most")
-    opro_per_step: int = setting(8, "new instructions of a step")
-    opro_shown: int = setting(20, "best instructions so far that the optimiser sees")
-    opro_threshold: float = setting(0.3, "score that an instruction must have to be seen")
-    opro_exemplars: int = setting(3, "training questions that the optimiser sees")
-    opro_train: int = setting(261, "training questions that score an instruction")
-    textgrad_epochs: int = setting(3, "epochs")
-    textgrad_updates: int = setting(4, "updates of an epoch")
-    textgrad_batch: int = setting(3, "training questions of an update")
-    textgrad_short_value: int = setting(10, "words of a long prompt's ends that the rewriter sees; 0: all")
-    gepa_batch: int = setting(3, "training questions that a parent and its child are compared on")
-    gepa_calls: int = setting(150, "calls of the environment before the last iteration")
-    sft_agent: str = setting(
-        "", "fine-tuned agent of sft (one is fine-tuned in --out, from the agent's start)"
+    opro_steps: int = setting(200, "most steps", range=POSITIVE)
+    opro_per_step: int = setting(8, "new instructions per step", range=POSITIVE)
+    opro_shown: int = setting(20, "best instructions so far that the optimiser sees", range=POSITIVE)
+    opro_threshold: float = setting(0.3, "lowest score of an instruction that the optimiser sees")
+    opro_exemplars: int = setting(3, "training questions that the optimiser sees", range=NOT_NEGATIVE)
+    opro_train: int = setting(261, "training questions that score an instruction", range=POSITIVE)
+    textgrad_epochs: int = setting(3, "epochs", range=POSITIVE)
+    textgrad_updates: int = setting(4, "updates per epoch", range=POSITIVE)
+    textgrad_batch: int = setting(3, "training questions per update", range=POSITIVE)
+    textgrad_short_value: int = setting(
+        10, "words shown of each end of a long prompt; 0: all", range=NOT_NEGATIVE
     )
-    sft_lr: float = setting(1e-4, "learning rate of sft")
+    gepa_batch: int = setting(3, "training questions that compare a child with its parent", range=POSITIVE)
+    gepa_calls: int = setting(150, "calls of the environment before the last iteration", range=NOT_NEGATIVE)
+    sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")
+    sft_lr: float = setting(1e-4, "learning rate of sft", range=POSITIVE)
     grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`")
 
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Settings of supervised fine-tuning: the paper's Table 7, and LLaMA-Factory's where that is silent."""
+    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
 
     agent: str = setting("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     data: tuple[str, ...] = setting((), "training questions: mini, or JSONL/parquet files")
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "order of the questions, start of the adapters, and the mini world")
-    rank: int = setting(8, "of the adapters")
-    alpha: float = setting(16.0, "adapters count alpha / rank")
-    lr: float = setting(1e-4, "highest learning rate of AdamW; a tenth of warm-up, then a cosine")
-    epochs: int = setting(3, "times that each question is seen")
-    batch_size: int = setting(4, "examples of a micro-batch")
-    accumulate: int = setting(8, "micro-batches of an optimiser step")
-    cutoff: int = setting(2048, "tokens of an example; the rest is cut off")
-    checkpointing: bool = setting(True, "gradient checkpointing", choices=("true", "false"))
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
+    rank: int = setting(8, "rank of the adapters", range=POSITIVE)
+    alpha: float = setting(16.0, "scale of the adapters, alpha / rank", range=POSITIVE)
+    lr: float = setting(
+        1e-4, "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)", range=POSITIVE
+    )
+    epochs: int = setting(3, "epochs", range=POSITIVE)
+    batch_size: int = setting(4, "examples per micro-batch", range=POSITIVE)
+    accumulate: int = setting(8, "micro-batches per optimiser step", range=POSITIVE)
+    cutoff: int = setting(2048, "most tokens of an example; the rest is cut off", range=POSITIVE)
+    checkpointing: bool = setting(True, "gradient checkpointing")
     device: str = setting("auto", "auto, cpu or cuda")

@@ -1,9 +1,17 @@
 """Settings of train.py, and its presets."""
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
-from prompt_r1.config.fields import EnvironmentConfig, check_ranges, setting
+from prompt_r1.config.fields import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    EnvironmentConfig,
+    Range,
+    check_ranges,
+    setting,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.types import GameSettings
@@ -13,98 +21,114 @@ from prompt_r1.types import GameSettings
 class TrainConfig(EnvironmentConfig):
     """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
 
-    EVERYDAY: ClassVar = (
-        "agent", "env", "data", "val_data", "test_data", "out", "resume", "seed", "steps", "questions", "lr",
-        "max_turns", "env_price", "max_env_usd", "dry_run", "explain",
-    )  # fmt: skip
-
     agent: str = setting(
-        "Qwen/Qwen3-4B", "model folder, hub id or mini", group="who plays, on what", identifies=True
+        "Qwen/Qwen3-4B",
+        "model folder, hub id or mini",
+        everyday=True,
+        identifies=True,
+        group="agent, environment and data",
     )
     env: str = setting(
-        "gpt-4o-mini", "environment: mini, MODEL, MODEL@URL, hf:DIR; several: A,B; or none", identifies=True
+        "gpt-4o-mini",
+        "mini, MODEL, MODEL@URL, hf:DIR, several: A,B, or none",
+        everyday=True,
+        identifies=True,
     )
-    data: tuple[str, ...] = setting((), "training questions: mini, or JSONL/parquet files", identifies=True)
-    val_data: tuple[str, ...] = setting((), "validation questions; none: no validation")
-    test_data: tuple[str, ...] = setting((), "questions for the table at the end; none: no table")
-    out: str = setting("", "run folder (runs/CONFIG-seedN)")
-    resume: str = setting("auto", "auto: go on where it stopped; never: begin anew; or a run folder")
-    seed: int = setting(0, "world, order of the questions and sampling", identifies=True)
+    data: tuple[str, ...] = setting(
+        (), "mini, or JSONL/parquet files to train on", everyday=True, identifies=True
+    )
+    val_data: tuple[str, ...] = setting((), "validation questions; none: no validation", everyday=True)
+    test_data: tuple[str, ...] = setting(
+        (), "test questions, played at the end; none: no test", everyday=True
+    )
+    out: str = setting("", "run folder (runs/CONFIG-seedN)", everyday=True)
+    resume: str = setting("auto", "auto (resume), never (new run), or a run folder", everyday=True)
+    seed: int = setting(
+        0, "seed of the mini world, question order and sampling", everyday=True, identifies=True
+    )
     instruction: str = setting(
         "paper",
         "paper, paper-50 or short; alone or answer: without environment",
         choices=tuple(INSTRUCTIONS),
-        group="the game",
         identifies=True,
+        group="the game",
     )
-    max_turns: int = setting(5, "turns of a game", above=0, identifies=True)
-    max_new: int = setting(1024, "new tokens of a turn", above=0, identifies=True)
-    max_tokens: int = setting(8192, "tokens of a game", above=0, identifies=True)
+    max_turns: int = setting(5, "most turns of a game", range=POSITIVE, everyday=True, identifies=True)
+    max_new: int = setting(1024, "most new tokens of a turn", range=POSITIVE, identifies=True)
+    max_tokens: int = setting(8192, "most tokens of a game", range=POSITIVE, identifies=True)
     max_reply_tokens: int = setting(
-        1024, "tokens of a reply that the agent reads; 0: all", at_least=0, identifies=True
+        1024, "tokens of a reply that the agent reads; 0: all", range=NOT_NEGATIVE, identifies=True
     )
     force_answer: bool = setting(False, "tell the agent when its last turn has come", identifies=True)
-    stop_tags: bool = setting(
-        False, "end a turn at </interaction_prompt> or </answer>", choices=("true", "false"), identifies=True
-    )
+    stop_tags: bool = setting(False, "end a turn at </interaction_prompt> or </answer>", identifies=True)
     rule: str = setting(
         "paper",
         "reward rule (eqs 12-15); alone: for --env none",
         choices=("paper", "release", "alone"),
         identifies=True,
     )
-    steps: int = setting(320, "rollout batches", group="the algorithm", above=0)
-    questions: int = setting(128, "questions of a step, over all ranks", above=0, identifies=True)
-    group_size: int = setting(5, "games of a question", at_least=2, identifies=True)
-    mini_batch: int = setting(64, "games of an optimiser step, over all ranks", above=0, identifies=True)
+    steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
+    questions: int = setting(
+        128, "questions per step, over all ranks", range=POSITIVE, everyday=True, identifies=True
+    )
+    group_size: int = setting(5, "games per question", range=Range(at_least=2), identifies=True)
+    mini_batch: int = setting(64, "games per optimiser step, over all ranks", range=POSITIVE, identifies=True)
     mini_batch_of: str = setting(
         "games",
-        "what --mini-batch counts; questions keep groups whole",
+        "unit of --mini-batch; questions: groups stay together",
         choices=("games", "questions"),
         identifies=True,
     )
-    lr: float = setting(1e-6, "learning rate of AdamW, constant", above=0, identifies=True)
-    beta1: float = setting(0.9, "AdamW", identifies=True)
-    beta2: float = setting(0.999, "AdamW", identifies=True)
-    weight_decay: float = setting(0.01, "AdamW", at_least=0, identifies=True)
-    grad_clip: float = setting(1.0, "largest gradient norm", above=0, identifies=True)
-    clip: float = setting(0.2, "clip range of the ratio (eq. 17)", identifies=True)
+    lr: float = setting(
+        1e-6, "learning rate of AdamW, constant", range=POSITIVE, everyday=True, identifies=True
+    )
+    beta1: float = setting(0.9, "AdamW", range=FRACTION, identifies=True)
+    beta2: float = setting(0.999, "AdamW", range=FRACTION, identifies=True)
+    weight_decay: float = setting(0.01, "AdamW", range=NOT_NEGATIVE, identifies=True)
+    grad_clip: float = setting(1.0, "largest gradient norm", range=POSITIVE, identifies=True)
+    clip: float = setting(0.2, "clip range of the ratio (eq. 17)", range=POSITIVE, identifies=True)
     kl_coef: float = setting(
-        0.001, "weight of the KL to the frozen start (eq. 17); 0: none", at_least=0, identifies=True
+        0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
     )
     loss: str = setting(
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
     )
-    temperature: float = setting(1.0, "sampling in training; validation is greedy", above=0, identifies=True)
-    val_every: int = setting(20, "steps between validations", group="instruments", above=0)
-    val_limit: int = setting(256, "validation questions at most", above=0)
-    save_every: int = setting(20, "steps between checkpoints", above=0)
-    keep: int = setting(2, "newest checkpoints that stay, beside the best by validation", at_least=2)
-    on_collapse: str = setting(
-        "warn", "when a curve collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
+    temperature: float = setting(
+        1.0, "sampling temperature of training games; validation is greedy", range=POSITIVE, identifies=True
     )
-    track: str = setting("none", "metrics also to", choices=("none", "tensorboard", "wandb"))
+    val_every: int = setting(20, "steps between validations", range=POSITIVE, group="instruments")
+    val_limit: int = setting(256, "most validation questions", range=POSITIVE)
+    save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
+    keep: int = setting(2, "newest checkpoints to keep, beside the best one", range=Range(at_least=2))
+    on_collapse: str = setting(
+        "warn", "when training collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
+    )
+    track: str = setting("none", "log metrics to this tracker too", choices=("none", "tensorboard", "wandb"))
     device: str = setting("auto", "auto, cpu or cuda", group="the machine")
     parallel: str = setting(
         "auto",
-        "weights on several ranks: whole (ddp), sharded (fsdp), sharded in each node (hsdp)",
+        "weights on several ranks: replicated (ddp), sharded (fsdp), sharded within each node (hsdp)",
         choices=("auto", "none", "ddp", "fsdp", "hsdp"),
     )
-    rank_timeout: float = setting(3600.0, "seconds that a rank waits for another before it gives up", above=0)
+    rank_timeout: float = setting(3600.0, "seconds that a rank waits for another", range=POSITIVE)
     offload: str = setting(
         "none",
-        "sharded weights that wait in CPU memory; all: AdamW too",
+        "sharded weights kept in CPU memory; all: with AdamW's states",
         choices=("none", "reference", "all"),
     )
-    threads: int = setting(0, "CPU threads of torch; 0: its own choice", at_least=0)
+    threads: int = setting(0, "CPU threads of torch; 0: torch's default", range=NOT_NEGATIVE)
     dtype: str = setting(
-        "bfloat16", "of matrix products; weights are float32", choices=("float32", "bfloat16")
+        "bfloat16", "dtype of matrix products; weights are float32", choices=("float32", "bfloat16")
     )
-    tokens_per_batch: int = setting(16384, "tokens of a micro-batch, a group's opening once", above=0)
-    checkpointing: bool = setting(True, "gradient checkpointing", choices=("true", "false"))
-    kv_tokens: int = setting(0, "tokens of the KV cache on each rank; 0: what memory allows", at_least=0)
-    dry_run: bool = setting(False, "only estimate calls, tokens, dollars and memory")
-    explain: bool = setting(False, "only walk one question through the algorithm, slowly")
+    tokens_per_batch: int = setting(
+        16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
+    )
+    checkpointing: bool = setting(True, "gradient checkpointing")
+    kv_tokens: int = setting(
+        0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE
+    )
+    dry_run: bool = setting(False, "estimate calls, tokens, dollars and memory, then exit", everyday=True)
+    explain: bool = setting(False, "walk through the algorithm on one question, then exit", everyday=True)
 
     @property
     def game(self) -> GameSettings:
@@ -122,38 +146,55 @@ class TrainConfig(EnvironmentConfig):
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "mini": {
-        "agent": "mini", "env": "mini", "data": ("mini",), "val_data": ("mini",), "test_data": ("mini",),
-        "instruction": "short", "max_turns": 4, "max_new": 48, "max_tokens": 320, "rule": "release",
-        "steps": 80, "questions": 16, "mini_batch": 40, "lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0,
-        "val_limit": 100, "dtype": "float32", "tokens_per_batch": 4096, "checkpointing": False,
+        "agent": "mini",
+        "env": "mini",
+        "data": ("mini",),
+        "val_data": ("mini",),
+        "test_data": ("mini",),
+        "instruction": "short",
+        "max_turns": 4,
+        "max_new": 48,
+        "max_tokens": 320,
+        "rule": "release",
+        "steps": 80,
+        "questions": 16,
+        "mini_batch": 40,
+        "lr": 5e-4,
+        "beta2": 0.98,
+        "weight_decay": 0.0,
+        "val_limit": 100,
+        "dtype": "float32",
+        "tokens_per_batch": 4096,
+        "checkpointing": False,
         "threads": 1,
     },
-}  # fmt: skip
+}
 
 
 def check(config: TrainConfig) -> None:
-    """Raise UsageError for values with which no training is possible."""
+    """Raise UsageError for settings with which no training is possible."""
     check_ranges(config)
-    if (config.env == "none") != (config.rule == "alone") or (config.env == "none" and config.max_turns > 1):
+    alone = config.env == "none"
+    if alone != (config.rule == "alone") or (alone and config.max_turns > 1):
         raise UsageError(
             "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
             "answers at once"
         )
     if "@http" in config.agent:
         raise UsageError(
-            f"--agent {config.agent}: an agent behind an endpoint can play, but not be trained; give the "
+            f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained; give the "
             "folder or hub id of its weights"
         )
     if "," in config.env and config.route != "session":
         raise UsageError(
-            "training compares the games of a question, which must all meet the same environment: give one "
-            "environment, or --route session"
+            "all games of a question must meet the same environment, because training compares them: give "
+            "one environment, or --route session"
         )
     if 0 < config.kv_tokens < config.max_tokens:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
         )
     if config.on_collapse == "rollback" and not config.val_data:
-        raise UsageError("--on-collapse rollback goes back to the agent that validated best: give --val-data")
+        raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")

@@ -1,4 +1,4 @@
-"""Settings in YAML files: read, check the types, write."""
+"""Read and write settings as YAML files."""
 
 import dataclasses
 from dataclasses import fields
@@ -10,11 +10,14 @@ import yaml
 from prompt_r1.config.train import PRESETS
 from prompt_r1.errors import UsageError
 
-GAME_FILE = "prompt_r1.yaml"  # lies in every exported agent: how it was trained to play
+GAME_FILE = "prompt_r1.yaml"  # in the folder of every exported agent: the settings of its training
 
 
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """The fields in a YAML file. Raises UsageError for what is missing or what `kind` does not take."""
+    """Read the fields in a YAML file.
+
+    Raises UsageError for a missing file, a key that `kind` does not have, or a value of the wrong type.
+    """
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
@@ -24,7 +27,7 @@ def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise UsageError(f"--config {path} holds no `key: value` lines")
+        raise UsageError(f"--config {path} has no `key: value` lines")
     known = {f.name: f for f in fields(kind)}
     unknown = sorted(set(map(str, values)) - set(known))
     if unknown:
@@ -33,16 +36,16 @@ def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
 
 
 def write_yaml(config: Any, path: Path) -> None:
-    """Write a config with every field, so that the file alone says what ran."""
-    values = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in dataclasses.asdict(config).items()
-    }
+    """Write every field of a config, so that the file alone documents the run."""
+    values = dataclasses.asdict(config)
+    for key, value in values.items():
+        if isinstance(value, tuple):
+            values[key] = list(value)
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def type_name(f: dataclasses.Field[Any]) -> str:
-    """What a field takes, as --help and errors name it."""
+    """The type of a field, as --help and error messages name it."""
     if get_origin(f.type) is tuple:
         return "NAME"
     names: dict[object, str] = {int: "N", float: "X", bool: "true|false"}

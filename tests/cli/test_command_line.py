@@ -1,19 +1,22 @@
-"""How an entry point ends: its exit code, and one sentence on stderr that is safe to print."""
+"""Exit codes and error messages of the entry points, and the ranges of their flags."""
 
 import errno
 
 import pytest
 import torch
 
-from prompt_r1.cli.command_line import run
+from infer import InferConfig
+from prompt_r1.cli.command_line import parse_arguments, run_program, train_config
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"
 
 
-def ended(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> object:
-    """The exit code of a program that ends with this error, or with none."""
+def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of a program whose main function raises this error (None: returns)."""
 
     def main(arguments: list[str]) -> None:
         assert arguments == ["--seed", "1"]
@@ -22,7 +25,7 @@ def ended(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> objec
 
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--seed", "1"])
     with pytest.raises(SystemExit) as left:
-        run(main)
+        run_program(main)
     return left.value.code
 
 
@@ -35,63 +38,106 @@ def ended(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> objec
         (
             OSError(errno.ENOSPC, "No space left on device"),
             75,
-            "train.py: [Errno 28] No space left on device: make room; the same command goes on from the last "
-            "checkpoint\n",
+            "train.py: [Errno 28] No space left on device: free some space; the same command resumes from "
+            "the last checkpoint\n",
         ),
         (
             OSError(errno.EDQUOT, "Disk quota exceeded"),
             75,
-            f"train.py: [Errno {errno.EDQUOT}] Disk quota exceeded: make room; the same command goes on from "
-            "the last checkpoint\n",
+            f"train.py: [Errno {errno.EDQUOT}] Disk quota exceeded: free some space; the same command "
+            "resumes from the last checkpoint\n",
         ),
         (
             KeyboardInterrupt(),
             130,
-            "train.py: interrupted; the same command goes on from the last checkpoint\n",
+            "train.py: interrupted; the same command resumes from the last checkpoint\n",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_the_user_can_mend_has_its_exit_code_and_one_sentence(
+def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     error, code, sentence, monkeypatch, capsys
 ):
-    assert ended(error, monkeypatch) == code
+    assert exit_code(error, monkeypatch) == code
     assert capsys.readouterr().err == sentence
 
 
-def test_out_of_memory_says_what_to_give_less(monkeypatch, capsys):
+def test_out_of_memory_suggests_what_to_reduce(monkeypatch, capsys):
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
-    assert ended(error, monkeypatch) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("train.py: CUDA out of memory: in training give --tokens-per-batch less")
-    assert "Tried to allocate" not in told
+    assert exit_code(error, monkeypatch) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch")
+    assert "Tried to allocate" not in message
 
 
-def test_work_that_is_done_exits_with_0_in_silence(monkeypatch, capsys):
-    assert ended(None, monkeypatch) == 0
+def test_success_exits_with_0_and_prints_nothing(monkeypatch, capsys):
+    assert exit_code(None, monkeypatch) == 0
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     "error", [OSError(errno.EACCES, "Permission denied"), KeyError("mine"), AssertionError("3 != 4")]
 )
-def test_what_is_our_bug_keeps_its_traceback(error, monkeypatch):
+def test_a_bug_keeps_its_traceback(error, monkeypatch):
     with pytest.raises(type(error)) as seen:
-        ended(error, monkeypatch)
+        exit_code(error, monkeypatch)
     assert seen.value is error
 
 
-def test_the_sentence_at_the_end_cannot_move_the_cursor(monkeypatch, capsys):
-    assert ended(FatalEnvError(HOSTILE), monkeypatch) == 2
+def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
+    assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
 
 
-def test_a_module_is_named_by_its_package(monkeypatch, capsys):
+def test_the_message_of_a_module_begins_with_its_package(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["/somewhere/prompt_r1/report/__main__.py"])
 
     def main(arguments: list[str]) -> None:
         raise UsageError("no run")
 
     with pytest.raises(SystemExit):
-        run(main)
+        run_program(main)
     assert capsys.readouterr().err == "report: no run\n"
+
+
+OUT_OF_RANGE = [
+    (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
+    (EvaluateConfig, "--repeats", "0", "--repeats must be above 0, not 0"),
+    (EvaluateConfig, "--temperature", "-0.5", "--temperature must be 0 (none) or more, not -0.5"),
+    (EvaluateConfig, "--shots", "0", "--shots must be above 0, not 0"),
+    (EvaluateConfig, "--env-timeout", "nan", "--env-timeout must be a finite number, not nan"),
+    (InferConfig, "--temperature", "-1", "--temperature must be 0 (none) or more, not -1.0"),
+    (InferConfig, "--env-timeout", "0", "--env-timeout must be above 0, not 0.0"),
+    (SftConfig, "--rank", "0", "--rank must be above 0, not 0"),
+    (SftConfig, "--lr", "inf", "--lr must be a finite number, not inf"),
+]
+
+
+@pytest.mark.parametrize(("kind", "flag", "value", "sentence"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sentence, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["/somewhere/program.py", f"{flag}={value}"])
+    with pytest.raises(SystemExit) as left:
+        run_program(lambda arguments: parse_arguments(kind, "program.py", "", arguments))
+    assert left.value.code == 2
+    assert capsys.readouterr().err == f"program.py: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [
+        ("--beta1", "1", "--beta1 must be below 1, not 1.0"),
+        ("--beta2", "-0.1", "--beta2 must be 0 (none) or more, not -0.1"),
+        ("--clip", "0", "--clip must be above 0, not 0.0"),
+        ("--temperature", "0", "--temperature must be above 0, not 0.0"),
+        ("--group-size", "1", "--group-size must be 2 or more, not 1"),
+    ],
+)
+def test_train_refuses_a_value_out_of_range(flag, value, sentence):
+    with pytest.raises(UsageError) as refused:
+        train_config([f"{flag}={value}"])
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("kind", [EvaluateConfig, InferConfig, SftConfig])
+def test_the_defaults_are_in_range(kind):
+    assert parse_arguments(kind, "program.py", "", []) == kind()

@@ -1,4 +1,4 @@
-"""Presets, files and flags: what wins, and what the paper's preset holds."""
+"""Presets, YAML files and flags: their precedence, and the values of the presets."""
 
 import pytest
 
@@ -9,16 +9,16 @@ from prompt_r1.config.yaml_files import read_yaml, write_yaml
 from prompt_r1.errors import UsageError
 
 
-def test_no_argument_is_the_mini_world():
+def test_without_arguments_the_mini_preset_is_used():
     config, name = train_config([])
     assert (name, config.agent, config.env, config.data) == ("mini", "mini", "mini", ("mini",))
     assert (config.questions, config.group_size, config.mini_batch, config.lr) == (16, 5, 40, 5e-4)
 
 
-def test_the_paper_preset_is_table_6_and_the_run_script():
+def test_the_paper_preset_has_the_values_of_table_6_and_the_run_script():
     config, _ = train_config(["--config", "paper", "--data", "train.parquet"])
-    assert (config.agent, config.env, config.instruction, config.rule) == (
-        "Qwen/Qwen3-4B", "gpt-4o-mini", "paper", "paper")  # fmt: skip
+    assert (config.agent, config.env) == ("Qwen/Qwen3-4B", "gpt-4o-mini")
+    assert (config.instruction, config.rule) == ("paper", "paper")
     assert (config.questions, config.group_size, config.mini_batch, config.steps) == (128, 5, 64, 320)
     assert (config.lr, config.beta1, config.beta2, config.weight_decay) == (1e-6, 0.9, 0.999, 0.01)
     assert (config.clip, config.kl_coef, config.grad_clip, config.temperature) == (0.2, 0.001, 1.0, 1.0)
@@ -26,7 +26,7 @@ def test_the_paper_preset_is_table_6_and_the_run_script():
     assert (config.loss, config.dtype, config.checkpointing) == ("sequence-mean", "bfloat16", True)
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
+def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nlr: 2.0e-5\nsteps: 7\nval_data: [a.jsonl, b.jsonl]\ncheckpointing: false\n")
     config, name = train_config(["--config", str(file), "--steps", "9"])
@@ -48,7 +48,7 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
     assert not train_config(["--config", str(file)])[0].test_data
 
 
-def test_what_is_written_reads_back_the_same(tmp_path):
+def test_a_config_that_is_written_reads_back_equal(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")
         assert type(config)(**read_yaml(tmp_path / "config.yaml", type(config))) == config
@@ -56,10 +56,15 @@ def test_what_is_written_reads_back_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("steps: many", "steps takes N, not 'many'"), ("- 1\n- 2", "holds no"), ("a: [", "is not YAML"),
-     ("checkpointing: perhaps", "checkpointing takes true|false"), ("rule: mine", "rule must be one of")],
-)  # fmt: skip
-def test_a_bad_file_is_named_with_the_key_and_the_value(tmp_path, text, sentence):
+    [
+        ("steps: many", "steps takes N, not 'many'"),
+        ("- 1\n- 2", "has no `key: value` lines"),
+        ("a: [", "is not YAML"),
+        ("checkpointing: perhaps", "checkpointing takes true|false"),
+        ("rule: mine", "--rule must be one of"),
+    ],
+)
+def test_an_error_in_a_config_file_names_the_key_and_the_value(tmp_path, text, sentence):
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=sentence.replace("|", r"\|")):
