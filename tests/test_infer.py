@@ -1,5 +1,7 @@
-"""infer.py: what it shows, prints and saves; streamed, piped, interrupted, and under hostile text."""
+"""infer.py: its output when streamed, piped, saved and interrupted, and with hostile text."""
 
+import asyncio
+import io
 import json
 import os
 import re
@@ -14,20 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
+from prompt_r1.agent.agent import Agent
 from prompt_r1.cli.dialogue import Dialogue, blocks
 from prompt_r1.cli.question_input import read_questions
 from prompt_r1.config.yaml_files import GAME_FILE
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.terminal import printable
 from tests import tiny
 from tests.paths import ROOT
 
-PIECES = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>",
-          "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]  # fmt: skip
+TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
+PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
 
 
 def shown(texts: list[str], *, colours: bool = False) -> str:
-    """What a turn that arrives as these longer and longer texts writes."""
+    """The output for a turn of which these longer and longer texts arrive."""
     written: list[str] = []
     view = Dialogue(written.append, colours=colours)
     for number, text in enumerate(texts, start=1):
@@ -36,19 +39,19 @@ def shown(texts: list[str], *, colours: bool = False) -> str:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_a_streamed_turn_shows_what_the_whole_turn_shows(text):
-    """No letter is written that later turns out to be part of a tag, and none is written twice or never."""
+def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
+    """No part of a tag is shown as text, and every character is shown once."""
     assert shown([text[:end] for end in range(len(text))] + [text]) == shown([text])
 
 
-def test_each_block_has_its_label_and_lines_are_indented_under_it():
+def test_each_block_has_a_label_and_its_lines_are_indented():
     text = tiny.think("one\ntwo", prompt="Who is it?")
     assert shown([text]) == "agent thinks one\n             two\nagent asks   Who is it?\n"
     assert shown(["no tags"]) == "agent writes no tags\n" and shown([""]) == ""
     assert blocks("<think>a</think><answer>b <i", ended=False) == [("think", "a"), ("answer", "b")]
 
 
-def test_colours_are_the_only_difference_that_a_terminal_makes():
+def test_a_terminal_shows_the_same_text_in_colour():
     text = tiny.think("a", answer="Anna")
     coloured = shown([text[:20], text], colours=True)
     assert "\x1b[1;32mAnna\x1b[0m" in coloured
@@ -58,7 +61,7 @@ def test_colours_are_the_only_difference_that_a_terminal_makes():
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31mred\x00\x08\x7f\ro\u202egnp.exe\u2028line\ud800 ok\ttab\nnext é 漢"
 
 
-def test_no_text_from_outside_can_move_the_cursor_or_turn_the_direction():
+def test_untrusted_text_cannot_move_the_cursor_or_change_its_direction():
     safe = printable(HOSTILE)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", safe)
     assert safe.startswith("\\x1b[2J\\x1b]0;title\\x07\\x9b31mred")
@@ -69,7 +72,7 @@ def test_no_text_from_outside_can_move_the_cursor_or_turn_the_direction():
     assert "\x1b" not in "".join(written) and "\x9b" not in "".join(written)
 
 
-def test_questions_are_read_from_lines_and_from_json_lines(tmp_path):
+def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
     (tmp_path / "q.txt").write_text("Who?\n\n  When? \r\n", "utf-8-sig")
     (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n\n{"question": " When? "}\n')
     assert read_questions(tmp_path / "q.txt") == read_questions(tmp_path / "q.jsonl") == ["Who?", "When?"]
@@ -77,12 +80,20 @@ def test_questions_are_read_from_lines_and_from_json_lines(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
-    [("q.csv", b"", "only files ending in .txt or .jsonl"), ("q.txt", b"\n \n", "holds no questions"),
-     ("q.jsonl", b'{"question": "a"}\n{"text": "b"}', 'row 2: a JSON object with a text "question"'),
-     ("q.jsonl", b'{"question": 7}', "row 1"), ("q.txt", b"\xff", "not UTF-8"),
-     ("none.txt", None, "No such file")],
-)  # fmt: skip
-def test_a_bad_file_of_questions_is_named_with_its_row(tmp_path, name, content, sentence):
+    [
+        ("q.csv", b"", "only files ending in .txt or .jsonl"),
+        ("q.txt", b"\n \n", "holds no questions"),
+        (
+            "q.jsonl",
+            b'{"question": "a"}\n{"text": "b"}',
+            "row 2: expected a JSON object with a",
+        ),
+        ("q.jsonl", b'{"question": 7}', "row 1"),
+        ("q.txt", b"\xff", "not UTF-8"),
+        ("none.txt", None, "No such file"),
+    ],
+)
+def test_an_error_in_a_file_of_questions_names_the_file_and_the_row(tmp_path, name, content, sentence):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
@@ -91,7 +102,7 @@ def test_a_bad_file_of_questions_is_named_with_its_row(tmp_path, name, content, 
 
 @pytest.fixture(scope="module")
 def agent(asking_agent, tmp_path_factory) -> Path:
-    """The asking agent, with the game that it has learnt."""
+    """The asking agent, with the settings of its game."""
     folder = tmp_path_factory.mktemp("infer") / "agent"
     shutil.copytree(asking_agent, folder)
     (folder / GAME_FILE).write_text("instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 3\n")
@@ -100,11 +111,9 @@ def agent(asking_agent, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def ask(agent, tmp_path, monkeypatch, capsys):
-    """infer.main with flags, in an empty folder, standard input at its end."""
+    """Run infer.main with flags in an empty folder; `typed` is its standard input."""
 
     def call(*flags: str, typed: str = "") -> str:
-        import io
-
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         infer.main(["--agent", str(agent), "--env", "mini", "--device", "cpu", *flags])
@@ -113,64 +122,104 @@ def ask(agent, tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_several_questions_give_a_json_object_each_with_its_cost(ask, tmp_path):
+def test_json_output_has_one_object_per_question_with_its_cost(ask, tmp_path):
     lines = ask(
         "--json", "--save", "all.jsonl", "--env-price", "1,2", typed="abc def?\nfed cba?\n"
     ).splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [game["question"] for game in told] == ["abc def?", "fed cba?"]
-    for game in told:
+    games = [json.loads(line) for line in lines]
+    assert [game["question"] for game in games] == ["abc def?", "fed cba?"]
+    for game in games:
         asked = sum(turn["reply"] is not None for turn in game["turns"])
         assert game["calls"] == asked and game["usd"] == 0.0 and game["seconds"] > 0
     assert (tmp_path / "all.jsonl").read_text().splitlines() == lines
 
 
-def test_the_saved_text_is_the_dialogue_that_was_shown(ask, tmp_path):
-    told = ask("--question", "abc def?", "--save", "dialogue.txt")
-    assert (
-        told.startswith("question     abc def?\n\nagent ")
-        and "\ncost         " in told
-        and "\x1b" not in told
-    )
-    assert (tmp_path / "dialogue.txt").read_text() == told
+def test_the_saved_transcript_is_the_dialogue_that_was_shown(ask, tmp_path):
+    shown = ask("--question", "abc def?", "--save", "dialogue.txt")
+    assert shown.startswith("question     abc def?\n\nagent ")
+    assert "\ncost         " in shown and "\x1b" not in shown
+    assert (tmp_path / "dialogue.txt").read_text() == shown
 
 
-def test_what_cannot_be_saved_is_said_before_anything_is_asked(ask):
+def test_several_questions_end_with_their_total_cost(ask):
+    shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
+    assert shown.count("\ncost         ") == 2
+    assert re.search(r"\ntotal        2 questions, \d+ calls.*, \$0\.0000, [\d.]+ s\n$", shown)
+
+
+def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch, capsys):
+    async def fail(*_: object, **__: object) -> str:
+        raise EnvError("HTTP 500")
+
+    monkeypatch.setattr("prompt_r1.environments.pool.Pool.ask", fail)
+    with pytest.raises(Resumable, match="failed in 1 of 1 dialogues: HTTP 500; try again later"):
+        ask("--question", "abc def?", "--json", "--temperature", "1", "--seed", "0")
+    game = json.loads(capsys.readouterr().out)
+    assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)
+
+
+def test_an_unwritable_transcript_and_contradicting_flags_fail_before_anything_is_asked(ask):
     with pytest.raises(UsageError, match="No such file"):
         ask("--question", "Who?", "--save", "no/such/folder.txt")
     with pytest.raises(UsageError, match="--question or --questions, not both"):
         ask("--question", "Who?", "--questions", "q.txt")
 
 
+def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, capsys):
+    generate = Agent.generate
+
+    async def interrupted(self, tokens, *, watch, **options):
+        completion = await generate(self, tokens, watch=lambda token: None, **options)
+        for token in completion.tokens[:10]:
+            watch(token)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(10)
+
+    monkeypatch.setattr(Agent, "generate", interrupted)
+    with pytest.raises(SystemExit) as left:
+        ask("--question", "abc def?", "--json")
+    assert left.value.code == 130
+    game = json.loads(capsys.readouterr().out)
+    assert game["stop"] == "interrupted" and game["calls"] == 0
+    [turn] = game["turns"]
+    assert turn["text"].startswith("<think>") and turn["reply"] is None
+
+
 @pytest.mark.slow
-def test_ctrl_c_ends_with_what_there_is(agent, tmp_path):
-    """The environment hangs; the interrupted game is saved with the turn that was spoken."""
+def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
+    """The environment hangs when the signal comes, after the agent's first turn."""
     server = subprocess.Popen(
         [sys.executable, "-m", "prompt_r1.miniworld.serve", "--port", "0", "--latency", "500"],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     url = server.stdout.readline().split()[-1]
-    line = [sys.executable, str(ROOT / "infer.py"), "--agent", str(agent), "--env", f"mini@{url}",
-            "--question", "abc def?", "--temperature", "1", "--seed", "0",
-            "--save", str(tmp_path / "cut.jsonl")]  # fmt: skip
-    playing = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                               # A shell starts what runs in its background with Ctrl-C ignored.
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    line = [sys.executable, str(ROOT / "infer.py"), "--agent", str(agent), "--env", f"mini@{url}"]
+    line += ["--question", "abc def?", "--temperature", "1", "--seed", "0"]
+    line += ["--save", str(tmp_path / "cut.jsonl")]
+    playing = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A shell starts its background processes with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         while "agent asks" not in playing.stdout.readline():
             assert playing.poll() is None, playing.stderr.read()
         playing.send_signal(signal.SIGINT)
-        told, errors = playing.communicate(timeout=20)
+        shown, errors = playing.communicate(timeout=20)
     finally:
         playing.kill()
         playing.communicate()
         server.kill()
         server.communicate()
+    assert playing.returncode == 130 and "Traceback" not in errors
+    assert "no answer    the game ended: interrupted" in shown
     game = json.loads((tmp_path / "cut.jsonl").read_text())
-    assert (
-        playing.returncode == 130
-        and "Traceback" not in errors
-        and "no answer    the game ended: interrupted" in told
-    )
-    assert game["stop"] == "interrupted" and len(game["turns"]) == 1 and game["turns"][0]["reply"] is None
+    assert game["stop"] == "interrupted" and game["error"] == ""
+    assert len(game["turns"]) == 1 and game["turns"][0]["reply"] is None

@@ -1,24 +1,24 @@
-"""A game as people read it: the agent's blocks and the environment's replies, as they come."""
+"""Show a game as text while it is played, and describe a finished one for programs."""
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from prompt_r1.terminal import colour, printable
-from prompt_r1.types import Turn
+from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
 LABELS = {"think": "agent thinks", "interaction_prompt": "agent asks", "answer": "answer", "": "agent writes"}
 COLOURS = {"think": "dim", "interaction_prompt": "cyan", "answer": "green", "": "dim", "reply": "yellow"}
-INDENT = 13  # columns of a label
+INDENT = 13  # width of the labels
 LONGEST_TAG = len("</interaction_prompt>")
 
 
 def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
-    """(tag name, content) in the order of a turn's text; "" names what stands outside of the blocks.
+    """Split a turn into (tag name, content) blocks, in order. Text outside all tags has the name "".
 
-    While the turn has not ended, what may be the beginning of a tag or of a character is held back, so that
-    each content only grows.
+    Until the turn has `ended`, text that may be the beginning of a tag or of a multi-byte character is left
+    out, so that the content of a block only grows from call to call.
     """
     found: list[tuple[str, str]] = []
     name, start = "", 0
@@ -36,16 +36,16 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
 
 
 class Dialogue:
-    """Writes a game, labelled, indented, safe for a terminal; with colours if there are any."""
+    """Writes a game as labelled and indented text that is safe to print, in colour if wanted."""
 
     def __init__(self, write: Callable[[str], object], *, colours: bool) -> None:
         self._write = write
         self._colours = colours
         self._games = 0
-        self._shown: list[int] = []  # characters of each block of this turn that are written
+        self._shown: list[int] = []  # characters written so far, for each block of the current turn
 
     def question(self, text: str) -> None:
-        """The question, above its dialogue."""
+        """Write the question, as the heading of its game."""
         self._write("\n" if self._games else "")
         self._games += 1
         self._label("question")
@@ -53,7 +53,7 @@ class Dialogue:
         self._write("\n\n")
 
     def turn(self, text: str, *, ended: bool) -> None:
-        """The agent's turn as far as it has come; writes what is new since the last call."""
+        """Write the part of the agent's turn that is new since the last call."""
         for number, (name, content) in enumerate(blocks(text, ended=ended)):
             if number == len(self._shown):
                 if number:
@@ -67,22 +67,16 @@ class Dialogue:
             self._shown = []
 
     def reply(self, text: str) -> None:
-        """What the environment replied."""
+        """Write the reply of the environment."""
         self._label("environment")
         self._say(COLOURS["reply"], text.strip())
         self._write("\n\n")
 
     def note(self, label: str, text: str) -> None:
-        """A line of ours."""
-        self.end_line()
+        """Write a line of our own."""
         self._label(label)
         self._say("dim", text)
         self._write("\n")
-
-    def end_line(self) -> None:
-        """End the turn's line where the turn was cut off."""
-        self._write("\n" if self._shown else "")
-        self._shown = []
 
     def _label(self, label: str) -> None:
         self._write(label.ljust(INDENT))
@@ -92,37 +86,65 @@ class Dialogue:
         self._write(colour(name, text) if self._colours else text)
 
 
-@dataclass
-class Game:
-    """One question's dialogue, as far as it has come."""
+@dataclass(frozen=True)
+class GameCost:
+    """The calls of a game (or of several), their tokens and price, and the time of the whole game."""
 
-    question: str
-    turns: list[Turn] = field(default_factory=list)
-    spoken: list[int] = field(default_factory=list)  # tokens of the turn that is being written
-    stop: str = "interrupted"  # or how the game ended, see types.Stop
-    error: str = ""
-    cost: dict[str, float | None] = field(default_factory=dict)
+    calls: float
+    tokens_in: float
+    tokens_out: float
+    usd: float | None  # None: no price was given
+    seconds: float
 
-
-def cost_line(cost: dict[str, float | None]) -> str:
-    """Calls, tokens in + out, dollars where there is a price, seconds."""
-    parts = [f"{cost['calls']:.0f} call{'s' * (cost['calls'] != 1)}"]
-    if cost["tokens_in"] or cost["tokens_out"]:
-        parts.append(f"{cost['tokens_in']:,.0f} + {cost['tokens_out']:,.0f} tokens")
-    if cost["usd"] is not None:
-        parts.append(f"${cost['usd']:.4f}")
-    return ", ".join([*parts, f"{cost['seconds']:.1f} s"])
+    def __str__(self) -> str:
+        parts = [f"{self.calls:.0f} call" if self.calls == 1 else f"{self.calls:.0f} calls"]
+        if self.tokens_in or self.tokens_out:
+            parts.append(f"{self.tokens_in:,.0f} + {self.tokens_out:,.0f} tokens")
+        if self.usd is not None:
+            parts.append(f"${self.usd:.4f}")
+        parts.append(f"{self.seconds:.1f} s")
+        return ", ".join(parts)
 
 
-def as_json(game: Game, agent: str, environment: str) -> dict[str, object]:
-    """The dialogue for programs. `answer` is null when there was none; `stop`: how the game ended."""
-    return {
-        "question": game.question,
-        "answer": game.turns[-1].action.answer if game.turns else None,
-        "stop": game.stop,
-        "error": game.error,
-        "turns": [asdict(turn) for turn in game.turns],
-        "agent": agent,
-        "environment": environment,
-        **game.cost,
-    }
+def total_cost(costs: Sequence[GameCost]) -> GameCost:
+    """The sum of the costs of some games, of which all or none have a price."""
+    prices = [cost.usd for cost in costs if cost.usd is not None]
+    return GameCost(
+        calls=sum(cost.calls for cost in costs),
+        tokens_in=sum(cost.tokens_in for cost in costs),
+        tokens_out=sum(cost.tokens_out for cost in costs),
+        usd=sum(prices) if prices else None,
+        seconds=sum(cost.seconds for cost in costs),
+    )
+
+
+@dataclass(frozen=True)
+class FinishedGame:
+    """A game that ended, or that the user interrupted, and its cost."""
+
+    trajectory: Trajectory
+    cost: GameCost
+    interrupted: bool
+
+    @property
+    def stop(self) -> str:
+        """How the game ended: a `types.Stop` or "interrupted"."""
+        return "interrupted" if self.interrupted else self.trajectory.stop
+
+    @property
+    def error(self) -> str:
+        """Why the environment failed; "" if it did not."""
+        return "" if self.interrupted else self.trajectory.error
+
+    def as_json(self, *, agent: str, environment: str) -> dict[str, object]:
+        """The game for programs. `answer` is null if the agent did not answer."""
+        return {
+            "question": self.trajectory.question.text,
+            "answer": self.trajectory.answer,
+            "stop": self.stop,
+            "error": self.error,
+            "turns": [asdict(turn) for turn in self.trajectory.turns],
+            "agent": agent,
+            "environment": environment,
+            **asdict(self.cost),
+        }

@@ -1,4 +1,4 @@
-"""The questions that a user wants to be asked: from flags, files, standard input or the keyboard."""
+"""The questions for infer.py: from flags, a file, standard input or the keyboard."""
 
 import json
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 from prompt_r1.errors import UsageError
 
 
-def questions_of(*, question: str, file: str) -> list[str]:
-    """What --question, --questions and standard input ask; [] where a person at a terminal is to be asked.
+def given_questions(*, question: str, file: str) -> list[str]:
+    """The questions of --question, --questions or standard input; [] if a user at a terminal will type them.
 
-    Raises UsageError where there is nothing to ask, or two things.
+    Raises UsageError if there is no question, or if both flags are given.
     """
     if question and file:
         raise UsageError("give --question or --questions, not both")
@@ -28,7 +28,7 @@ def questions_of(*, question: str, file: str) -> list[str]:
 
 
 def read_questions(path: Path) -> list[str]:
-    """The questions of a .txt or .jsonl file. Raises UsageError that names the file and the line."""
+    """Read the questions of a .txt or .jsonl file. Raises UsageError that names the file and the row."""
     if path.suffix not in (".txt", ".jsonl"):
         raise UsageError(f"--questions {path}: only files ending in .txt or .jsonl can be read")
     try:
@@ -37,27 +37,27 @@ def read_questions(path: Path) -> list[str]:
         raise UsageError(f"--questions {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"--questions {path}: the file is not UTF-8") from None
-    rows = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    found = [
-        line.strip() if path.suffix == ".txt" else _question_in(path, number, line) for number, line in rows
-    ]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            found.append(line.strip() if path.suffix == ".txt" else _parse_row(path, number, line))
     if not found:
         raise UsageError(f"--questions {path}: the file holds no questions")
     return found
 
 
-def _question_in(path: Path, number: int, line: str) -> str:
+def _parse_row(path: Path, number: int, line: str) -> str:
     try:
         text = json.loads(line)["question"].strip()
     except (ValueError, KeyError, TypeError, AttributeError):
         text = ""
     if not text:
-        raise UsageError(f'--questions {path}, row {number}: a JSON object with a text "question" is wanted')
+        raise UsageError(f'--questions {path}, row {number}: expected a JSON object with a text "question"')
     return text
 
 
-def typed() -> Iterator[str]:
-    """Questions that a person types, until an empty line or the end of input."""
+def typed_questions() -> Iterator[str]:
+    """Prompt for questions at the keyboard until an empty line or the end of input."""
     import readline  # noqa: F401  (editing and history for input)
 
     while True:
