@@ -1,12 +1,12 @@
-"""Markdown tables: the one writer for all tables of the project."""
+"""The writer of all Markdown tables."""
 
 from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """A table whose first `left` columns are aligned to the left, the others to the right.
+    """Format a table. The first `left` columns are left-aligned, the others right-aligned.
 
-    A pipe or a line break inside a cell is escaped, so that no text can break the table.
+    Pipes and line breaks in cells are escaped, so that no text can break the table.
     """
     marks = ["---"] * left + ["---:"] * (len(header) - left)
     lines = [_line(header), "|" + "|".join(marks) + "|"]

@@ -1,7 +1,8 @@
-"""Folders that are either whole or not there: written beside their name, listed with sums, synced, renamed.
+"""Folders that are written atomically: they are either complete or absent.
 
-A kill in the middle of writing leaves a folder under a temporary name; a byte that changes later is found by
-its sum. Formats alone find neither.
+A folder is written under a temporary name, gets a manifest with the checksum of each file, is synced to the
+disk and renamed. A kill while it is written leaves only the temporary folder; the manifest detects files that
+change later.
 """
 
 import hashlib
@@ -10,22 +11,31 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-NAME = "manifest.json"
-
-Sums = dict[str, list[int | str]]  # file name → [bytes, sha256]
+MANIFEST = "manifest.json"
 
 
-def fresh(folder: Path) -> Path:
-    """An empty folder beside `folder`, to be filled and then moved to its name."""
+class Checksum(NamedTuple):
+    """An entry of the manifest, where it is a JSON array."""
+
+    size: int  # bytes
+    sha256: str
+
+
+Checksums = dict[str, Checksum]  # by file name
+
+
+def new_temporary(folder: Path) -> Path:
+    """Make an empty folder beside `folder`, to be filled and then moved to that name."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     return temporary
 
 
-def sweep(parent: Path) -> None:
-    """Remove what kills have left in a folder; an older folder that was only moved aside comes back."""
+def remove_leftovers(parent: Path) -> None:
+    """Remove the temporary folders that kills have left; restore a folder that was only moved aside."""
     for path in parent.glob(".*.old"):
         home = path.with_name(path.name[1:].removesuffix(".old"))
         if home.exists():
@@ -33,30 +43,34 @@ def sweep(parent: Path) -> None:
         else:
             os.replace(path, home)
     for path in parent.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-def sums(folder: Path, names: Iterable[str]) -> Sums:
-    """Size and sha256 of files, which are on the disk when this returns."""
-    found: Sums = {}
+def sync_and_checksum(folder: Path, names: Iterable[str]) -> Checksums:
+    """Sync files to the disk; returns their checksums."""
+    found: Checksums = {}
     for name in names:
         with (folder / name).open("rb+") as file:
-            found[name] = [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+            size = os.fstat(file.fileno()).st_size
+            found[name] = Checksum(size, hashlib.file_digest(file, "sha256").hexdigest())
             os.fsync(file.fileno())
     return found
 
 
-def seal(temporary: Path, folder: Path, listed: Sums) -> None:
-    """Write the manifest, sync, and give the folder its name."""
-    (temporary / NAME).write_text(json.dumps(listed, indent=1), "utf-8")
-    sums(temporary, [NAME])
+def seal(temporary: Path, folder: Path, checksums: Checksums) -> None:
+    """Write the manifest, sync, and rename the temporary folder to `folder`."""
+    (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
+    sync_and_checksum(temporary, [MANIFEST])
     _sync(temporary)
-    commit(temporary, folder)
+    move_into_place(temporary, folder)
     _sync(folder.parent)
 
 
-def commit(temporary: Path, folder: Path) -> None:
-    """Move to the final name; an older folder of that name is moved aside first, then removed."""
+def move_into_place(temporary: Path, folder: Path) -> None:
+    """Rename `temporary` to `folder`. An existing folder is first moved aside, and removed at the end."""
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():
@@ -65,28 +79,31 @@ def commit(temporary: Path, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def fault(folder: Path, *, share: int = 0, shares: int = 1) -> str:
-    """What is wrong with a sealed folder, in a few words; "" if nothing is.
+def find_damage(folder: Path, *, share: int = 0, shares: int = 1) -> str:
+    """Verify a sealed folder. Returns what is wrong with it, or "".
 
-    Several processes may each read their share of the files.
+    With `shares` above 1 only every `shares`-th file is read, starting with number `share`, so that several
+    processes can verify a folder together.
     """
     try:
-        listed: Sums = json.loads((folder / NAME).read_text("utf-8"))
-        present = {path.name for path in folder.iterdir()} - {NAME}
-        if present != set(listed):
-            odd = sorted(present ^ set(listed))[0]
-            return f"{odd} is missing" if odd in listed else f"{odd} does not belong to it"
+        entries = json.loads((folder / MANIFEST).read_text("utf-8"))
+        listed = {name: Checksum(*entry) for name, entry in entries.items()}
+        present = {path.name for path in folder.iterdir()} - {MANIFEST}
+        different = sorted(present ^ set(listed))
+        if different:
+            name = different[0]
+            return f"{name} is missing" if name in listed else f"{name} does not belong to it"
         for name in sorted(listed)[share::shares]:
-            size, digest = listed[name]
-            if (folder / name).stat().st_size != size:
-                return f"{name} has {(folder / name).stat().st_size:,} bytes, not {size:,}"
+            size = (folder / name).stat().st_size
+            if size != listed[name].size:
+                return f"{name} has {size:,} bytes, not {listed[name].size:,}"
             with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                if hashlib.file_digest(file, "sha256").hexdigest() != listed[name].sha256:
                     return f"{name} has changed since it was written"
     except FileNotFoundError:
-        return f"it has no {NAME}"
+        return f"it has no {MANIFEST}"
     except (ValueError, TypeError, AttributeError):
-        return f"its {NAME} is cut short"
+        return f"its {MANIFEST} is damaged"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return ""

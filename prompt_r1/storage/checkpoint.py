@@ -1,9 +1,9 @@
-"""Save and resume: after a kill at any moment a run goes on as if it had never stopped.
+"""Save and resume a run: a resumed run continues bit for bit as if it had never stopped.
 
-`checkpoints/step-000040/` holds weights and Adam's states (`tensor_files.py`), `state.json`, `config.yaml`
-and the manifest without which it does not count. Everything else follows: sampling and the order of the
-questions from texts (seed, step, number of the game), so no random state is kept; what was spent from the
-journal; the watchdog's memory from the metric lines.
+`checkpoints/step-000040/` holds the weights and Adam's states (`tensor_files.py`), `state.json`,
+`config.yaml` and the manifest; a folder without a valid manifest is ignored. Nothing else needs to be saved:
+sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
+state; spending is in the journal; the watchdog's state follows from the metric lines.
 """
 
 import json
@@ -24,15 +24,16 @@ from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
+from prompt_r1.storage.atomic_folder import Checksums
 
 
 @dataclass
 class State:
-    """What a run needs besides weights and optimiser to go on as if it had never stopped."""
+    """The state of a run besides weights and optimiser."""
 
     step: int = 0  # the last one whose update is in the weights
-    sampler: dict[str, int] = field(default_factory=dict)  # where QuestionSampler stands
-    line: dict[str, float] = field(default_factory=dict)  # metrics of `step`, while they are not yet logged
+    sampler: dict[str, int] = field(default_factory=dict)  # position of the QuestionSampler
+    line: dict[str, float] = field(default_factory=dict)  # metrics of `step` that are not logged yet
     best_step: int = -1
     best_em: float = -1.0
     best_reward: float = 0.0
@@ -40,14 +41,14 @@ class State:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingCheckpoint:
     """A checkpoint that is being written."""
 
     folder: Path
     temporary: Path
-    state: str
+    state: str  # its state.json
     best_step: int
-    sums: "Future[atomic_folder.Sums]"  # of this rank's files, when they are on the disk
+    checksums: "Future[Checksums]"  # of this rank's files, once they are on the disk
 
 
 class Checkpoints:
@@ -64,92 +65,108 @@ class Checkpoints:
         say: Callable[[str], None],
         background: bool,
     ) -> None:
-        """`background`: `save` returns when the tensors are copied, and they are written beside training."""
+        """With `background`, `save` returns once the tensors are copied; a thread writes the files."""
         self.folder = run / "checkpoints"
         self._policy, self._optimizer = policy, optimizer
         self._config, self._ranks, self._say = config, ranks, say
         self._thread = ThreadPoolExecutor(1) if background else None
         self._group = cpu_group(ranks) if background else None
-        self._pending: Pending | None = None
-        self._whole = ""  # the state whose checkpoint this process has written or loaded
+        self._pending: PendingCheckpoint | None = None
+        self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
         self.failures = 0  # in a row
 
     def save(self, state: State) -> str:
-        """Write the checkpoint of `state.step`. Returns why this one, or the one before, failed, or ""."""
-        failed = self.finish(wait=True)
+        """Write the checkpoint of `state.step`. Returns "", or why this or the pending checkpoint failed."""
+        earlier_failure = self.finish(wait=True)
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         text = json.dumps(asdict(state))
-        if text == self._whole:
-            return failed
-        written: Future[atomic_folder.Sums] = Future()
+        if text == self._saved_state:
+            return earlier_failure
+        written: Future[Checksums] = Future()
         try:
-            self._on_first(lambda: self._describe(atomic_folder.fresh(folder), text))
+            self._on_first(lambda: self._begin_folder(folder, text))
             written = self._write(temporary)
         except (OSError, RuntimeError, dcp.CheckpointException) as error:
             written.set_exception(error)
-        self._pending = Pending(folder, temporary, text, state.best_step, written)
-        return failed or self.finish(wait=self._thread is None)
+        self._pending = PendingCheckpoint(folder, temporary, text, state.best_step, written)
+        if self._thread is not None:
+            return earlier_failure
+        failure = self.finish(wait=True)
+        return earlier_failure or failure
 
     def finish(self, *, wait: bool) -> str:
-        """Give the checkpoint under way its name if every rank has written its share; "" or why it failed."""
+        """Seal the pending checkpoint if every rank has written its files. Returns "", or why it failed."""
         pending = self._pending
         if pending is None:
             return ""
-        if not wait and any(self._ranks.max([not pending.sums.done()])):
+        if not wait and any(self._ranks.max([not pending.checksums.done()])):
             return ""
-        self._pending, mine, failed = None, {}, ""
-        try:
-            mine = pending.sums.result()
-        except (OSError, RuntimeError, dcp.CheckpointException) as error:
-            failed = _reason(error)
-        shares = self._ranks.gather((mine, failed))
-        failed = next((reason for _, reason in shares if reason), "")
-        try:
-            if not failed:
-                listed = {name: entry for share, _ in shares for name, entry in share.items()}
-                self._on_first(lambda: atomic_folder.seal(pending.temporary, pending.folder, listed))
-                self._on_first(lambda: self._purge(pending.best_step))
-        except RuntimeError as error:
-            failed = _reason(error)
-        self.failures = self.failures + 1 if failed else 0
-        if not failed:
-            self._whole = pending.state
+        self._pending = None
+        failure = self._seal(pending)
+        if not failure:
+            self.failures = 0
+            self._saved_state = pending.state
             return ""
+        self.failures += 1
         self._on_first(lambda: shutil.rmtree(pending.temporary, ignore_errors=True))
-        return f"{pending.folder} could not be written: {failed}"
+        return f"{pending.folder} could not be written: {failure}"
+
+    def _seal(self, pending: PendingCheckpoint) -> str:
+        """Give a checkpoint its name, and remove old ones. Returns "", or why any rank failed."""
+        own: Checksums = {}
+        failure = ""
+        try:
+            own = pending.checksums.result()
+        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+            failure = _reason(error)
+        failures = [failure for failure in self._ranks.gather(failure) if failure]
+        if failures:
+            return failures[0]
+        checksums: Checksums = {}
+        for share in self._ranks.gather(own):
+            checksums |= share
+        try:
+            self._on_first(lambda: atomic_folder.seal(pending.temporary, pending.folder, checksums))
+            self._on_first(lambda: self._remove_old(pending.best_step))
+        except RuntimeError as error:
+            return _reason(error)
+        return ""
 
     def newest(self) -> Path | None:
-        """The newest checkpoint whose manifest verifies, or None where there is none at all; says what it
-        passed over. Raises UsageError when none verifies.
+        """The newest valid checkpoint, or None if there is no checkpoint at all.
+
+        Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
         """
-        self._on_first(lambda: atomic_folder.sweep(self.folder))
+        self._on_first(lambda: atomic_folder.remove_leftovers(self.folder))
         found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
         for folder in reversed(found):
-            fault = self.fault(folder)
-            if not fault:
+            damage = self.find_damage(folder)
+            if not damage:
                 return folder
-            self._say(f"Passed over {folder}: {fault}")
+            self._say(f"Skipping {folder}: {damage}")
         if found:
-            raise UsageError(f"none of the {len(found)} checkpoints in {self.folder} is whole: mend them, "
-                             "or begin anew with another --out")  # fmt: skip
+            raise UsageError(
+                f"none of the {len(found)} checkpoints in {self.folder} is valid: repair them, or start a "
+                "new run with another --out"
+            )
         return None
 
-    def fault(self, folder: Path) -> str:
-        """What is wrong with a checkpoint, "" if nothing is. Each rank reads its share of the files."""
+    def find_damage(self, folder: Path) -> str:
+        """Verify a checkpoint, each rank a share of its files. Returns what is wrong with it, or ""."""
         ranks = self._ranks
-        faults = ranks.gather(atomic_folder.fault(folder, share=ranks.rank, shares=ranks.count))
-        return next(filter(None, faults), "")
+        damage = atomic_folder.find_damage(folder, share=ranks.rank, shares=ranks.count)
+        return next(filter(None, ranks.gather(damage)), "")
 
     def load(self, folder: Path, *, rollbacks: int = 0) -> State:
-        """Load a checkpoint into policy and optimiser, whose learning rate is halved for each rollback.
+        """Load a checkpoint into policy and optimiser. Each rollback halves the learning rate.
 
-        Raises UsageError when the experiment is another.
+        Raises UsageError if a setting that identifies the run differs.
         """
         _check_settings(folder, self._config)
         tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
-        self._whole = (folder / "state.json").read_text("utf-8")
-        state = State(**json.loads(self._whole))
+        self._saved_state = (folder / "state.json").read_text("utf-8")
+        state = State(**json.loads(self._saved_state))
         state.rollbacks = max(state.rollbacks, rollbacks)
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.lr * 0.5**state.rollbacks
@@ -166,41 +183,51 @@ class Checkpoints:
 
         self._on_first(remove)
 
-    def _write(self, temporary: Path) -> "Future[atomic_folder.Sums]":
+    def _begin_folder(self, folder: Path, state: str) -> None:
+        temporary = atomic_folder.new_temporary(folder)
+        (temporary / "state.json").write_text(state, "utf-8")
+        write_yaml(self._config, temporary / "config.yaml")
+
+    def _write(self, temporary: Path) -> "Future[Checksums]":
+        """Write this rank's tensors, in the background or at once."""
         if self._thread is not None:
             saved = tensor_files.write_later(temporary, self._policy, self._optimizer, group=self._group)
-            return self._thread.submit(lambda: (saved.result(), self._sums(temporary))[1])
+
+            def wait_and_checksum() -> Checksums:
+                saved.result()
+                return self._checksums(temporary)
+
+            return self._thread.submit(wait_and_checksum)
         tensor_files.write(temporary, self._policy, self._optimizer, ranks=self._ranks.count)
-        written: Future[atomic_folder.Sums] = Future()
-        written.set_result(self._sums(temporary))
+        written: Future[Checksums] = Future()
+        written.set_result(self._checksums(temporary))
         return written
 
-    def _sums(self, folder: Path) -> atomic_folder.Sums:
-        """Of this rank's files; the first rank also has those that are nobody's shard."""
-        names = [path.name for path in folder.iterdir()]
-        mine = [name for name in names if name.startswith(f"shard-{self._ranks.rank + 1:05d}-")]
-        common = [name for name in names if not name.startswith("shard-")]
-        return atomic_folder.sums(folder, mine + common * self._ranks.first)
+    def _checksums(self, folder: Path) -> Checksums:
+        """Sync and checksum this rank's shards; the first rank adds the files that belong to no rank."""
+        shard = f"shard-{self._ranks.rank + 1:05d}-"
+        names = []
+        for path in folder.iterdir():
+            common = not path.name.startswith("shard-")
+            if path.name.startswith(shard) or (common and self._ranks.first):
+                names.append(path.name)
+        return atomic_folder.sync_and_checksum(folder, names)
 
-    def _describe(self, folder: Path, state: str) -> None:
-        (folder / "state.json").write_text(state, "utf-8")
-        write_yaml(self._config, folder / "config.yaml")
-
-    def _purge(self, best_step: int) -> None:
-        """Keep the newest ones and the best."""
+    def _remove_old(self, best_step: int) -> None:
+        """Keep the newest checkpoints (`config.keep`) and the best one."""
         for folder in checkpoints_of(self.folder.parent)[: -self._config.keep]:
             if _step(folder) != best_step:
                 shutil.rmtree(folder)
 
     def _on_first(self, work: Callable[[], object]) -> None:
-        """Do something with files on the first rank. Raises RuntimeError on all ranks when it fails there."""
+        """Do file operations on the first rank. Raises RuntimeError on all ranks if they fail there."""
         failed = try_first(self._ranks, work)
         if failed:
             raise RuntimeError(failed)
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, oldest first, whole or not."""
+    """The checkpoints of a run folder, valid or not, oldest first."""
     return sorted((run / "checkpoints").glob("step-[0-9]*"), key=_step)
 
 
@@ -209,19 +236,22 @@ def _step(folder: Path) -> int:
 
 
 def _check_settings(folder: Path, config: TrainConfig) -> None:
+    """Raise UsageError if a setting that identifies the run differs from the checkpoint's.
+
+    Other settings may differ: a run may be resumed with more steps or on another machine.
+    """
     before = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
-    # A run may be resumed with more steps or on another machine, but not as another experiment.
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
         if before.get(name) != now:
             raise UsageError(
                 f"{folder} was made with {name} = {before.get(name)!r}, not {now!r}: "
-                "resume with the same value, or begin anew with another --out"
+                "resume with the same value, or start a new run with another --out"
             )
 
 
 def _reason(error: BaseException) -> str:
-    """Why writing failed, in a few words. DCP hides the error of the rank where it happened."""
+    """Why writing failed, in one line. Of an error of DCP, take the one of the rank where it happened."""
     if isinstance(error, dcp.CheckpointException):
         error = next(iter(error.failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:

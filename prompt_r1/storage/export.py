@@ -1,4 +1,4 @@
-"""The agent as a Hugging Face folder that AutoModelForCausalLM and inference servers load as it is."""
+"""Export the agent as a Hugging Face folder for AutoModelForCausalLM and inference servers."""
 
 import json
 import shutil
@@ -12,16 +12,43 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from prompt_r1.agent.policy import Policy
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.distributed.ranks import Ranks, try_first
 from prompt_r1.storage import atomic_folder
 
-STEP_FILE = "training.json"  # its step, and the metrics of that step
+STEP_FILE = "training.json"  # the metrics of the agent's step
 
-# Of the base: how it reads and writes does not change in training.
-COPIED = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
-          "chat_template*", "generation_config.json")  # fmt: skip
+# Copied from the base model: training does not change the tokenizer.
+COPIED = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "chat_template*",
+    "generation_config.json",
+)
+
+CURVES = {"reward/mean": "reward", "format": "format", "em": "EM", "turns": "turns", "kl": "KL"}
+VALIDATION = {
+    "val/em": "EM",
+    "val/f1": "F1",
+    "val/reward": "reward",
+    "val/format": "format",
+    "val/turns": "turns",
+}
+ASKING = (
+    "# An agent that questions a large language model",
+    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
+    "environment, over several turns, and then answers.",
+)
+ALONE = (
+    "# An agent that answers on its own",
+    "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
+)
 
 
 def export_agent(
@@ -34,47 +61,50 @@ def export_agent(
     ranks: Ranks,
     card: str = "",
 ) -> str:
-    """Write the agent in the base's own dtype, replacing an older one in one move. `lines` are the metric
-    lines so far, the last one that of the agent's step. Called by every rank; "" or why it failed. `card`: a
-    model card in place of GRPO's.
+    """Write the agent in the dtype of its base model, replacing an older one atomically.
+
+    `lines` are the metric lines up to the agent's step; `card` is the model card, by default that of GRPO
+    training. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(policy.model, options=options)  # whole on the first rank only
+    weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
 
     def write() -> None:
-        temporary, home = atomic_folder.fresh(folder), base_folder(base)
+        temporary, home = atomic_folder.new_temporary(folder), base_folder(base)
         dtype = _save(policy.model, weights, home, temporary)
         _complete_config(temporary / "config.json", dtype)
-        for path in [path for pattern in COPIED for path in home.glob(pattern) if path.is_file()]:
-            shutil.copyfile(path, temporary / path.name)
+        for pattern in COPIED:
+            for path in home.glob(pattern):
+                if path.is_file():
+                    shutil.copyfile(path, temporary / path.name)
         write_yaml(config, temporary / GAME_FILE)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
         (temporary / "README.md").write_text(card or model_card(config, lines), "utf-8")
-        atomic_folder.commit(temporary, folder)
+        atomic_folder.move_into_place(temporary, folder)
 
     failed = try_first(ranks, write)
-    return failed and f"{folder} could not be written: {failed}"
+    return f"{folder} could not be written: {failed}" if failed else ""
 
 
 def exported_step(folder: Path) -> int:
-    """The step of the agent in a folder; -1 where there is none."""
+    """The step of the agent in a folder; -1 if there is none."""
     file = folder / STEP_FILE
     return int(json.loads(file.read_text("utf-8"))["step"]) if file.exists() else -1
 
 
 def base_folder(base: Path | str) -> Path:
-    """Where the files of a model lie: its folder, or the cache of the hub that it was loaded from."""
+    """The folder with the files of a model: its own, or the one in the hub cache."""
     if Path(base).is_dir():
         return Path(base)
     file = cached_file(str(base), "config.json")
-    assert file is not None, "raises where there is none"
+    assert file is not None, "cached_file raises if the model is missing"
     return Path(file).parent
 
 
 def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, folder: Path) -> str:
-    """Write the weights in the base's dtype; its name."""
-    told = json.loads((home / "config.json").read_text("utf-8"))
-    dtype = told.get("dtype") or told.get("torch_dtype") or "float32"
+    """Write the weights in the dtype of the base model; returns its name."""
+    base_config = json.loads((home / "config.json").read_text("utf-8"))
+    dtype = base_config.get("dtype") or base_config.get("torch_dtype") or "float32"
     own = {name for name, _ in model.named_parameters()}  # tied weights only once
     own |= {name for name in weights if name not in dict(model.named_parameters(remove_duplicate=False))}
     kept: dict[str, Tensor] = {}
@@ -88,7 +118,7 @@ def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, fol
 
 
 def _complete_config(path: Path, dtype: str) -> None:
-    """Say what readers of transformers 4 look for: without rope_theta on top they silently take 10000."""
+    """Add the keys of transformers 4, which silently takes rope_theta = 10000 if it finds none."""
     config = json.loads(path.read_text("utf-8"))
     config |= {"dtype": dtype, "torch_dtype": dtype}
     rope = config.get("rope_parameters") or {}
@@ -99,29 +129,8 @@ def _complete_config(path: Path, dtype: str) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-CURVES = {"reward/mean": "reward", "format": "format", "em": "EM", "turns": "turns", "kl": "KL"}
-VALIDATION = {
-    "val/em": "EM",
-    "val/f1": "F1",
-    "val/reward": "reward",
-    "val/format": "format",
-    "val/turns": "turns",
-}
-
-
-ASKING = (
-    "# An agent that questions a large language model",
-    "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
-    "environment, over several turns, and then answers.",
-)
-ALONE = (
-    "# An agent that answers on its own",
-    "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
-)
-
-
 def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
-    """What the agent is, how it was made, and its curves, as the README.md of its folder."""
+    """The README.md of an exported agent: its settings and its curves."""
     environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in config.env.split(","))
     step = int(lines[-1]["step"])
     played = [line for line in lines if "reward/mean" in line]
@@ -143,7 +152,7 @@ def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [prompt-r1, grpo]\n---",
         *(ALONE if config.env == "none" else ASKING),
         f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
-        "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]),
+        markdown_table(["", ""], [list(pair) for pair in settings.items()], left=2),
         "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
         "## Training (sampled games)\n\n" + _table(shown, CURVES),
     ]
@@ -153,8 +162,8 @@ def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
 def _table(lines: Sequence[dict[str, float]], columns: dict[str, str]) -> str:
     if not lines:
         return "None."
-    head = ["| step | " + " | ".join(columns.values()) + " |", "|---:" * (len(columns) + 1) + "|"]
-    rows = [[f"{line[name]:.3g}" if name in line else "–" for name in columns] for line in lines]
-    return "\n".join(
-        head + [f"| {line['step']:g} | {' | '.join(row)} |" for line, row in zip(lines, rows, strict=True)]
-    )
+    rows = []
+    for line in lines:
+        cells = [f"{line[name]:.3g}" if name in line else "–" for name in columns]
+        rows.append([f"{line['step']:g}", *cells])
+    return markdown_table(["step", *columns.values()], rows, left=0)

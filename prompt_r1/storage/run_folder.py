@@ -1,9 +1,9 @@
-"""The folder of a run: which one it is, that no other run writes to it, and its metric lines after a stop."""
+"""The folder of a run: choose it, lock it, and trim its metric lines on resume."""
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,10 @@ LOCK = ".lock"
 
 
 def open_run(config: TrainConfig, name: str) -> Path:
-    """The folder that the run writes to: auto goes on in it, DIR elsewhere, never begins a new one.
+    """Choose and make the run folder by --out and --resume.
 
-    Raises UsageError rather than write into a folder that holds another run.
+    auto resumes the run in --out, a folder resumes the run there, and never starts a new run in a free
+    folder. Raises UsageError rather than write into a folder that holds another run.
     """
     run = Path(config.out or f"runs/{name}-seed{config.seed}")
     if config.resume not in ("auto", "never"):
@@ -28,29 +29,30 @@ def open_run(config: TrainConfig, name: str) -> Path:
     elif config.resume == "never" and (run / "config.yaml").exists():
         if config.out:
             raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
-        taken = (f"{run}-{number}" for number in range(2, 10_000))
-        run = next(path for path in map(Path, taken) if not path.exists())
+        candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
+        run = next(path for path in candidates if not path.exists())
     run.mkdir(parents=True, exist_ok=True)
     return run
 
 
 @contextmanager
 def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs out of a folder until the last process of this one has ended, however it ends.
+    """Lock a run folder against other runs until the last process of this run has ended.
 
-    The system drops a lock with the process that holds it, so none is ever stale. The first rank looks
-    whether it is alone; then every rank holds a share.
+    The operating system releases the lock when a process ends in any way, so a lock is never stale. The first
+    rank takes an exclusive lock and turns it into a shared one, which every rank then takes too. Called by
+    every rank. Raises UsageError if another run holds the folder.
     """
     file = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
 
-    def look() -> None:
+    def claim() -> None:
         _lock(file, run, fcntl.LOCK_EX)
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} on {os.uname().nodename}".encode())
-        _lock(file, run, fcntl.LOCK_SH)  # before the others ask for their share
+        _lock(file, run, fcntl.LOCK_SH)  # before the other ranks take theirs
 
     try:
-        ranks.from_first(look)
+        ranks.from_first(claim)
         _lock(file, run, fcntl.LOCK_SH)
         ranks.barrier()
         yield
@@ -63,29 +65,35 @@ def _lock(file: int, run: Path, kind: int) -> None:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = (run / LOCK).read_text("utf-8") or "another process"
-        sentence = f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
-        raise UsageError(sentence) from None
+        raise UsageError(
+            f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
+        ) from None
     except OSError:
-        pass  # a file system without locks: training matters more
+        pass  # a file system without locks: train without one
 
 
 def trim_metrics(run: Path, steps: int, *, aside: str = "") -> None:
-    """Keep the lines of the steps before `steps`: those after them are written again, and none stands twice.
+    """Remove the metric lines of step `steps` and later ones, because these steps will be trained again.
 
-    `aside` names a file of the run folder for what is taken out.
+    The removed lines are written to the file `aside` of the run folder, if it is given.
     """
     path = run / "metrics.jsonl"
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    parts = {aside: [line for line in lines if _step_of(line) >= steps],
-             path.name: [line for line in lines if _step_of(line) < steps]}  # fmt: skip
-    for name in [name for name in parts if name and lines]:
-        temporary = run / f".{name}.tmp"
-        temporary.write_text("".join(line + "\n" for line in parts[name]), "utf-8")
-        os.replace(temporary, run / name)
+    if not lines:
+        return
+    if aside:
+        _replace_lines(run / aside, [line for line in lines if _step_of(line) >= steps])
+    _replace_lines(path, [line for line in lines if _step_of(line) < steps])
+
+
+def _replace_lines(path: Path, lines: Sequence[str]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
+    os.replace(temporary, path)
 
 
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError):
-        return float("inf")  # a line that a kill cut short
+        return float("inf")  # a line that was cut short by a kill

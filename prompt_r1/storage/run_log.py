@@ -1,4 +1,4 @@
-"""What a run writes down: a line of `metrics.jsonl` a step, trajectories, times; and how it speaks."""
+"""The log of a run: metric lines, trajectories, times by phase, and messages on the console."""
 
 import json
 import sys
@@ -16,32 +16,35 @@ from prompt_r1.types import ScoredGame
 
 
 class Clock:
-    """Seconds by phase of a step: `with clock.phase("rollout"): …`. `entered` is told each phase."""
+    """Measures the seconds of each phase of a step: `with clock.phase("rollout"): …`.
 
-    def __init__(self, entered: Callable[[str], None] = lambda name: None) -> None:
+    `on_phase` is called with the name of each phase when it begins.
+    """
+
+    def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
         self.seconds: dict[str, float] = {}
-        self._entered = entered
+        self._on_phase = on_phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds inside to those of the phase `name`."""
+        """Add the time spent inside to the phase `name`."""
         begin = time.perf_counter()
-        self._entered(name)
+        self._on_phase(name)
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def take(self) -> dict[str, float]:
-        """The phases since the last take, as `time/NAME`."""
+        """Return the seconds since the last take as `time/NAME`, and reset them."""
         seconds, self.seconds = self.seconds, {}
         return {f"time/{name}": value for name, value in seconds.items()}
 
 
 class Log:
-    """Writes to a run folder and the console; the console and the metrics only of the first rank.
+    """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    `track` names a second place for the metrics: tensorboard or wandb.
+    `track` names a tracker that also gets the metrics: none, tensorboard or wandb.
     """
 
     def __init__(self, folder: Path, *, quiet: bool, track: str = "none") -> None:
@@ -50,15 +53,16 @@ class Log:
         self._tracker = None if quiet else make_tracker(track, folder)
 
     def say(self, text: str = "") -> None:
-        """Print lines on the first rank, above the progress bar: it is on stderr, they are on stdout."""
+        """Print text on stdout, above the progress bar, which is on stderr."""
         if not self.quiet:
             tqdm.write(printable(text), file=sys.stdout)
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Append one line to metrics.jsonl: one object a step. Returns it, with its digits."""
-        rounded = {
-            key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in values.items()
-        }
+        """Append the metrics of one step to metrics.jsonl. Returns them as written, with six digits."""
+        rounded = dict(values)
+        for key, value in values.items():
+            if isinstance(value, float):  # not an integer, such as the step
+                rounded[key] = float(f"{value:.6g}")
         if not self.quiet:
             _append(self.folder / "metrics.jsonl", [rounded])
         if self._tracker is not None:
@@ -66,27 +70,24 @@ class Log:
         return rounded
 
     def close(self) -> None:
-        """Hand over what the tracker still holds."""
+        """Flush and close the tracker."""
         if self._tracker is not None:
             self._tracker.close()
 
     def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
-        """Write trajectories/NAME.jsonl, a game per line, by group. Every rank writes its own games."""
+        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        rows = [
-            {"group": number, "sample": sample} | _row(game)
-            for number, group in enumerate(games_PG)
-            for sample, game in enumerate(group)
-        ]
-        _append(path, rows)
+        for number, group in enumerate(games_PG):
+            rows = [{"group": number, "sample": sample} | _row(game) for sample, game in enumerate(group)]
+            _append(path, rows)
 
 
 def _row(game: ScoredGame) -> dict[str, object]:
-    """A game for people and programs to read; without reward and advantage if it was not trained on.
+    """A game as a row of trajectories/*.jsonl; a game that was not trained on has no reward or advantage.
 
-    `sampled` has a digit per token, 1 for the agent's own; `logprobs` are those of the agent's tokens.
+    `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
     """
     trajectory = game.trajectory
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
@@ -106,7 +107,7 @@ def _row(game: ScoredGame) -> dict[str, object]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl; [] where there is none."""
+    """Read the lines of a run's metrics.jsonl; [] if there is none."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []

@@ -1,6 +1,7 @@
-"""Weights and Adam's states as safetensors files, each rank its share (torch.distributed.checkpoint).
+"""Write and read weights and Adam's states as safetensors files (torch.distributed.checkpoint).
 
-Plain tensors and the sharded ones of FSDP2 are written alike, and any number of ranks can read the files.
+Each rank writes its share. Plain tensors and the sharded ones of FSDP2 have the same format, so that any
+number of ranks can read the files.
 """
 
 import warnings
@@ -19,57 +20,73 @@ from torch.optim import Optimizer
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
-FILE_BYTES = 2 * 2**30  # a file is put together in memory before it is written
+FILE_BYTES = 2 * 2**30  # DCP builds a whole file in memory before it writes it
 
 
 def write(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
-    """Write this rank's share. Called by all ranks; raises dcp.CheckpointException on all if one fails."""
+    """Write this rank's share. Called by every rank.
+
+    Raises dcp.CheckpointException on all ranks if one fails.
+    """
     tensors = _tensors(policy, optimizer)
-    _hush()
+    _ignore_single_process_warning()
     dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
 
 
 def write_later(
     folder: Path, policy: Policy, optimizer: Optimizer, *, group: ProcessGroup | None
 ) -> "Future[object]":
-    """The same, but return when the tensors are copied; the future ends when they are written. `group`: all
-    ranks, on the CPU; None for one rank.
+    """Like `write`, but return once the tensors are copied; the future is done when they are written.
+
+    `group` is a CPU process group of all ranks, or None for one rank.
     """
     tensors = _tensors(policy, optimizer)
-    _hush()
+    _ignore_single_process_warning()
     saved = dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
     assert isinstance(saved, Future)
     return saved
 
 
 def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
-    """Load what `write` wrote, by any number of ranks. Raises UsageError when the weights are others."""
+    """Load files that `write` wrote on any number of ranks. Called by every rank.
+
+    Raises UsageError if names or shapes of the weights differ.
+    """
     weights = {name: weight.detach() for name, weight in policy.named_parameters()}
     reader = HuggingFaceStorageReader(str(folder))
-    try:
-        saved = reader.read_metadata().state_dict_metadata
-    except SafetensorError as error:
-        raise UsageError(f"{folder} holds no tensors: {error}") from None
-    sizes = {key: entry.size for key, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
-    assert sizes.keys() == saved.keys(), "a file of safetensors holds nothing else"
-    _check(folder, weights, {key: list(size) for key, size in sizes.items()})
+    sizes = _saved_sizes(folder, reader)
+    _check_weights(folder, weights, sizes)
     tensors = {f"weights/{name}": weight for name, weight in weights.items()}
-    states: dict[str, dict[str, Tensor]] = {}
+    states: dict[str, dict[str, Tensor]] = {}  # Adam's, by weight
     for key in sizes.keys() - tensors.keys():
         _, name, entry = key.split("/")
-        like_weight = sizes[key] == weights[name].shape
-        tensors[key] = torch.zeros_like(weights[name]) if like_weight else torch.zeros(sizes[key])
+        if sizes[key] == weights[name].shape:
+            tensors[key] = torch.zeros_like(weights[name])  # sharded like the weight
+        else:
+            tensors[key] = torch.zeros(sizes[key])
         states.setdefault(name, {})[entry] = tensors[key]
-    _hush()
+    _ignore_single_process_warning()
     dcp.load(tensors, storage_reader=reader, no_dist=ranks == 1)
+    # An optimiser numbers its weights in the order of its groups.
     names = {weight: name for name, weight in policy.named_parameters()}
     ordered = [names[weight] for group in optimizer.param_groups for weight in group["params"]]
     numbered = {number: states[name] for number, name in enumerate(ordered) if name in states}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def _saved_sizes(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, torch.Size]:
+    """The shape of each tensor in the files. Raises UsageError if they are not safetensors files."""
+    try:
+        saved = reader.read_metadata().state_dict_metadata
+    except SafetensorError as error:
+        raise UsageError(f"{folder} holds no tensors: {error}") from None
+    sizes = {key: entry.size for key, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
+    assert sizes.keys() == saved.keys(), "a safetensors file holds only tensors"
+    return sizes
+
+
 def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """weights/NAME and adam/NAME/ENTRY. Before its first step an optimiser has no states."""
+    """The tensors to save: weights/NAME and adam/NAME/ENTRY. Before its first step an optimiser has none."""
     tensors = {f"weights/{name}": weight.detach() for name, weight in policy.named_parameters()}
     for name, weight in policy.named_parameters():
         states = optimizer.state.get(weight, {})
@@ -78,6 +95,7 @@ def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _writer(folder: Path, tensors: dict[str, Tensor]) -> HuggingFaceStorageWriter:
+    """A writer that divides the tensors into files of about FILE_BYTES."""
     files, filled = {}, 0
     for name, tensor in tensors.items():
         filled += tensor.numel() * tensor.element_size()
@@ -85,16 +103,21 @@ def _writer(folder: Path, tensors: dict[str, Tensor]) -> HuggingFaceStorageWrite
     return HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
 
 
-def _check(folder: Path, weights: dict[str, Tensor], saved: dict[str, list[int]]) -> None:
-    """The same weights of the same shapes."""
-    there = {key.split("/")[1]: shape for key, shape in saved.items() if key.startswith("weights/")}
-    wanted = {name: list(weight.shape) for name, weight in weights.items()}
-    for name in [name for name in sorted(there.keys() | wanted) if there.get(name) != wanted.get(name)]:
-        shapes = [str(shapes.get(name, "missing")) for shapes in (there, wanted)]
-        raise UsageError(f"the weight {name} is {shapes[0]} in {folder} and {shapes[1]} in the agent: "
-                         "give the agent that the run began with")  # fmt: skip
+def _check_weights(folder: Path, weights: dict[str, Tensor], sizes: dict[str, torch.Size]) -> None:
+    """Raise UsageError if the files hold other weights than the agent's, or weights of other shapes."""
+    saved = {key.split("/")[1]: str(list(size)) for key, size in sizes.items() if key.startswith("weights/")}
+    wanted = {name: str(list(weight.shape)) for name, weight in weights.items()}
+    for name in sorted(saved.keys() | wanted.keys()):
+        if saved.get(name) != wanted.get(name):
+            raise UsageError(
+                f"the weight {name} is {saved.get(name, 'missing')} in {folder} and "
+                f"{wanted.get(name, 'missing')} in the agent: give the agent that the run started from"
+            )
 
 
-def _hush() -> None:
-    """DCP warns that a single process is a single process, also from its thread: no context manager helps."""
+def _ignore_single_process_warning() -> None:
+    """Ignore DCP's warning that there is only one process.
+
+    The filter stays in place: DCP also warns from its own thread, where no context manager applies.
+    """
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

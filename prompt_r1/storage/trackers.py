@@ -1,4 +1,4 @@
-"""Metrics in TensorBoard or Weights & Biases, for who has them. Imported when asked for."""
+"""Optional trackers: metrics in TensorBoard or Weights & Biases. The packages are imported on use."""
 
 import uuid
 from importlib.util import find_spec
@@ -13,34 +13,36 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """A second place for the lines of metrics.jsonl."""
+    """Receives each line of metrics.jsonl."""
 
     def add(self, metrics: dict[str, float]) -> None:
-        """Take over one step's line."""
+        """Record the metrics of one step."""
 
     def close(self) -> None:
-        """Write out what is still held."""
+        """Flush and close."""
 
 
 def make_tracker(name: str, folder: Path) -> Tracker | None:
-    """The tracker called none, tensorboard or wandb. Raises UsageError where its package is missing."""
+    """Make the tracker called none, tensorboard or wandb. Raises UsageError if its package is missing."""
     if name == "none":
         return None
     if find_spec(name) is None:
-        raise UsageError(f"--track {name}: the package is not installed; `pip install {name}`, or leave it "
-                         "out: metrics.jsonl holds the same numbers")  # fmt: skip
+        raise UsageError(
+            f"--track {name}: the package is not installed; `pip install {name}`, or omit --track: "
+            "metrics.jsonl has the same numbers"
+        )
     return TensorBoard(folder) if name == "tensorboard" else WeightsAndBiases(folder)
 
 
 class TensorBoard:
-    """Event files in the run folder's tensorboard/. A resumed run replaces the steps that it plays again."""
+    """Event files in the run folder's tensorboard/. A resumed run replaces the steps that it trains again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
 
     def add(self, metrics: dict[str, float]) -> None:
-        """One scalar for each metric of the step."""
+        """Write one scalar per metric."""
         step = int(metrics["step"])
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
@@ -56,10 +58,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project prompt-r1, of the account that is logged in; WANDB_MODE=offline needs none.
+    """A run of the project prompt-r1 in the account that is logged in (none with WANDB_MODE=offline).
 
-    The run's id is kept in the run folder, so that a resumed training goes on in the same run there; steps
-    that it already has stay as they are.
+    The id of the run is stored in the run folder, so that a resumed training continues the same W&B run.
+    Steps that W&B already has are not overwritten.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +69,7 @@ class WeightsAndBiases:
         self._run: Run | None = None
 
     def add(self, metrics: dict[str, float]) -> None:
-        """One line of the run's history."""
+        """Log one step to the history of the run."""
         if self._run is None:
             self._run = self._open()
         self._run.log(metrics, step=int(metrics["step"]))
@@ -81,13 +83,16 @@ class WeightsAndBiases:
             file.write_text(uuid.uuid4().hex, "utf-8")
         try:
             return wandb.init(
-                project="prompt-r1", name=self._folder.name, dir=str(self._folder),
-                id=file.read_text("utf-8").strip(), resume="allow",
-            )  # fmt: skip
+                project="prompt-r1",
+                name=self._folder.name,
+                dir=str(self._folder),
+                id=file.read_text("utf-8").strip(),
+                resume="allow",
+            )
         except wandb.Error as error:
             raise UsageError(f"--track wandb: {error}; log in, or set WANDB_MODE=offline") from None
 
     def close(self) -> None:
-        """Send what is left and end the run."""
+        """Upload what is left and finish the run."""
         if self._run is not None:
             self._run.finish()

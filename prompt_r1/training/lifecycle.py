@@ -59,7 +59,7 @@ class Lifecycle:
             background=self.ranks.device.type == "cuda",
         )
         if self.ranks.first:
-            atomic_folder.sweep(self.log.folder)
+            atomic_folder.remove_leftovers(self.log.folder)
         found, state = self.checkpoints.newest(), State(step=-1)
         if found is not None:
             state = self.checkpoints.load(found)
@@ -180,7 +180,7 @@ class Lifecycle:
         """Export the best agent again if a kill came between an export and its checkpoint."""
         exported = self.ranks.from_first(lambda: exported_step(self.log.folder / "agent"))
         best = self.checkpoints.folder / f"step-{state.best_step:06d}"
-        if state.best_step not in (-1, exported) and not self.checkpoints.fault(best):
+        if state.best_step not in (-1, exported) and not self.checkpoints.find_damage(best):
             now = self.checkpoints.folder / f"step-{state.step:06d}"
             self.checkpoints.load(best)
             self._report_write_failure(self._export(state.best_step))

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is what was trained, and what is broken is not used."""
+"""Checkpoints, exported agents and the run folder: exact resume, damage, full disks, kills, locks."""
 
 import json
 import os
@@ -16,20 +16,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.policy import load_policy, load_tokenizer
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import export_agent, exported_step
 from prompt_r1.storage.run_folder import lock_run, trim_metrics
 from tests import tiny
+from tests.games import ONE_RANK
 
-ONE = Ranks(rank=0, count=1, device=torch.device("cpu"))
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 
 
-class Run:
-    """A policy that learns something, with the checkpoints of a run folder."""
+class TinyRun:
+    """A tiny policy that learns, and the checkpoints of its run folder."""
 
     def __init__(self, folder: Path, *, config: TrainConfig = CONFIG, seed: int = 0, **options) -> None:
         self.policy = tiny.policy(seed=seed)
@@ -37,7 +36,7 @@ class Run:
         self.said: list[str] = []
         options = {"background": False, **options}
         self.checkpoints = Checkpoints(
-            folder, self.policy, self.optimizer, config, ONE, say=self.said.append, **options
+            folder, self.policy, self.optimizer, config, ONE_RANK, say=self.said.append, **options
         )
 
     def learn(self) -> None:
@@ -53,13 +52,13 @@ class Run:
         return [weight.detach().clone() for weight in self.policy.parameters()]
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def equal_weights(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 @pytest.fixture(scope="module")
 def two_checkpoints(tmp_path_factory) -> Path:
-    run = Run(tmp_path_factory.mktemp("run"))
+    run = TinyRun(tmp_path_factory.mktemp("run"))
     for step in (1, 2):
         run.learn()
         run.save(step)
@@ -67,39 +66,39 @@ def two_checkpoints(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def saved(two_checkpoints, tmp_path) -> Run:
-    """A run whose checkpoints are those of steps 1 and 2."""
+def saved(two_checkpoints, tmp_path) -> TinyRun:
+    """A run with checkpoints of steps 1 and 2."""
     shutil.copytree(two_checkpoints, tmp_path / "checkpoints")
-    return Run(tmp_path)
+    return TinyRun(tmp_path)
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_loaded_run_learns_on_bit_for_bit(tmp_path, background):
-    whole = Run(tmp_path, background=background)
+def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, background):
+    whole = TinyRun(tmp_path, background=background)
     whole.learn()
     whole.save(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
     whole.learn()  # in the background the tensors of step 1 are still being written
     assert whole.checkpoints.finish(wait=True) == ""
-    loaded = Run(tmp_path, seed=1)
+    loaded = TinyRun(tmp_path, seed=1)
     state = loaded.checkpoints.load(loaded.checkpoints.newest())
     assert state == State(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
     loaded.learn()
-    assert same(loaded.weights(), whole.weights())
+    assert equal_weights(loaded.weights(), whole.weights())
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
-    """torch's get_optimizer_state_dict takes a step to have states: Adam's bias correction differs then."""
-    saved, never = Run(tmp_path), Run(tmp_path / "other")
+    """torch's get_optimizer_state_dict would add states with an empty step, which changes Adam's bias correction."""
+    saved, never = TinyRun(tmp_path), TinyRun(tmp_path / "other")
     saved.save(0)
     for run in (saved, never):
         run.learn()
-    assert same(saved.weights(), never.weights())
+    assert equal_weights(saved.weights(), never.weights())
     saved.checkpoints.load(saved.checkpoints.newest())
     saved.learn()
-    assert same(saved.weights(), never.weights())
+    assert equal_weights(saved.weights(), never.weights())
 
 
-def test_a_rollback_halves_the_learning_rate_and_drops_what_came_later(saved):
+def test_each_rollback_halves_the_learning_rate_and_later_checkpoints_are_removed(saved):
     state = State(1)
     saved.checkpoints.drop_after(1)
     state = saved.checkpoints.load(saved.checkpoints.newest(), rollbacks=2)
@@ -110,8 +109,8 @@ def test_a_rollback_halves_the_learning_rate_and_drops_what_came_later(saved):
     assert saved.optimizer.param_groups[0]["lr"] == CONFIG.lr / 4
 
 
-def test_the_newest_ones_and_the_best_stay(tmp_path):
-    run = Run(tmp_path, config=replace(CONFIG, keep=3))
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
+    run = TinyRun(tmp_path, config=replace(CONFIG, keep=3))
     for step in range(2, 8):
         run.save(step, best_step=2)
     assert [folder.name for folder in checkpoints_of(tmp_path)] == [
@@ -141,38 +140,38 @@ BROKEN = [
     (Path.unlink, SHARD, "is missing"),
     (flip, "state.json", "state.json has changed"),
     (Path.unlink, "manifest.json", "no manifest.json"),
-    (cut, "manifest.json", "manifest.json is cut short"),
-    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is cut short"),
+    (cut, "manifest.json", "manifest.json is damaged"),
+    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is damaged"),
     (lambda path: path.write_text(""), "shard-00009.safetensors", "does not belong"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "name", "reason"), BROKEN, ids=[reason for *_, reason in BROKEN])
-def test_a_broken_checkpoint_is_passed_over_for_the_older_one(saved, damage, name, reason):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name, reason):
     damage(saved.checkpoints.folder / "step-000002" / name)
     assert saved.checkpoints.newest().name == "step-000001"
     assert len(saved.said) == 1 and reason in saved.said[0] and "step-000002" in saved.said[0]
 
 
-def test_a_checkpoint_that_was_passed_over_is_written_again(saved):
-    """Its state.json may be the same text: that alone does not make it whole."""
+def test_a_damaged_checkpoint_is_written_again(saved):
+    """Its state.json may be equal, but that does not make the checkpoint valid."""
     flip(saved.checkpoints.folder / "step-000002" / SHARD)
-    again = Run(saved.checkpoints.folder.parent)
+    again = TinyRun(saved.checkpoints.folder.parent)
     again.checkpoints.load(again.checkpoints.newest())
     again.learn()
     again.save(2)
     assert again.checkpoints.newest().name == "step-000002"
 
 
-def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew_silently(saved):
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
     for step in (1, 2):
         flip(saved.checkpoints.folder / f"step-00000{step}" / SHARD)
     with pytest.raises(UsageError, match="none of the 2 checkpoints"):
         saved.checkpoints.newest()
 
 
-def test_what_a_kill_left_is_swept_and_the_older_checkpoint_used(saved):
-    """Killed between write and rename, and between the two renames of a folder that is replaced."""
+def test_the_leftovers_of_a_kill_are_removed_and_the_older_checkpoint_is_used(saved):
+    """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.checkpoints.folder
     (folder / "step-000002").rename(folder / ".step-000003.tmp")
     (folder / "step-000001").rename(folder / ".step-000001.old")
@@ -180,15 +179,16 @@ def test_what_a_kill_left_is_swept_and_the_older_checkpoint_used(saved):
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
 
-def sealed(folder: Path, text: str) -> None:
-    temporary = atomic_folder.fresh(folder)
+def write_folder(folder: Path, text: str) -> None:
+    """Write a sealed folder of two files."""
+    temporary = atomic_folder.new_temporary(folder)
     (temporary / "a.txt").write_text(text)
     (temporary / "b.txt").write_text(text)
-    atomic_folder.seal(temporary, folder, atomic_folder.sums(temporary, ["a.txt", "b.txt"]))
+    atomic_folder.seal(temporary, folder, atomic_folder.sync_and_checksum(temporary, ["a.txt", "b.txt"]))
 
 
-def test_all_of_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    """A power cut keeps the name and loses what was not synced."""
+def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, monkeypatch):
+    """Otherwise a power cut could keep the name and lose the contents."""
     events: list[str] = []
     fsync, replace_path = os.fsync, os.replace
 
@@ -202,10 +202,10 @@ def test_all_of_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkey
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
-    sealed(tmp_path / "new", "text")
+    write_folder(tmp_path / "new", "text")
     files, renamed, after = events[:-2], events[-2], events[-1]
     assert renamed == ".new.tmp -> new" and after == tmp_path.name
-    assert sorted(files[:-1]) == ["a.txt", "b.txt", atomic_folder.NAME] and files[-1] == ".new.tmp"
+    assert sorted(files[:-1]) == ["a.txt", "b.txt", atomic_folder.MANIFEST] and files[-1] == ".new.tmp"
 
 
 def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
@@ -217,50 +217,50 @@ def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
-    run = Run(tmp_path)
+    run = TinyRun(tmp_path)
     run.save(1)
     [folder] = checkpoints_of(tmp_path)
     assert {path.name for path in folder.iterdir()} == {
         SHARD,
         "state.json",
         "config.yaml",
-        atomic_folder.NAME,
+        atomic_folder.MANIFEST,
     }
     assert {path.name for path in folder.iterdir()} <= synced
 
 
-def test_a_move_that_fails_does_not_cost_the_older_folder(tmp_path):
-    """As after a kill between the two moves: the older folder waits under another name."""
+def test_the_older_folder_survives_a_failed_move(tmp_path):
+    """As after a kill between the two renames, the older folder has its temporary name."""
     folder = tmp_path / "agent"
-    sealed(folder, "older")
+    write_folder(folder, "older")
     with pytest.raises(FileNotFoundError):
-        atomic_folder.commit(tmp_path / "absent", folder)
-    atomic_folder.sweep(tmp_path)
-    assert atomic_folder.fault(folder) == "" and (folder / "a.txt").read_text() == "older"
+        atomic_folder.move_into_place(tmp_path / "absent", folder)
+    atomic_folder.remove_leftovers(tmp_path)
+    assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "older"
 
 
-def test_a_folder_that_is_replaced_leaves_nothing_of_the_older_one(tmp_path):
+def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
-    sealed(folder, "older")
-    for left in (".agent.old", ".agent.tmp"):  # by kills
+    write_folder(folder, "older")
+    for left in (".agent.old", ".agent.tmp"):  # left by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
-    sealed(folder, "newer")
-    assert atomic_folder.fault(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    write_folder(folder, "newer")
+    assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
-def test_a_sweep_keeps_the_newer_folder_where_both_are_there(tmp_path):
-    """A kill came after the new folder got its name, and before the old one was removed."""
-    sealed(tmp_path / "agent", "newer")
-    sealed(tmp_path / "older", "older")
+def test_removing_leftovers_keeps_the_newer_of_two_folders(tmp_path):
+    """A kill came after the new folder was renamed and before the old one was removed."""
+    write_folder(tmp_path / "agent", "newer")
+    write_folder(tmp_path / "older", "older")
     (tmp_path / "older").rename(tmp_path / ".agent.old")
-    atomic_folder.sweep(tmp_path)
+    atomic_folder.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
     assert (tmp_path / "agent/a.txt").read_text() == "newer"
 
 
-def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_the_next_save_tries_again(saved):
+def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(saved):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -276,16 +276,16 @@ def test_a_disk_that_is_full_leaves_the_older_checkpoint_and_the_next_save_tries
 @pytest.mark.parametrize(
     ("setting", "before", "now"), [("lr", "0.01", 0.02), ("data", "['own.jsonl']", ("b",))]
 )
-def test_a_changed_setting_is_named_with_both_values(saved, setting, before, now):
-    other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: now}))
+def test_the_error_about_a_changed_setting_names_both_values(saved, setting, before, now):
+    other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: now}))
     shown = str(list(now) if isinstance(now, tuple) else now)
     with pytest.raises(UsageError) as refused:
         other.checkpoints.load(other.checkpoints.newest())
     assert f"{setting} = {before}, not {shown}" in str(refused.value)
 
 
-# A run with another one of these would be another experiment.
-ANOTHER = {
+# Settings that identify a run.
+IDENTIFYING = {
     "agent": "other",
     "env": "mini",
     "env_args": '{"temperature": 1}',
@@ -303,6 +303,7 @@ ANOTHER = {
     "questions": 9,
     "group_size": 9,
     "mini_batch": 9,
+    "mini_batch_of": "questions",
     "lr": 1.0,
     "beta1": 0.5,
     "beta2": 0.5,
@@ -313,8 +314,8 @@ ANOTHER = {
     "loss": "token-mean",
     "temperature": 0.5,
 }
-# These belong to the machine, the schedule and the instruments.
-OTHERWISE = {
+# Settings of the machine, the schedule and the instruments.
+CHANGEABLE = {
     "steps": 999,
     "val_every": 9,
     "save_every": 9,
@@ -329,20 +330,20 @@ OTHERWISE = {
 }
 
 
-def test_what_makes_the_experiment_may_not_change_on_a_resume(saved):
-    for setting, value in ANOTHER.items():
-        other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: value}))
+def test_a_resume_with_another_identifying_setting_is_refused(saved):
+    for setting, value in IDENTIFYING.items():
+        other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: value}))
         with pytest.raises(UsageError, match=f"was made with {setting} = "):
             other.checkpoints.load(saved.checkpoints.folder / "step-000002")
 
 
-def test_a_run_may_go_on_longer_and_on_another_machine(saved):
-    other = Run(saved.checkpoints.folder.parent, config=replace(CONFIG, **OTHERWISE))
+def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
+    other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **CHANGEABLE))
     assert other.checkpoints.load(saved.checkpoints.folder / "step-000002").step == 2
 
 
-def test_another_vocabulary_is_refused(saved):
-    run = Run(saved.checkpoints.folder.parent)
+def test_weights_of_another_shape_are_refused(saved):
+    run = TinyRun(saved.checkpoints.folder.parent)
     run.policy.model.resize_token_embeddings(300)
     with pytest.raises(
         UsageError, match=r"embed_tokens.weight is \[261, 32\] in .*step-000002 and \[300, 32\]"
@@ -351,7 +352,7 @@ def test_another_vocabulary_is_refused(saved):
 
 
 class Bomb:
-    """Unpickling it creates a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -360,16 +361,17 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def reseal(folder: Path) -> None:
-    names = [path.name for path in folder.iterdir() if path.name != atomic_folder.NAME]
-    (folder / atomic_folder.NAME).write_text(json.dumps(atomic_folder.sums(folder, names)))
+def update_manifest(folder: Path) -> None:
+    """Make the manifest match the files."""
+    names = [path.name for path in folder.iterdir() if path.name != atomic_folder.MANIFEST]
+    (folder / atomic_folder.MANIFEST).write_text(json.dumps(atomic_folder.sync_and_checksum(folder, names)))
 
 
 @pytest.mark.parametrize("name", [SHARD, ".metadata", "optimizer.pt"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
     folder, mark = saved.checkpoints.folder / "step-000002", tmp_path / "executed"
     (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
-    reseal(folder)
+    update_manifest(folder)
     try:
         saved.checkpoints.load(saved.checkpoints.newest())
     except UsageError as error:
@@ -377,7 +379,7 @@ def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, nam
     assert not mark.exists()
 
 
-def test_a_model_folder_that_brings_code_is_refused(tmp_path):
+def test_a_model_folder_with_code_is_refused(tmp_path):
     folder, mark = tiny.save_agent(tmp_path / "agent"), tmp_path / "executed"
     for file in ("config.json", "tokenizer_config.json"):
         settings = json.loads((folder / file).read_text())
@@ -386,7 +388,7 @@ def test_a_model_folder_that_brings_code_is_refused(tmp_path):
         settings |= {"model_type": "mine", "tokenizer_class": "Mine", "auto_map": code}
         (folder / file).write_text(json.dumps(settings))
     (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w')\nclass Mine: pass\n")
-    for load in (lambda: load_policy(folder, device=ONE.device), lambda: load_tokenizer(folder)):
+    for load in (lambda: load_policy(folder, device=ONE_RANK.device), lambda: load_tokenizer(folder)):
         with pytest.raises(UsageError):
             load()
     assert not mark.exists()
@@ -401,13 +403,13 @@ def exported(tmp_path) -> Path:
     settings = json.loads((base / "config.json").read_text())
     settings |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}}
     (base / "config.json").write_text(json.dumps(settings))
-    policy = load_policy(base, device=ONE.device)
+    policy = load_policy(base, device=ONE_RANK.device)
     config = replace(CONFIG, agent="base", env="gpt-4o-mini@http://user:secret@host/v1")
-    assert export_agent(policy, base, config, tmp_path / "agent", lines=LINES, ranks=ONE) == ""
+    assert export_agent(policy, base, config, tmp_path / "agent", lines=LINES, ranks=ONE_RANK) == ""
     return tmp_path / "agent"
 
 
-def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base(exported):
+def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base_model(exported):
     model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
     assert model.dtype == torch.bfloat16
     first, base = next(model.parameters()), next(tiny.model().parameters())
@@ -415,14 +417,14 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
 
 
-def test_readers_of_both_transformers_versions_find_the_rope_theta(exported):
-    """Version 4 does not know rope_parameters, and takes 10000 without a word."""
+def test_both_versions_of_transformers_find_the_rope_theta(exported):
+    """Version 4 does not know rope_parameters, and silently takes 10000."""
     config = json.loads((exported / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5000000.0
     assert config["torch_dtype"] == config["dtype"] == "bfloat16"
 
 
-def test_the_tokenizer_is_that_of_the_base_byte_for_byte(exported):
+def test_the_tokenizer_files_are_copied_byte_for_byte(exported):
     base = exported.parent / "base"
     names = [path.name for path in base.iterdir() if path.name not in ("config.json", "model.safetensors")]
     assert {
@@ -434,7 +436,7 @@ def test_the_tokenizer_is_that_of_the_base_byte_for_byte(exported):
     assert all((base / name).read_bytes() == (exported / name).read_bytes() for name in names)
 
 
-def test_the_model_card_tells_data_base_environment_and_curves_but_no_secret(exported):
+def test_the_model_card_shows_settings_and_curves_but_no_secret(exported):
     card = (exported / "README.md").read_text()
     assert "| base model | `base` |" in card and "`own.jsonl`" in card and "`gpt-4o-mini`" in card
     assert "| 1 | 0.75 |" in card and "| 1 | 0.5 |" in card
@@ -444,29 +446,29 @@ def test_the_model_card_tells_data_base_environment_and_curves_but_no_secret(exp
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     with (
-        lock_run(tmp_path, ONE),
+        lock_run(tmp_path, ONE_RANK),
         pytest.raises(UsageError, match="in use by process"),
-        lock_run(tmp_path, ONE),
+        lock_run(tmp_path, ONE_RANK),
     ):
         pass
-    with lock_run(tmp_path, ONE):
+    with lock_run(tmp_path, ONE_RANK):
         pass
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
     hold = "import fcntl, time; f = open('.lock', 'w'); fcntl.flock(f, 2); print('held', flush=True)"
     line = [sys.executable, "-c", f"{hold}; time.sleep(60)"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
-    with pytest.raises(UsageError, match="in use"), lock_run(tmp_path, ONE):
+    with pytest.raises(UsageError, match="in use"), lock_run(tmp_path, ONE_RANK):
         pass
     process.kill()
     process.communicate()
-    with lock_run(tmp_path, ONE):
+    with lock_run(tmp_path, ONE_RANK):
         pass
 
 
-def test_lines_after_the_checkpoint_and_torn_ones_are_taken_out_of_the_metrics(tmp_path):
+def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
     trim_metrics(tmp_path, 2, aside="before.jsonl")

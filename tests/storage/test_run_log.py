@@ -1,4 +1,4 @@
-"""What a run writes down and says: metric lines, times by phase, sentences on the console."""
+"""The log of a run: metric lines, times by phase, messages on the console."""
 
 import pytest
 
@@ -6,19 +6,19 @@ from prompt_r1.errors import Resumable
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 
 
-def test_what_a_run_says_cannot_move_the_cursor(tmp_path, capsys):
+def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
     Log(tmp_path, quiet=False).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
     assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\x0d\\x9b\n", "")
 
 
-def test_only_the_first_rank_speaks_and_writes_metrics(tmp_path, capsys):
+def test_a_quiet_log_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
     log = Log(tmp_path, quiet=True)
     log.say("hello")
     assert log.metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
     assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
 
 
-def test_metrics_are_appended_with_six_digits_and_whole_numbers_stay_whole(tmp_path):
+def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
     log = Log(tmp_path, quiet=False)
     log.metrics({"step": 1234567, "em": 0.12345678})
     log.metrics({"step": 1234568, "lr": 1e-7})
@@ -26,7 +26,7 @@ def test_metrics_are_appended_with_six_digits_and_whole_numbers_stay_whole(tmp_p
     assert lines == '{"step":1234567,"em":0.123457}\n{"step":1234568,"lr":1e-07}\n'
 
 
-def test_a_phase_that_is_entered_twice_adds_up_and_is_taken_once():
+def test_the_seconds_of_a_phase_add_up_until_they_are_taken():
     entered: list[str] = []
     clock = Clock(entered.append)
     clock.seconds["rollout"] = 100.0

@@ -1,4 +1,4 @@
-"""Trackers: neither package is needed; what is asked for and missing is said in one sentence."""
+"""Trackers: a missing package, resumed runs, and no tracker."""
 
 import sys
 from importlib.util import find_spec
@@ -31,18 +31,18 @@ def init(**settings):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_named_with_the_way_to_get_it(name, tmp_path):
+def test_a_missing_package_is_named_with_its_install_command(name, tmp_path):
     if find_spec(name):
         pytest.skip(f"{name} is installed")
     with pytest.raises(UsageError, match=f"{name}: .* not installed; `pip install {name}`"):
         Log(tmp_path, quiet=False, track=name)
 
 
-def test_wandb_gets_each_line_and_a_resumed_run_goes_on_in_the_same_one(tmp_path, monkeypatch):
+def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text(FAKE_WANDB)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    for steps in ([0, 1], [2]):  # the second: the resumed run
+    for steps in ([0, 1], [2]):  # the second time resumed
         log = Log(tmp_path, quiet=False, track="wandb")
         for step in steps:
             log.metrics({"step": step, "em": 0.5})
@@ -55,7 +55,7 @@ def test_wandb_gets_each_line_and_a_resumed_run_goes_on_in_the_same_one(tmp_path
     monkeypatch.delitem(sys.modules, "wandb")
 
 
-def test_tensorboard_replaces_the_steps_that_a_resumed_run_plays_again(tmp_path):
+def test_tensorboard_replaces_the_steps_that_a_resumed_run_trains_again(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -68,7 +68,7 @@ def test_tensorboard_replaces_the_steps_that_a_resumed_run_plays_again(tmp_path)
     assert [(event.step, event.value) for event in events] == [(0, 1.0), (1, 1.0), (2, 3.0), (3, 3.0)]
 
 
-def test_no_tracker_writes_only_the_metrics(tmp_path):
+def test_without_a_tracker_only_the_metrics_are_written(tmp_path):
     log = Log(tmp_path, quiet=False)
     log.metrics({"step": 0, "em": 0.5})
     log.close()
