@@ -1,7 +1,7 @@
-"""Sharding (FSDP2): each rank keeps a slice of every weight, of its gradient and of Adam's states.
+"""Sharding with FSDP2: each rank keeps a slice of every weight, of its gradient and of Adam's states.
 
-A block is gathered when the forward or the backward pass comes to it, and dropped after it. So every forward
-and every backward of a sharded module is called by all ranks or by none.
+The weights of a block are gathered for its forward and its backward pass, and freed afterwards. Therefore
+every forward and every backward of a sharded module is called by all ranks or by none.
 """
 
 from collections.abc import Iterable
@@ -24,29 +24,29 @@ def shard(
 ) -> None:
     """Shard a module in place over the ranks of `mesh`, on the device of the mesh.
 
-    The weights that are kept have the module's dtype; gathered ones have `compute`, and gradients are added
-    up in float32. A mesh of two dimensions replicates over the first and shards over the second. `offload`:
-    what a rank keeps lies in CPU memory, and AdamW steps there.
+    Shards have the dtype of the module, gathered weights have `compute`, and gradients are summed in float32.
+    A mesh of two dimensions replicates over the first and shards over the second. With `offload` the shards
+    are in CPU memory, where AdamW updates them.
     """
-    kept = next(root.parameters()).dtype
-    mixed = MixedPrecisionPolicy(None if kept == compute else compute, reduce_dtype=torch.float32)
+    stored = next(root.parameters()).dtype
+    mixed = MixedPrecisionPolicy(None if stored == compute else compute, reduce_dtype=torch.float32)
     pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    # The root comes last and takes what no block has: embedding, last norm and head, tied or not.
+    # The root comes last and gets the weights outside the blocks: embedding, last norm and head, tied or not.
     for module in (*blocks, root):
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=True,  # the root too: no old weights stay gathered after a last forward
+            reshard_after_forward=True,  # the root too, so that no stale weights stay gathered
             mp_policy=mixed,
             offload_policy=pinned if offload else OffloadPolicy(),
         )
-        assert isinstance(module, FSDPModule)  # what `fully_shard` made of it
-        # The loss is a weighted sum over all ranks: gradients are added, not averaged (and gloo knows no
-        # other way).
+        assert isinstance(module, FSDPModule)  # by `fully_shard`
+        # The loss is a weighted sum over all ranks, so gradients are summed, not averaged; and gloo
+        # supports no averages.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered from all ranks, called by all of them; any other as it is."""
+    """Gather a sharded tensor from all ranks; return any other as it is. Called by every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

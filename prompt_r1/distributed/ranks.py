@@ -1,4 +1,4 @@
-"""Ranks: the processes that torchrun starts (one without it), and the few collectives of training.
+"""Ranks, the processes that torchrun starts (without it, one), and the collectives of training.
 
 Every collective is called by all ranks or by none.
 """
@@ -21,27 +21,27 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
-SHARDED = ("fsdp", "hsdp")  # ways to be parallel
+SHARDED = ("fsdp", "hsdp")  # values of --parallel that shard the weights
 
 
 class RankLost(Resumable):
-    """The others cannot act together any more, not even to save: the last checkpoint counts."""
+    """A rank is missing, so the others cannot even save: the run resumes from its last checkpoint."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its equals: number `rank` of `count`."""
+    """This process, number `rank` of `count`, and its collectives."""
 
     rank: int
     count: int
     device: torch.device
     mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
-    meeting: dist.ProcessGroup | None = None  # where it is told which rank is missing
-    patience: float = 3600.0  # seconds that a rank waits for another
+    monitored_group: dist.ProcessGroup | None = None  # of `wait_for_all`; gloo, which names a missing rank
+    timeout: float = 3600.0  # seconds that a rank waits for another
 
     @property
     def first(self) -> bool:
-        """Rank 0 writes files and talks to the user."""
+        """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
@@ -59,7 +59,7 @@ class Ranks:
         return top.tolist()
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What rank 0 made, on every rank; the others wait for it."""
+        """Call `make` on rank 0 and return its result on every rank."""
         items: list[T | None] = [make() if self.first else None]
         if self.count > 1:
             dist.broadcast_object_list(items, device=self.device)
@@ -74,10 +74,10 @@ class Ranks:
         return items
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Add up gradients over the ranks: the loss is a weighted sum over all of them, so the sum is exact.
+        """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.
 
-        One flat all-reduce after the last micro-batch, instead of DDP's hooks in every backward. Those of
-        sharded weights were added up in each backward.
+        This is one flat all-reduce after the last micro-batch, in place of DDP's hooks in every backward. The
+        gradients of sharded weights need none: FSDP has summed them in each backward.
         """
         if self.count == 1 or self.mesh is not None:
             return
@@ -87,23 +87,28 @@ class Ranks:
         _copy_back(flat, gradients)
 
     def clip_gradients(self, module: nn.Module, limit: float) -> float:
-        """Scale the gradients down to a norm of `limit`; the norm before, over all weights and ranks."""
+        """Scale the gradients down to a norm of at most `limit`; returns their norm before.
+
+        The norm is over all weights and ranks.
+        """
         return full_tensor(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
 
-    def meet(self) -> None:
-        """Wait for all ranks, after work that may take long on one of them."""
-        if self.meeting is None:
+    def wait_for_all(self) -> None:
+        """Wait for all ranks, after work that may take long on one. Raises RankLost at the timeout."""
+        if self.monitored_group is None:
             return
         try:
-            dist.monitored_barrier(self.meeting, timedelta(seconds=self.patience), wait_all_ranks=True)
+            dist.monitored_barrier(self.monitored_group, timedelta(seconds=self.timeout), wait_all_ranks=True)
         except RuntimeError as error:
-            missing = re.search(r"Ranks ([\d, ]+) failed", str(error))  # rank 0 knows who
-            named = f"rank {missing.group(1)}" if missing else "another rank"
-            raise RankLost(f"{named} did not come: it hangs, or has died; the same command goes on from the "
-                           "last checkpoint") from None  # fmt: skip
+            missing = re.search(r"Ranks ([\d, ]+) failed", str(error))  # only rank 0 knows which
+            name = f"rank {missing.group(1)}" if missing else "another rank"
+            raise RankLost(
+                f"{name} did not respond: it hangs or has died; the same command resumes from the last "
+                "checkpoint"
+            ) from None
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         if self.count > 1:
             dist.barrier()
 
@@ -122,99 +127,114 @@ def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called auto (a GPU when there is one), cuda (this process's GPU) or cpu, or UsageError."""
+    """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
+
+    Raises UsageError for another name, and for cuda without a GPU.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
-    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank)
+    return device
 
 
-def start_ranks(device: str, parallel: str = "auto", *, patience: float = 3600.0) -> Ranks:
-    """Join the process group that torchrun announces; without torchrun be the only rank.
+def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
+    """Join the process group of torchrun; without torchrun, this process is the only rank.
 
-    A rank that waits `patience` seconds for another gives up. Raises UsageError for a `parallel` that these
-    processes cannot do.
+    A rank that has waited `timeout` seconds for another gives up. Raises UsageError for a value of `parallel`
+    that does not fit the number of processes.
     """
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    place = pick_device(device)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
-    way = choose_parallel(parallel, count, place)
-    # With a GPU, gloo too: weights that are kept in CPU memory have their norm there.
-    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    meeting = None
+    device = pick_device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    mode = choose_parallel(parallel, count, device)
+    # gloo beside nccl: the norm of weights that are offloaded to CPU memory is computed there.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    monitored_group = None
     if count > 1:
-        dist.init_process_group(backend, timeout=timedelta(seconds=patience))
-        meeting = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
-    elif way in SHARDED:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        monitored_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    elif mode in SHARDED:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Ranks(rank, count, place, make_mesh(way, count, place), meeting, patience)
+    return Ranks(rank, count, device, make_mesh(mode, count, device), monitored_group, timeout)
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:
-    """What `auto` means: none on one process, fsdp on several GPUs, ddp on several CPU processes."""
+    """Resolve `auto`: none for one process, fsdp for several GPUs, ddp for several CPU processes."""
     if name == "none" and count > 1:
-        raise UsageError(f"--parallel none is for one process, and torchrun started {count}: "
-                         "choose ddp, fsdp, hsdp or auto")  # fmt: skip
+        raise UsageError(
+            f"--parallel none is for one process, and torchrun started {count}: choose ddp, fsdp, hsdp or "
+            "auto"
+        )
     if name != "auto":
         return name
-    return "none" if count == 1 else "fsdp" if device.type == "cuda" else "ddp"
+    if count == 1:
+        return "none"
+    return "fsdp" if device.type == "cuda" else "ddp"
 
 
-def make_mesh(way: str, count: int, device: torch.device) -> DeviceMesh | None:
-    """The ranks as fsdp and hsdp shard over them: in a row, or each row a node (torchrun says how large)."""
-    if way not in SHARDED:
+def make_mesh(mode: str, count: int, device: torch.device) -> DeviceMesh | None:
+    """The mesh of the ranks: (count,) for fsdp, (nodes, ranks per node) for hsdp, otherwise None."""
+    if mode not in SHARDED:
         return None
-    if way == "fsdp":
+    if mode == "fsdp":
         return init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
-    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))
-    if count % on_node:
-        raise UsageError(f"--parallel hsdp needs equal nodes: {count} processes, {on_node} of them here")
-    return init_device_mesh(device.type, (count // on_node, on_node), mesh_dim_names=("replicate", "shard"))
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))  # set by torchrun
+    if count % per_node:
+        raise UsageError(f"--parallel hsdp needs equal nodes: {count} processes, {per_node} of them here")
+    return init_device_mesh(device.type, (count // per_node, per_node), mesh_dim_names=("replicate", "shard"))
 
 
 def stop_ranks(ranks: Ranks) -> None:
-    """Leave the process group in step: without the barrier gloo can abort after correct work."""
+    """Leave the process group. Without the barrier, gloo can abort a process whose work was done."""
     if ranks.count > 1 or ranks.mesh is not None:
         dist.barrier()
         dist.destroy_process_group()
 
 
 def assign_questions(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Questions of these lengths, by number, for each of `count` ranks, so that all play about as long.
+    """Divide questions of these lengths among `count` ranks; returns the numbers of each rank's questions.
 
-    Of every `count` questions each rank gets one, and so its share of every mini-batch: the longest goes to
-    the rank with the shortest ones so far.
+    Of every `count` questions in a row each rank gets one, so that it has a share of every mini-batch. The
+    longest of them goes to the rank whose questions are shortest so far, so that all ranks play about as
+    long.
     """
     shares: list[list[int]] = [[] for _ in range(count)]
     for start in range(0, len(lengths), count):
-        numbers = sorted(range(start, min(start + count, len(lengths))), key=lambda number: -lengths[number])
-        least_first = sorted(shares, key=lambda share: sum(lengths[number] for number in share))
-        for share, number in zip(least_first, numbers, strict=False):
+        numbers = range(start, min(start + count, len(lengths)))
+        longest_first = sorted(numbers, key=lambda number: -lengths[number])
+        shortest_share_first = sorted(shares, key=lambda share: sum(lengths[number] for number in share))
+        for share, number in zip(shortest_share_first, longest_first, strict=False):
             share.append(number)
     return shares
 
 
 def run_on_all_ranks(work: Coroutine[None, None, T], runner: asyncio.Runner, ranks: Ranks) -> T:
-    """Run a rank's share of some work with the environment. Where it stops one rank it stops all of them:
-    none waits in a collective for one that has left. Called by every rank. Raises RankLost where one does not
-    come in time.
+    """Run this rank's share of some asynchronous work, and wait for the other ranks.
+
+    An error on one rank is raised on all of them, so that none waits in a collective for a rank that has
+    left. Called by every rank. Raises RankLost if a rank does not finish in time.
     """
     failures: list[FatalEnvError | Resumable | UsageError] = []
     results: list[T] = []
 
-    async def kept() -> None:  # the runner would write out the whole result, as the repr of its task
+    async def store_result() -> None:
+        # Not returned: the runner formats the repr of its task, which would hold the whole result.
         results.append(await work)
 
     try:
-        runner.run(kept())
+        runner.run(store_result())
     except (FatalEnvError, Resumable, UsageError) as error:
         failures.append(error)
-    ranks.meet()
+    ranks.wait_for_all()
     failures = [failure for share in ranks.gather(failures) for failure in share]
     if failures:
         raise failures[0]
@@ -222,7 +242,7 @@ def run_on_all_ranks(work: Coroutine[None, None, T], runner: asyncio.Runner, ran
 
 
 def try_first(ranks: Ranks, work: Callable[[], object]) -> str:
-    """Do something with files on the first rank; on every rank "", or in a few words why it failed."""
+    """Do file operations on the first rank. Returns "" on every rank, or why they failed."""
 
     def attempt() -> str:
         try:
@@ -235,5 +255,5 @@ def try_first(ranks: Ranks, work: Callable[[], object]) -> str:
 
 
 def cpu_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """A group of all ranks for work on the CPU beside training; None for one rank."""
+    """A process group of all ranks for work on the CPU beside training; None for one rank."""
     return dist.new_group(backend="gloo") if ranks.count > 1 else None

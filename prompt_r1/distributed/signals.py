@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1: a machine that is taken away tells the run to save and leave, with exit code 75.
+"""SIGTERM and SIGUSR1, which preempted machines send: save and exit with code 75.
 
-Before training begins the run leaves at once. After that, games under way are abandoned with their pending
-calls, and an update is finished; the ranks agree on the step (`Ranks.gather`), save and leave. Ctrl-C leaves
-at once and saves nothing.
+Before training begins the run exits at once. Afterwards, running games are cancelled with their pending
+calls, but an update is finished; the ranks agree on the step (`Ranks.gather`), save and exit. Ctrl-C exits at
+once without saving.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupt:
-    """Whether this process was told to stop: `name` is the signal's, or ""."""
+    """Handles the signals inside `with`; `name` is that of the first one received, or ""."""
 
     def __init__(self) -> None:
         self.name = ""
-        self.deferred = False  # True: training has begun, there is something to save
+        self.deferred = False  # set once training has begun and there is something to save
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":
@@ -35,9 +35,9 @@ class Interrupt:
             signal.signal(number, handler)
 
     async def guard(self, work: Coroutine[None, None, T]) -> T:
-        """Do the work until a signal comes; then cancel it and raise Resumable."""
+        """Await the work; a signal cancels it, and Resumable is raised."""
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        # The handler runs between two bytecodes of the loop's thread: the loop may be asleep.
+        # Thread-safe, to wake up the loop: the signal may come while it sleeps.
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         if self.name:
             task.cancel()
@@ -52,6 +52,7 @@ class Interrupt:
 
     @property
     def reason(self) -> str:
+        """Why the run stops, or ""."""
         return f"{self.name} was received" if self.name else ""
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

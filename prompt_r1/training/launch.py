@@ -26,7 +26,7 @@ def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
         explain(config, print)
         return
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.parallel, patience=config.rank_timeout)
+        ranks = start_ranks(config.device, config.parallel, timeout=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
         with lock_run(folder, ranks), asyncio.Runner() as runner:
             train(Run(config, folder, ranks, runner, interrupt))

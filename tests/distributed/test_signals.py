@@ -1,4 +1,4 @@
-"""Signals: what runs is abandoned, and said so."""
+"""SIGTERM and SIGUSR1: running work is cancelled, and the run stops with a reason."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from prompt_r1.errors import Resumable
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_cancels_what_waits_for_the_environment(number):
+def test_a_signal_cancels_pending_calls_of_the_environment(number):
     cancelled = []
 
     async def ask() -> str:
@@ -32,9 +32,9 @@ def test_a_signal_cancels_what_waits_for_the_environment(number):
     assert cancelled == ["ask", "ask"]
 
 
-def test_a_signal_during_an_update_is_heeded_by_the_next_work():
+def test_a_signal_during_an_update_stops_the_next_work():
     async def work() -> None:
-        pytest.fail("begun after the signal")
+        pytest.fail("started after the signal")
 
     with Interrupt() as interrupt:
         interrupt.deferred = True
@@ -45,12 +45,12 @@ def test_a_signal_during_an_update_is_heeded_by_the_next_work():
             asyncio.run(interrupt.guard(work()))
 
 
-def test_before_training_a_signal_ends_the_run_at_once():
+def test_a_signal_before_training_ends_the_run_at_once():
     with Interrupt(), pytest.raises(Resumable, match="before training began"):
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_work_that_is_not_interrupted_gives_its_result_and_its_errors():
+def test_work_without_a_signal_returns_its_result_or_raises_its_error():
     async def fine() -> int:
         return 7
 
@@ -63,7 +63,7 @@ def test_work_that_is_not_interrupted_gives_its_result_and_its_errors():
             asyncio.run(interrupt.guard(broken()))
 
 
-def test_the_handlers_before_come_back():
+def test_the_earlier_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with Interrupt():
         pass

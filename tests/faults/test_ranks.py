@@ -74,7 +74,7 @@ def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(line
     strike = striker("rollout", times=2, rank=1, victims=(1,), number=signal.SIGSTOP)
     life = nurse.live(tmp_path, [*line, "--rank-timeout", "5"], strike=strike)
     assert life.codes == [75, -9] and life.over - life.struck < 30
-    assert "rank 1 did not come" in (tmp_path / "rank0.log").read_text()
+    assert "rank 1 did not respond" in (tmp_path / "rank0.log").read_text()
     assert nurse.live(tmp_path, line).codes == [0, 0]
 
 

@@ -87,7 +87,7 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, bac
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
-    """torch's get_optimizer_state_dict would add states with an empty step, which changes Adam's bias correction."""
+    """torch's get_optimizer_state_dict adds states by an empty step, which changes Adam's bias correction."""
     saved, never = TinyRun(tmp_path), TinyRun(tmp_path / "other")
     saved.save(0)
     for run in (saved, never):
