@@ -1,8 +1,9 @@
-"""What a person sees of a training: a progress line, a row a step, a summary at the end."""
+"""The console output of a training: a progress line, one row per step, a summary at the end."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import ParamSpec, TypeVar
@@ -15,47 +16,67 @@ from prompt_r1.storage.run_log import Log, read_metrics
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HEADER_EVERY = 25  # rows: the header is always on the screen
-RECENT = 5  # steps whose mean stands for the beginning and the end of the training curves
+HEADER_EVERY = 25  # rows
+RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
-# Label, metric, digits after the point. Each label is as wide as its numbers need.
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of steps: a right-aligned metric under its label."""
+
+    label: str
+    metric: str
+    digits: int  # after the decimal point
+    width: int
+
+    @property
+    def header(self) -> str:
+        return self.label.rjust(self.width)
+
+    def cell(self, metrics: dict[str, float]) -> str:
+        """The metric of a step; blank if it was not measured."""
+        text = f"{metrics[self.metric]:.{self.digits}f}" if self.metric in metrics else ""
+        return text.rjust(self.width)
+
+
 COLUMNS = (
-    ("reward", "reward/mean", 3),
-    ("   EM", "em", 3),
-    ("format", "format", 3),
-    ("turns", "turns", 2),
-    ("     KL", "kl", 4),
-    ("games/s", "games/s", 1),
+    Column("reward", "reward/mean", digits=3, width=6),
+    Column("EM", "em", digits=3, width=5),
+    Column("format", "format", digits=3, width=6),
+    Column("turns", "turns", digits=2, width=5),
+    Column("KL", "kl", digits=4, width=7),
+    Column("games/s", "games/s", digits=1, width=7),
 )
-BAR = (("reward", "reward/mean"), ("EM", "em"), ("format", "format"), ("KL", "kl"))
-VALIDATION = (("   EM", "val/em", 3), ("reward", "val/reward", 3), ("format", "val/format", 3))
+VALIDATION = (
+    Column("EM", "val/em", digits=3, width=5),
+    Column("reward", "val/reward", digits=3, width=6),
+    Column("format", "val/format", digits=3, width=6),
+)
+BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}  # label: metric
+TRAINING = {"EM": "em", "reward": "reward/mean", "format": "format"}  # of the summary
+STEP_WIDTH, DOLLARS_WIDTH = 5, 7
 
 
 def header(*, priced: bool) -> str:
-    """The labels above the rows."""
-    labels = [label for label, _, _ in COLUMNS] + ["  spent"] * priced
-    validation = [label for label, _, _ in VALIDATION]
-    return "  ".join([" step", *labels, "| validation:", *validation])
+    """The labels above the rows; `priced` adds a column of dollars."""
+    labels = ["step".rjust(STEP_WIDTH), *(column.header for column in COLUMNS)]
+    if priced:
+        labels.append("spent".rjust(DOLLARS_WIDTH))
+    return "  ".join([*labels, "| validation:", *(column.header for column in VALIDATION)])
 
 
 def row(metrics: dict[str, float], *, priced: bool) -> str:
-    """One step under `header`; blank where there is no number (step 0 only measures the start)."""
-    cells = [f"{int(metrics['step']):5}"]
-    cells += [_cell(*column, metrics) for column in COLUMNS]
+    """One step under `header`; blank where a metric is missing, as in step 0, which only validates."""
+    cells = [str(int(metrics["step"])).rjust(STEP_WIDTH), *(column.cell(metrics) for column in COLUMNS)]
     if priced:
-        cells.append(_dollars(metrics).rjust(7))
+        cells.append(_dollars(metrics).rjust(DOLLARS_WIDTH))
     if "val/em" in metrics:
-        cells += ["|            ", *(_cell(*column, metrics) for column in VALIDATION)]
+        cells += ["|".ljust(len("| validation:")), *(column.cell(metrics) for column in VALIDATION)]
     return "  ".join(cells).rstrip()
 
 
-def _cell(label: str, name: str, digits: int, metrics: dict[str, float]) -> str:
-    text = f"{metrics[name]:.{digits}f}" if name in metrics else ""
-    return text.rjust(len(label))
-
-
 class Console:
-    """The progress line and the rows of one training; `priced`: dollars are worth a column."""
+    """The progress line and the rows of one training; `priced` shows dollars."""
 
     def __init__(self, log: Log, *, steps: int, priced: bool) -> None:
         self._log = log
@@ -68,7 +89,7 @@ class Console:
 
     @contextmanager
     def bar(self, step: int) -> Iterator[None]:
-        """Show the progress line, on a terminal, from `step` on."""
+        """Show the progress line inside, if on a terminal, starting at `step`."""
         self._bar = tqdm(
             total=self._steps,
             initial=max(step, 0),
@@ -84,17 +105,17 @@ class Console:
             self._bar = None
 
     def at(self, step: int) -> None:
-        """The training has done `step`: the next one, or an earlier one after a rollback."""
+        """Move the progress line to `step`, forwards or, after a rollback, backwards."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
     def phase(self, name: str) -> None:
-        """Begin a phase of the step."""
+        """Show that a phase of the step begins."""
         self._phase = name
         self._describe(name)
 
     def counted(self, play: Callable[P, Awaitable[T]], games: int) -> Callable[P, Awaitable[T]]:
-        """`play`, of whose `games` games the progress line shows how many have ended."""
+        """`play`, with the progress line counting how many of its `games` games have ended."""
         ended = 0
 
         async def play_and_count(*arguments: P.args, **options: P.kwargs) -> T:
@@ -107,50 +128,54 @@ class Console:
         return play_and_count
 
     def row(self, metrics: dict[str, float]) -> None:
-        """Print a step's row; its numbers stay beside the bar until the next step has its own."""
+        """Print the row of a step, and show its metrics beside the progress bar until the next step."""
         if self._rows % HEADER_EVERY == 0:
             self._log.say(header(priced=self._priced))
         self._rows += 1
         self._log.say(row(metrics, priced=self._priced))
         if self._bar is not None:
-            self._bar.set_postfix_str(beside_bar(metrics, priced=self._priced), refresh=False)
+            self._bar.set_postfix_str(bar_metrics(metrics, priced=self._priced), refresh=False)
 
     def _describe(self, text: str) -> None:
-        """Show what is done now, at most ten times a second."""
+        """Update the text before the bar, at most ten times a second."""
         now = time.monotonic()
         if self._bar is not None and (now - self._drawn > 0.1 or text == self._phase):
             self._drawn = now
             self._bar.set_description_str(text.ljust(15))
 
 
-def beside_bar(metrics: dict[str, float], *, priced: bool) -> str:
-    """The newest step in a few words, the most telling ones first: a narrow terminal cuts the end."""
-    shown = [f"{label} {metrics[name]:.2f}" for label, name in BAR if name in metrics]
-    shown += [_dollars(metrics)] * priced
-    return "  ".join([*shown, *(f"{metrics[name]:.1f} {name}" for name in ["games/s"] if name in metrics)])
+def bar_metrics(metrics: dict[str, float], *, priced: bool) -> str:
+    """The newest metrics beside the bar; the important ones first, because a narrow terminal cuts the end."""
+    shown = [f"{label} {metrics[name]:.2f}" for label, name in BAR.items() if name in metrics]
+    if priced:
+        shown.append(_dollars(metrics))
+    if "games/s" in metrics:
+        shown.append(f"{metrics['games/s']:.1f} games/s")
+    return "  ".join(shown)
 
 
 def _dollars(metrics: dict[str, float]) -> str:
+    """The dollars that the run has spent so far."""
     usd = metrics.get("env/usd", 0.0)
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
 def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
-    """What was learned, where it is, and what to type next; the numbers are those of metrics.jsonl."""
+    """What was learned, where the results are, and the next commands; all numbers are from metrics.jsonl."""
     lines = read_metrics(folder)
-    learned = [_learned("validation", _validation_ends(lines, best_step)),
-               _learned("in training", _training_ends(lines))]  # fmt: skip
+    changes = [_validation_change(lines, best_step), _training_change(lines)]
     seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
     calls = sum(line.get("env/paid", 0.0) for line in lines)
-    played = int(sum(line.get("games", 0.0) for line in lines))
-    took = [f"{len(lines) - 1} steps", f"{played:,} games", f"{calls:,.0f} calls of {config.env}"]
+    games = int(sum(line.get("games", 0.0) for line in lines))
+    totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls:,.0f} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
-        took.append(_dollars(lines[-1]))
+        totals.append(_dollars(lines[-1]))
+    totals.append(_duration(seconds))
     other = "mini:ood" if config.env == "mini" else " ".join(config.test_data) or "FILE"
-    return "\n".join([
+    text = [
         "What was learned",
-        *filter(None, learned),
-        f"  took         {', '.join([*took, _duration(seconds)])}",
+        *filter(None, changes),
+        f"  took         {', '.join(totals)}",
         "Where it is",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
@@ -158,44 +183,44 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         f"  python infer.py --agent {folder}",
         f"  python evaluate.py --agent {folder} --data {other}",
         f"  python -m prompt_r1.report {folder}",
-    ])  # fmt: skip
+    ]
+    return "\n".join(text)
 
 
-Ends = tuple[dict[str, float], dict[str, float], str]
-
-
-def _validation_ends(lines: list[dict[str, float]], best_step: int) -> Ends | None:
-    """The first validation, that of the kept agent, and what they are."""
+def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:
+    """The first validation and that of the best agent; "" if they are the same."""
     validated = {int(line["step"]): line for line in lines if "val/em" in line}
     if len(validated) < 2 or best_step not in validated:
-        return None
+        return ""
     first = min(validated)
-    names = {label.strip(): name for label, name, _ in VALIDATION}
-    ends = [{label: validated[step][name] for label, name in names.items()} for step in (first, best_step)]
-    return ends[0], ends[1], f"step {first} → step {best_step}, the best"
+    changes = [
+        _change(column.label, validated[first][column.metric], validated[best_step][column.metric])
+        for column in VALIDATION
+    ]
+    return f"  validation   {'   '.join(changes)}   (step {first} → step {best_step}, the best)"
 
 
-def _training_ends(lines: list[dict[str, float]]) -> Ends | None:
-    """Means over the first and the last steps of the sampled games."""
+def _training_change(lines: list[dict[str, float]]) -> str:
+    """Means of the sampled games over the first and the last steps; "" if these overlap."""
     steps = [line for line in lines if "reward/mean" in line]
     if len(steps) < 2 * RECENT:
-        return None
-    names = {"EM": "em", "reward": "reward/mean", "format": "format"}
-    first, last = (
-        {label: mean(line[name] for line in part) for label, name in names.items()}
-        for part in (steps[:RECENT], steps[-RECENT:])
-    )
-    return first, last, f"sampled games, mean of {RECENT} steps: first → last"
-
-
-def _learned(label: str, ends: Ends | None) -> str:
-    if ends is None:
         return ""
-    first, last, what = ends
-    changes = "   ".join(f"{name} {first[name]:.3f} → {last[name]:.3f}" for name in first)
-    return f"  {label:11}  {changes}   ({what})"
+    changes = []
+    for label, name in TRAINING.items():
+        first = mean(line[name] for line in steps[:RECENT])
+        last = mean(line[name] for line in steps[-RECENT:])
+        changes.append(_change(label, first, last))
+    return f"  in training  {'   '.join(changes)}   (sampled games, mean of {RECENT} steps: first → last)"
+
+
+def _change(label: str, first: float, last: float) -> str:
+    return f"{label} {first:.3f} → {last:.3f}"
 
 
 def _duration(seconds: float) -> str:
-    minutes, hours = round(seconds / 60), seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes} min" if minutes < 120 else f"{hours:.1f} h"
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{seconds / 3600:.1f} h"

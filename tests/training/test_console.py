@@ -19,7 +19,7 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_log import Clock, Log
-from prompt_r1.training.console import COLUMNS, Console, beside_bar, header, row, summary
+from prompt_r1.training.console import COLUMNS, Console, bar_metrics, header, row, summary
 from tests.programs import MAINS
 
 STEP = {
@@ -84,8 +84,8 @@ def test_the_progress_line_shows_phase_games_and_the_newest_metrics(tmp_path):
             console.at(step)
         shown = shown_by()
     assert "rollout 1/5" in shown and "step 19/20" in shown and "left" in shown
-    assert beside_bar(STEP, priced=True) in shown and "\n" not in shown
-    assert beside_bar(STEP, priced=True) == "reward 0.50  EM 0.25  format 1.00  KL 0.01  $1.50  40.0 games/s"
+    assert bar_metrics(STEP, priced=True) in shown and "\n" not in shown
+    assert bar_metrics(STEP, priced=True) == "reward 0.50  EM 0.25  format 1.00  KL 0.01  $1.50  40.0 games/s"
 
 
 def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_path):
