@@ -1,6 +1,6 @@
-"""Chromium over its debugging pipe: opens a page, evaluates JavaScript, takes screenshots. No other package.
+"""Control Chromium through its debugging pipe, without other packages.
 
-Messages are JSON objects that end with a NUL: the browser reads them on descriptor 3 and writes on 4.
+Messages are JSON objects that end with NUL. The browser reads them on descriptor 3 and writes on 4.
 """
 
 import base64
@@ -16,10 +16,17 @@ from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--remote-debugging-pipe",
-)  # fmt: skip
+)
 
 
 class Browser:
@@ -31,15 +38,17 @@ class Browser:
         self._folder = tempfile.mkdtemp(prefix="chromium-")
         to_browser, from_browser = os.pipe(), os.pipe()
         ours = (to_browser[1], from_browser[0])
-        # High copies first: 3 and 4 may be among the descriptors that they replace.
+        # Copy to high numbers first, because 3 and 4 may be in use as one of these descriptors.
         theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in (to_browser[0], from_browser[1])]
         os.close(to_browser[0])
         os.close(from_browser[1])
         self._process = subprocess.Popen(
             [PROGRAM, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"],
             preexec_fn=lambda: [os.dup2(fd, number) for fd, number in zip(theirs, (3, 4), strict=True)],
-            pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for fd in theirs:
             os.close(fd)
         self._write, self._read = os.fdopen(ours[0], "wb", buffering=0), os.fdopen(ours[1], "rb")
@@ -64,26 +73,26 @@ class Browser:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """A command of the DevTools protocol, and its result."""
+        """Send a command of the DevTools protocol; returns its result."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        self._write.write(
-            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
-        )
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._write.write(json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._number:
             self.events.append(answer)
         assert "error" not in answer, answer
         return answer["result"]
 
     def open(self, path: Path) -> None:
-        """Load a file; its script has run when this returns."""
+        """Load a file and wait until its script has run."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page; a promise is awaited."""
+        """Evaluate an expression in the page; a promise is awaited."""
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -94,19 +103,24 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, **text)
 
     def resize(self, width: int, height: int, *, phone: bool = False, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=2 if phone else 1, mobile=phone)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if phone else 1,
+            mobile=phone,
+        )
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[theme])
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def screenshot(self, path: Path, *, full_page: bool = False) -> None:
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full_page)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             piece = os.read(self._read.fileno(), 1 << 20)
-            assert piece, "the browser has left"
+            assert piece, "the browser has exited"
             self._rest += piece
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)

@@ -1,4 +1,4 @@
-"""A run as one HTML file without network: curves, and the games of each question side by side."""
+"""A run as one self-contained HTML file: curves, and the games of each question side by side."""
 
 from prompt_r1.report.page import write_report
 

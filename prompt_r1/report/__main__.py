@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.report RUN [RUN2]`: RUN/report.html, or one page that compares two runs."""
+"""Write the HTML report of a run, or one that compares two runs: `python -m prompt_r1.report RUN [RUN2]`."""
 
 import argparse
 from pathlib import Path
@@ -9,13 +9,14 @@ from prompt_r1.report.page import GAMES, write_report
 
 def main(arguments: list[str]) -> None:
     """Write the report from a command line."""
-    parser = argparse.ArgumentParser("python -m prompt_r1.report", description=__doc__)
+    about = "Write the HTML report of a run, or one that compares two runs."
+    parser = argparse.ArgumentParser("python -m prompt_r1.report", description=about)
     parser.add_argument("run", type=Path, help="run folder, such as runs/mini-seed0")
-    parser.add_argument("other", type=Path, nargs="?", help="another run folder, to compare")
-    parser.add_argument("--out", type=Path, help="the file (RUN/report.html, or RUN/report-with-RUN2.html)")
+    parser.add_argument("other", type=Path, nargs="?", help="another run folder, to compare with")
     parser.add_argument(
-        "--games", type=int, default=GAMES, help=f"games of each run at most, whole steps ({GAMES})"
+        "--out", type=Path, help="file to write (RUN/report.html, or RUN/report-with-RUN2.html)"
     )
+    parser.add_argument("--games", type=int, default=GAMES, help=f"most games shown of each run ({GAMES})")
     given = parser.parse_args(arguments)
     path = write_report(given.run, given.other, out=given.out, games=given.games)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -1,17 +1,17 @@
-// One chart: lines with bands (or whiskers, where points are few), or shares stacked to a whole.
+// Draws one chart: lines with bands (or whiskers, if there are few points), or a stack of shares.
 
 const BOX = { width: 340, height: 172, left: 40, right: 9, top: 9, bottom: 21 };
-const FEW = 12; // points that are drawn as dots with whiskers
-const charts = []; // all of the page: they share one cursor
+const FEW = 12; // up to this many points are drawn as dots with whiskers
+const charts = []; // all charts of the page, which share one cursor
 
-/** A scale from values to pixels. */
+/** A function that maps values to pixels. */
 function scale([low, high], [from, to], log = false) {
   const by = log ? Math.log10 : (value) => value;
   const spread = by(high) - by(low) || 1;
   return (value) => from + ((by(Math.max(value, log ? low : -Infinity)) - by(low)) / spread) * (to - from);
 }
 
-/** Round numbers from low to high: at most `count` steps of 1, 2 or 5 times a power of ten. */
+/** Round numbers from low to high, in at most `count` steps of 1, 2 or 5 times a power of ten. */
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -28,7 +28,7 @@ function decades(low, high) {
 }
 
 /**
- * The figure of a chart. spec: {title, about, unit?, log?, floor?, ceiling?, reference?, stacked?, onPick(step)},
+ * Make the figure of a chart. spec: {title, about, unit?, log?, floor?, ceiling?, reference?, stacked?, onPick(step)},
  * series: [{label, style, points: [{step, value, low?, high?}]}].
  */
 function drawChart(spec, series, steps) {
@@ -146,17 +146,17 @@ function moveCursor(step) {
   }
 }
 
-/** Write what the chart says at a step (its last point up to there), or at its end. */
+/** Show the values of a chart at a step (of its last point up to there); null: at the end. */
 function read(chart, step) {
-  const told = chart.series.map((one) => {
+  const values = chart.series.map((one) => {
     const point = one.points.findLast((p) => step === null || p.step <= step);
     if (!point) return "";
     const interval = point.low === undefined ? "" : ` [${number(point.low, 2)}, ${number(point.high, 2)}]`;
     const name = chart.spec.stacked ? `${one.label} ` : chart.spec.letters ? `${chart.spec.letters[chart.series.indexOf(one)]} ` : "";
     return { point, text: element("span", { class: chart.spec.stacked ? "" : one.style }, name + number(point.value) + interval) };
   }).filter(Boolean);
-  const steps = [...new Set(told.map(({ point }) => point.step))];
-  const values = chart.spec.stacked ? told.slice(0, 2) : told;
-  const parts = values.flatMap(({ text }, index) => index ? [" · ", text] : [text]);
+  const steps = [...new Set(values.map(({ point }) => point.step))];
+  const shown = chart.spec.stacked ? values.slice(0, 2) : values;
+  const parts = shown.flatMap(({ text }, index) => index ? [" · ", text] : [text]);
   chart.readout.replaceChildren(step === null ? "" : `step ${steps.join(", ")}: `, ...parts);
 }

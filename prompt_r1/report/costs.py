@@ -1,34 +1,33 @@
-"""What each call of a run cost, from its journal."""
+"""The cost of each call of a run, from its journal."""
 
 import json
 from pathlib import Path
 
 
 class CallCosts:
-    """Finds the journal's line of a call: tokens in and out, and dollars. Free environments count none.
+    """Looks up tokens and dollars of a call in the journal. Calls of free environments have none.
 
-    Of the texts only a hash is kept: a long run's journal is larger than memory.
+    Only a hash of the texts is kept, because the journal of a long run can be larger than memory.
     """
 
     def __init__(self, journal: Path) -> None:
-        self._found: dict[int, tuple[int, int, float]] = {}
+        self._costs: dict[int, dict[str, float]] = {}
         for path in sorted(journal.glob("rank*.jsonl")):
             with path.open(encoding="utf-8") as file:
                 for line in file:
-                    self._note(line)
+                    self._add(line)
 
     def find(self, session: str, sample: int, prompt: str | None, reply: str | None) -> dict[str, float]:
-        """{in, out, usd} of a call; {} where it was free or is not in the journal."""
-        cost = self._found.get(hash((session, sample, prompt, reply)))
-        return dict(zip(("in", "out", "usd"), cost, strict=True)) if cost else {}
+        """{in, out, usd} of a call; {} if it was free or is not in the journal."""
+        return self._costs.get(hash((session, sample, prompt, reply)), {})
 
-    def _note(self, line: str) -> None:
-        # Free calls, the most in the mini world, are passed over before they are parsed.
+    def _add(self, line: str) -> None:
+        # Skip free calls, such as those of the mini world, before parsing: it saves most of the time.
         if '"tokens_in": 0, "tokens_out": 0,' in line:
             return
         try:
             call = json.loads(line)
             key = hash((call["session"], call["sample"], call["prompt"], call["text"]))
-            self._found[key] = call["tokens_in"], call["tokens_out"], call["usd"]
+            self._costs[key] = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
         except (ValueError, KeyError, TypeError):
-            return  # a line that a kill cut short
+            return  # a line that was cut short by a kill

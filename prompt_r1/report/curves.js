@@ -1,4 +1,4 @@
-// Which curves there are, in which order, and what each one says.
+// The curves of the page, in order, with their descriptions.
 
 const ENDS = ["answered", "max_turns", "max_tokens", "malformed", "env_error"];
 const END_NAMES = { answered: "answered", max_turns: "turn limit", max_tokens: "token limit", malformed: "malformed", env_error: "environment failed" };
@@ -6,36 +6,36 @@ const PHASES = ["rollout", "update", "validation", "save"];
 
 const FAMILIES = [
   ["Does it learn?", [
-    { title: "Validation EM", names: ["val/em"], floor: 0, ceiling: 1, about: "Greedy games of held-out questions: the answer is exactly right." },
-    { title: "Reward", names: ["reward/mean"], ceiling: 1, about: "R of the sampled games (eq. 15): −ε for no format at all, F1 behind an open gate." },
-    { title: "EM of sampled games", names: ["em"], floor: 0, ceiling: 1, about: "The same at temperature 1, on training questions." },
-    { title: "Well-formed games", names: ["format"], floor: 0, ceiling: 1, about: "Every turn is a thought and one action, the last one an answer." },
-    { title: "Parts of the reward", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer (eq. 14)"], floor: 0, about: "If the format falls while the answer rises, the gate is being gamed." },
-    { title: "Groups without spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "All games earned the same and teach nothing; natural once most are right." },
+    { title: "Validation EM", names: ["val/em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in greedy games of held-out questions." },
+    { title: "Reward", names: ["reward/mean"], ceiling: 1, about: "R of the sampled games (eq. 15): −ε without any format; F1 counts if the gate is open." },
+    { title: "EM of sampled games", names: ["em"], floor: 0, ceiling: 1, about: "The same in sampled games of training questions." },
+    { title: "Well-formed games", names: ["format"], floor: 0, ceiling: 1, about: "Every turn is a think block and one action; the last action is an answer." },
+    { title: "Parts of the reward", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
+    { title: "Groups without spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "All games have the same reward and give no gradient; normal once most are right." },
   ]],
   ["How does it play?", [
-    { title: "How games ended", ends: true, about: "A growing share that is not answered is trouble." },
-    { title: "Turns", names: ["turns"], floor: 1, about: "Of a game. Falling to 1: the agent answers without asking." },
-    { title: "Tokens of a game", names: ["tokens/game"], floor: 0, about: "Everything that was written and read." },
+    { title: "How games ended", ends: true, about: "The share of unanswered games should not grow." },
+    { title: "Turns", names: ["turns"], floor: 1, about: "Per game. At 1, the agent answers without asking." },
+    { title: "Tokens of a game", names: ["tokens/game"], floor: 0, about: "Written and read." },
   ]],
-  ["Is the training sound?", [
-    { title: "Log-probability gap", names: ["engine/logprob_gap"], log: true, reference: 1e-4, about: "Engine against trainer, in nats. Above the line in float32: look here first." },
-    { title: "KL to the start", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, about: "k3 a token. Single tokens make the mean jump; the median should not climb." },
-    { title: "Entropy", names: ["entropy"], floor: 0, about: "Nats a token. Near 0: no exploration is left." },
-    { title: "Clipped tokens", names: ["clip_frac"], floor: 0, about: "Share of tokens whose ratio left the clip range (eq. 17)." },
+  ["Is the training healthy?", [
+    { title: "Log-probability gap", names: ["engine/logprob_gap"], log: true, reference: 1e-4, about: "Engine against trainer, in nats. In float32 it should stay below the line." },
+    { title: "KL to the start", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, about: "k3 per token. Single tokens can make the mean jump; the median should not rise." },
+    { title: "Entropy", names: ["entropy"], floor: 0, about: "Nats per token. Near 0 there is no exploration." },
+    { title: "Clipped tokens", names: ["clip_frac"], floor: 0, about: "Share of tokens whose ratio is outside the clip range (eq. 17)." },
     { title: "Gradient norm", names: ["grad_norm"], floor: 0, about: "Before clipping." },
     { title: "Lost groups", names: ["groups/dropped"], floor: 0, ceiling: 1, about: "Dropped because calls of the environment failed." },
   ]],
   ["What does it cost?", [
-    { title: "Seconds of a step", phases: true, about: "By phase." },
-    { title: "Calls of a step", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, about: "To the environment." },
+    { title: "Seconds per step", phases: true, about: "By phase." },
+    { title: "Calls per step", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, about: "To the environment." },
     { title: "Latency", names: ["env/latency"], floor: 0, about: "Median seconds of a call." },
-    { title: "Dollars", names: ["env/usd"], floor: 0, about: "Of the whole run so far." },
-    { title: "Tokens a second", names: ["tokens/s"], floor: 0, about: "Sampled, while games are played." },
+    { title: "Dollars", names: ["env/usd"], floor: 0, about: "Total of the run so far." },
+    { title: "Tokens per second", names: ["tokens/s"], floor: 0, about: "Sampled in the rollout." },
   ]],
 ];
 
-/** The points of a metric: only the steps at which it was measured. */
+/** The points of a metric, at the steps where it was measured. */
 function pointsOf(run, name) {
   const { metrics } = run;
   const [values, low, high] = [metrics[name] ?? [], metrics[`${name}_low`], metrics[`${name}_high`]];
@@ -70,7 +70,7 @@ function figuresOf(spec, runs, steps) {
   return series.length && !(flat && spec.names[0] === "env/usd") ? [drawChart({ ...spec, letters }, series, steps)] : [];
 }
 
-/** Shares of ends or seconds of phases, a chart for each run: two stacks in one cannot be read. */
+/** Shares of ends or seconds of phases, with a chart per run, because two stacks in one are unreadable. */
 function stackOf(spec, run, index, count, steps) {
   const names = spec.ends ? ENDS.map((end) => `stop/${end}`) : PHASES.map((phase) => `time/${phase}`);
   const rows = names.map((name) => run.metrics[name]);
@@ -85,7 +85,7 @@ function stackOf(spec, run, index, count, steps) {
   return series.length ? [drawChart({ ...spec, title, stacked: true, share: Boolean(spec.ends) }, series, steps)] : [];
 }
 
-/** Every other number of metrics.jsonl, drawn only when asked for. */
+/** All other metrics of metrics.jsonl, drawn when the panel is opened. */
 function drawOthers(runs, steps, onPick) {
   const drawn = new Set(FAMILIES.flatMap(([, specs]) => specs.flatMap((spec) => spec.names ?? [])));
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) =>

@@ -1,10 +1,10 @@
-// The games of one question side by side: reward, advantage, dialogue with the mask of trained tokens, bill.
+// Draws the games of one question side by side: reward, advantage, dialogue with the trained tokens, cost.
 
-const TERMS = [["α Σ M", "interactions", "good interactions (α Σ M_t)"], ["β", "parsed", "an answer can be parsed (β A_p)"],
+const TERMS = [["α Σ M", "interactions", "good interactions (α Σ M_t)"], ["β", "parsed", "the answer can be parsed (β A_p)"],
   ["γ", "filled", "the answer is not empty (γ A_n)"], ["δ", "complete", "the last turn is complete (δ C_f)"]];
-const TOKENS_AT_ONCE = 3000; // of a span, drawn one by one; a longer span is drawn as one text
+const TOKENS_AT_ONCE = 3000; // a longer span is drawn as one text, without single tokens
 
-/** How a game's tokens took part in the update. */
+/** How the tokens of a game took part in the update. */
 function training(game) {
   if (game.advantage === null) return "untrained";
   return game.advantage > 0 ? "better" : game.advantage < 0 ? "worse" : "flat";
@@ -15,7 +15,7 @@ function drawEntry(entry, runs, view) {
   const about = element("div", { class: "about-group" },
     element("span", { class: "chip" }, plain(first.dataset)), element("span", { class: "muted" }, `step ${first.step}`), element("span", { class: "muted" }, "gold"));
   about.append(appendText(element("span", { class: "gold" }), first.answers.map((gold) => plain(gold)).join("  ·  ") || "none"));
-  const opening = element("details", { class: "opening" }, element("summary", {}, `What the agent reads first${first.opening.tokens ? ` · ${first.opening.tokens} tokens` : ""}`));
+  const opening = element("details", { class: "opening" }, element("summary", {}, `Opening${first.opening.tokens ? ` · ${first.opening.tokens} tokens` : ""}`));
   opening.append(drawSpan(first.opening, {}, "", view));
   opening.open = view.opening;
   const parts = [appendText(element("h3", { class: "question" }), first.question.slice(0, LONG), view.needle), about, opening, maskLegend()];
@@ -33,15 +33,15 @@ const runKey = (index) => element("i", { class: `line-key run-${"ab"[index]}` })
 
 function spreadOf(group) {
   const rewards = group.games.filter((game) => game.reward).map((game) => game.reward.total);
-  if (!rewards.length) return "no game was trained on: calls of the environment failed";
+  if (!rewards.length) return "no game was trained on, because calls of the environment failed";
   const mean = rewards.reduce((sum, value) => sum + value, 0) / rewards.length;
   const spread = Math.sqrt(rewards.reduce((sum, value) => sum + (value - mean) ** 2, 0) / Math.max(1, rewards.length - 1));
   return `reward of the group: mean ${fixed(mean)}, standard deviation ${fixed(spread)}`;
 }
 
 function maskLegend() {
-  const entries = [["better", "trained: better than its siblings"], ["worse", "trained: worse"], ["flat", "trained, but all earned the same"],
-    ["untrained", "the agent’s, not trained"], ["read", "only read"]];
+  const entries = [["better", "trained: better than the group"], ["worse", "trained: worse"], ["flat", "trained: all equal"],
+    ["untrained", "written, not trained"], ["read", "read"]];
   return element("div", { class: "legend mask-legend", "aria-label": "Colours of the tokens" },
     ...entries.map(([kind, label]) => element("span", { class: "key" }, element("i", { class: `swatch ${kind}` }), label)));
 }
@@ -61,11 +61,11 @@ function drawGame(game, place, epsilon, view) {
     const call = span.lengths === undefined ? game.calls[turn++] : undefined;
     card.append(drawSpan(span, { kind, advantage: game.advantage, call }, span.lengths === undefined ? "environment" : "agent", view));
   }
-  card.append(bill(game));
+  card.append(costLine(game));
   return card;
 }
 
-/** The advantage as a bar from the middle: left is worse than the siblings. */
+/** The advantage as a bar from the middle: to the left if worse than the mean of the group. */
 function meter(advantage) {
   const reach = Math.min(1, Math.abs(advantage) / 2) * 130;
   return shape("svg", { class: "meter", viewBox: "0 0 300 26", role: "img", "aria-label": `advantage ${signed(advantage)}` },
@@ -74,7 +74,7 @@ function meter(advantage) {
     shape("text", { x: 150, y: 24, "text-anchor": "middle" }, `advantage ${signed(advantage)}`));
 }
 
-/** Eq. 12 as a bar up to the cap ε, then eq. 15 in numbers. */
+/** Eq. 12 as a bar with the cap ε, and eq. 15 in numbers. */
 function rewardParts(reward, epsilon) {
   const shut = element("span", { class: "shut" }, "gate shut");
   const open = element("span", { class: "open" }, "gate open");
@@ -88,8 +88,8 @@ function rewardParts(reward, epsilon) {
 function termsBar(reward, epsilon) {
   const total = Object.values(reward.terms).reduce((sum, value) => sum + value, 0);
   const unit = 298 / Math.max(epsilon, total);
-  const told = TERMS.map(([, name, long]) => `${long} ${fixed(reward.terms[name])}`).join(", ");
-  const svg = shape("svg", { class: "parts", viewBox: "0 0 300 22", role: "img", "aria-label": told }, shape("title", {}, told),
+  const label = TERMS.map(([, name, long]) => `${long} ${fixed(reward.terms[name])}`).join(", ");
+  const svg = shape("svg", { class: "parts", viewBox: "0 0 300 22", role: "img", "aria-label": label }, shape("title", {}, label),
     shape("rect", { class: "frame", x: 1, y: 1, width: 298, height: 16 }));
   let at = 1;
   TERMS.forEach(([symbol, name], order) => {
@@ -103,7 +103,7 @@ function termsBar(reward, epsilon) {
   return svg;
 }
 
-/** A run of tokens. The agent's carry the colour of the advantage; their chances are in the tooltips. */
+/** A span of tokens. Written tokens have the colour of the advantage and their probability as a tooltip. */
 function drawSpan(span, { kind = "", advantage = 0, call }, who, view) {
   const wrote = span.lengths !== undefined;
   const words = element("div", { class: "words" });
@@ -133,8 +133,8 @@ function drawTokens(words, span, view) {
 }
 
 /**
- * What the agent read: our frame is what stands before the first opening tag and after the last closing tag, a
- * place that no text from outside can reach. Whatever looks like a frame between them is a reply's own words.
+ * A span that the agent read. Our frame is the text before the first opening tag and after the last closing tag,
+ * where no untrusted text can be. Whatever looks like a frame between them belongs to the reply.
  */
 function drawRead(words, text, needle) {
   const [opening, closing] = ["<interaction_response>", "</interaction_response>"];
@@ -155,7 +155,7 @@ function drawLong(words, text, needle) {
   words.append(element("br"), more);
 }
 
-function bill(game) {
+function costLine(game) {
   const wait = game.calls.reduce((sum, call) => sum + call.latency, 0);
   const usd = game.calls.reduce((sum, call) => sum + (call.usd ?? 0), 0);
   const wrote = game.spans.filter((span) => span.lengths !== undefined).reduce((sum, span) => sum + span.tokens, 0);

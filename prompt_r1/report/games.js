@@ -1,14 +1,14 @@
-// Filters, the list of questions (only the rows in sight exist), and the question that is shown.
+// The filters, the list of questions (which holds only the visible rows), and the selected question.
 
 const ROW = 58; // pixels
 const browser = { runs: [], entries: [], shown: [], selected: 0, opening: false };
 
-/** One entry a question of a step; two runs meet in one where step and question are the same. */
+/** One entry per step and question; an entry has a group of each run. */
 function makeEntries(runs) {
   const entries = new Map();
   runs.forEach((run, index) => run.groups.forEach((group) => {
     let key = `${group.step} ${group.id}`;
-    while (entries.get(key)?.groups[index]) key += " again"; // a question may come twice in a step
+    while (entries.get(key)?.groups[index]) key += " again"; // a question may occur twice in a step
     if (!entries.has(key)) entries.set(key, { key, step: group.step, groups: runs.map(() => null) });
     entries.get(key).groups[index] = group;
   }));
@@ -44,8 +44,8 @@ function fill(menu, all, counts, name = (value) => value) {
   menu.append(new Option(all, ""), ...counts.map(([value, count]) => new Option(`${plain(String(name(value)))} (${count})`, value)));
 }
 
-/** What is asked for, as a test of one game; texts are searched in the whole group. */
-function wanted() {
+/** A function that tests a game against the filters, except the text search, which covers the whole group. */
+function gameFilter() {
   const [low, high] = [$("low").value, $("high").value];
   const stop = $("stop").value;
   return (game) => (!stop || game.stop === stop)
@@ -53,7 +53,7 @@ function wanted() {
     && (high === "" || (game.reward !== null && game.reward.total <= Number(high) + 1e-9));
 }
 
-/** All texts of an entry in lower case, put together at the first search. */
+/** All texts of an entry in lower case, joined at the first search. */
 function textOf(entry) {
   entry.text ??= entry.groups.filter(Boolean).flatMap((group) => [group.question, ...group.answers,
     ...group.games.flatMap((game) => [game.error, ...game.spans.map((span) => span.text)])]).join("\n").toLowerCase();
@@ -62,7 +62,7 @@ function textOf(entry) {
 
 function applyFilters(event) {
   const kept = event?.target === $("order") ? null : browser.shown[browser.selected]?.key;
-  const [needle, dataset, step, matches] = [$("search").value.trim().toLowerCase(), $("dataset").value, $("step").value, wanted()];
+  const [needle, dataset, step, matches] = [$("search").value.trim().toLowerCase(), $("dataset").value, $("step").value, gameFilter()];
   browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step))
     && (!dataset || entry.groups.find(Boolean).dataset === dataset)
     && gamesOf(entry).some(matches) && (!needle || textOf(entry).includes(needle)));
@@ -94,8 +94,8 @@ function select(index) {
 
 function showSelected() {
   const entry = browser.shown[browser.selected];
-  if (!entry) { $("detail").replaceChildren(element("p", { class: "empty" }, browser.entries.length ? "No game is like that. Clear the filters with c." : "This run has recorded no games.")); return; }
-  const view = { needle: $("search").value.trim(), matches: wanted(), opening: browser.opening };
+  if (!entry) { $("detail").replaceChildren(element("p", { class: "empty" }, browser.entries.length ? "No game matches. Clear the filters with c." : "This run has no recorded games.")); return; }
+  const view = { needle: $("search").value.trim(), matches: gameFilter(), opening: browser.opening };
   $("detail").replaceChildren(...drawEntry(entry, browser.runs, view));
 }
 
@@ -124,9 +124,9 @@ function drawRow(entry, index) {
   return row;
 }
 
-/** The games of a group as small bars: up and blue is better than the siblings, down and orange worse. */
+/** The games of a group as small bars: up and blue is better than its mean, down and orange worse. */
 function strip(group) {
-  const matches = wanted();
+  const matches = gameFilter();
   const svg = shape("svg", { class: "strip", width: group.games.length * 9, height: 16, "aria-hidden": "true" }, shape("line", { x1: 0, x2: group.games.length * 9, y1: 8, y2: 8 }));
   group.games.forEach((game, place) => {
     const kind = training(game);

@@ -1,4 +1,4 @@
-// Begins: reads the data, fills the head, draws curves and games, listens to the keys.
+// Starts the page: reads the data, draws head, curves and games, and handles the keys.
 
 function drawHead(runs) {
   document.title = `Prompt-R1 · ${runs.map((run) => plain(run.name)).join(" and ")}`;
@@ -9,7 +9,7 @@ function drawHead(runs) {
   drawSettings(runs);
 }
 
-/** What the run came to, in a few numbers. */
+/** The key figures of a run. */
 function figuresOfRun(run, letter) {
   const box = element("dl", { class: "figures" });
   if (letter) box.append(element("div", { class: "run-name" }, `${letter}  ${plain(run.name)}`));
@@ -17,7 +17,7 @@ function figuresOfRun(run, letter) {
   const last = (name) => pointsOf(run, name).at(-1);
   const total = (name) => pointsOf(run, name).reduce((sum, point) => sum + point.value, 0);
   const tested = pointsOf(run, "val/em");
-  // As the run keeps its agent: by EM, then by reward, of equals the first.
+  // The best step as train.py chooses it: by EM, then by reward; the first of equal ones.
   const rewards = new Map(pointsOf(run, "val/reward").map((point) => [point.step, point.value]));
   const ahead = (a, b) => a.value - b.value || (rewards.get(a.step) ?? 0) - (rewards.get(b.step) ?? 0);
   const best = tested.reduce((top, point) => !top || ahead(point, top) > 0 ? point : top, null);
@@ -25,7 +25,7 @@ function figuresOfRun(run, letter) {
   if (best) add("validation EM", `${number(tested[0].value, 2)} → ${number(best.value, 2)}`, `best at step ${best.step}${interval(best)}`);
   const reward = last("reward/mean");
   if (reward) add("reward", number(reward.value, 2), `step ${reward.step}${interval(reward)}`);
-  if (last("format")) add("well-formed", number(last("format").value, 2), "of the last step’s games");
+  if (last("format")) add("well-formed", number(last("format").value, 2), "of the games of the last step");
   const gap = Math.max(0, ...pointsOf(run, "engine/logprob_gap").map((point) => point.value));
   if (gap) add("log-probability gap", number(gap), "largest of all steps");
   const shown = run.groups.reduce((sum, group) => sum + group.games.length, 0);
@@ -57,7 +57,7 @@ function setTheme(choice) {
 function nextTheme() {
   const choices = ["auto", "light", "dark"];
   setTheme(choices[(choices.indexOf(document.documentElement.dataset.choice) + 1) % choices.length]);
-  try { localStorage.setItem("prompt-r1-theme", document.documentElement.dataset.choice); } catch { /* no storage: forgotten */ }
+  try { localStorage.setItem("prompt-r1-theme", document.documentElement.dataset.choice); } catch { /* without storage the choice is not kept */ }
 }
 
 function storedTheme() {

@@ -1,7 +1,7 @@
-"""The page: data, style and script in one HTML file that may load nothing and run nothing else.
+"""The report as one HTML file that loads nothing and runs only its own script.
 
-Texts of models are data here, never markup: they lie in the page as JSON in which no `<` stands, the script
-shows them with textContent, and the policy names the hashes of the one style and the one script that may act.
+Texts of models are data, never markup. They are in the page as JSON without any `<`, the script shows them
+through textContent, and the content security policy allows only the hashes of our style and our script.
 """
 
 import base64
@@ -14,22 +14,22 @@ from prompt_r1.report.payload import read_run
 
 HERE = Path(__file__).parent
 SCRIPTS = ("text.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
-GAMES = 8000  # of a run; a page of more takes seconds to load
+GAMES = 8000  # per run; with more, the page takes seconds to load
 
 
 def write_report(
     run: Path, other: Path | None = None, *, out: Path | None = None, games: int = GAMES
 ) -> Path:
-    """Write the page of a run folder, or of two to compare; the file's path.
+    """Write the page of a run, or of two runs to compare; returns its path.
 
-    At most `games` games of each run are in it: whole steps, evenly spread. Raises UsageError for a folder
-    without a run.
+    The page has at most `games` games of each run: complete steps, evenly spread. Raises UsageError for a
+    folder without a run.
     """
     folders = [run] if other is None else [run, other]
     name = "report.html" if other is None else f"report-with-{other.resolve().name}.html"
     path = out or run / name
     text = page({"runs": [read_run(folder, games=games) for folder in folders]})
-    part = path.with_name(f".{path.name}.part")  # what a kill leaves, the next report writes over
+    part = path.with_name(f".{path.name}.part")  # renamed at the end, so that a kill leaves no broken report
     try:
         part.write_text(text, "utf-8")
         os.replace(part, path)
@@ -39,7 +39,7 @@ def write_report(
 
 
 def page(data: dict[str, object]) -> str:
-    """The HTML of a payload."""
+    """The HTML page with this data."""
     style = (HERE / "page.css").read_text("utf-8")
     script = "".join((HERE / name).read_text("utf-8") for name in SCRIPTS)
     parts = {
@@ -49,7 +49,7 @@ def page(data: dict[str, object]) -> str:
         "SCRIPT": script,
         "DATA": as_json(data),
     }
-    # The data come last and are not searched again: a text that reads %STYLE% stays what it is.
+    # The data is inserted last, so that a %STYLE% in a text is not replaced.
     head, tail = (HERE / "page.html").read_text("utf-8").split("%DATA%")
     for part in ("POLICY", "STYLE", "SCRIPT"):
         head, tail = head.replace(f"%{part}%", parts[part]), tail.replace(f"%{part}%", parts[part])
@@ -57,7 +57,7 @@ def page(data: dict[str, object]) -> str:
 
 
 def as_json(data: object) -> str:
-    """JSON in ASCII (lone surrogates and bidi controls escaped) without any character that HTML minds."""
+    """ASCII JSON without characters that are special in HTML. Bidi controls and surrogates are escaped."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,9 +1,9 @@
-"""What the report shows of a run, read from its folder: settings, curves, and groups of games."""
+"""The data of the report, read from a run folder: settings, curves, and groups of games."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report.costs import CallCosts
-from prompt_r1.report.spans import Pieces, spans_of
+from prompt_r1.report.spans import TokenTexts, spans_of
 from prompt_r1.reward import RULES
 
-MEGABYTES = 120  # of trajectory files; they are read whole
+MEGABYTES = 120  # of trajectory files at most: they are read into memory
 Row = dict[str, Any]
 
 
 def read_run(folder: Path, *, games: int) -> Row:
-    """The payload of a run folder. Raises UsageError where there is none."""
+    """The data of a run. Raises UsageError for a folder without a run."""
     if not (folder / "metrics.jsonl").exists():
         raise UsageError(
             f"{folder}: there is no metrics.jsonl in it; give a run folder, such as runs/mini-seed0"
@@ -30,9 +30,9 @@ def read_run(folder: Path, *, games: int) -> Row:
     metrics = columns(list(_lines(folder / "metrics.jsonl")))
     last = max((step for step in metrics.get("step", ()) if step is not None), default=0)
     files = _files_by_step(folder / "trajectories")
-    files = {step: paths for step, paths in files.items() if step <= last}  # others were undone
+    files = {step: paths for step, paths in files.items() if step <= last}  # later ones were rolled back
     shown = choose_steps(files, games=games)
-    pieces, costs = Pieces.of_run(folder), CallCosts(folder / "journal")
+    texts, costs = TokenTexts.of_run(folder), CallCosts(folder / "journal")
     rule = RULES.get(str(settings.get("rule")))
     return {
         "name": folder.resolve().name,
@@ -40,12 +40,12 @@ def read_run(folder: Path, *, games: int) -> Row:
         "epsilon": rule.epsilon if rule else None,
         "metrics": metrics,
         "steps": {"all": len(files), "shown": len(shown)},
-        "groups": [group for step in shown for group in _groups(step, files[step], pieces, costs)],
+        "groups": [group for step in shown for group in _groups(step, files[step], texts, costs)],
     }
 
 
 def columns(lines: list[Row]) -> dict[str, list[float | None]]:
-    """The metric lines as one list a metric, None where a line lacks it; Wilson intervals of validation."""
+    """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
     names = sorted({name for line in lines for name in line})
     table = {name: [line.get(name) for line in lines] for name in names}
     for name in ("val/em", "val/format"):
@@ -61,7 +61,7 @@ def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | 
 
 
 def choose_steps(files: dict[int, list[Path]], *, games: int) -> list[int]:
-    """The first step, the last and others evenly between, of which at most `games` games are shown."""
+    """The first step, the last one and others evenly between, with at most `games` games in all."""
     steps = sorted(files)
     if not steps:
         return []
@@ -76,29 +76,33 @@ def choose_steps(files: dict[int, list[Path]], *, games: int) -> list[int]:
     return sorted({steps[round(n * (len(steps) - 1) / (room - 1))] for n in range(room)})
 
 
-def _groups(step: int, paths: list[Path], pieces: Pieces, costs: CallCosts) -> Iterator[Row]:
-    """The groups of a step in the order of its questions, whichever rank played them."""
-    found = []
-    for rank, path in enumerate(paths):
-        by_group = groupby(_lines(path), key=lambda row: (row.get("group", 0), row["question"]["id"]))
-        found += [(place, rank, list(rows)) for place, (_, rows) in enumerate(by_group)]
-    for _, _, rows in sorted(found, key=lambda group: group[:2]):
-        question = rows[0]["question"]
-        spans = [spans_of(row, pieces) for row in rows]
-        yield {
-            "step": step,
-            "id": question["id"],
-            "dataset": question["dataset"],
-            "question": question["text"],
-            "answers": question["answers"],
-            "opening": spans[0][0],
-            "games": [_game(row, own[1:], costs) for row, own in zip(rows, spans, strict=True)],
-        }
+def _groups(step: int, paths: list[Path], texts: TokenTexts, costs: CallCosts) -> Iterator[Row]:
+    """The groups of a step, one of each rank in turn, as the questions were assigned to the ranks."""
+    groups_by_rank = [_split_groups(path) for path in paths]
+    for groups in zip_longest(*groups_by_rank):
+        for rows in filter(None, groups):
+            question = rows[0]["question"]
+            spans = [spans_of(row, texts) for row in rows]
+            yield {
+                "step": step,
+                "id": question["id"],
+                "dataset": question["dataset"],
+                "question": question["text"],
+                "answers": question["answers"],
+                "opening": spans[0][0],
+                "games": [_game(row, own[1:], costs) for row, own in zip(rows, spans, strict=True)],
+            }
+
+
+def _split_groups(path: Path) -> list[list[Row]]:
+    """The rows of a trajectory file, by group."""
+    by_group = groupby(_lines(path), key=lambda row: (row.get("group", 0), row["question"]["id"]))
+    return [list(rows) for _, rows in by_group]
 
 
 def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
     session, sample = row["question"]["id"], row.get("sample", 0)
-    broken = row["turns"][-1:] if row["stop"] == "env_error" else []  # its call failed
+    broken = row["turns"][-1:] if row["stop"] == "env_error" else []  # the call of its last turn failed
     asked = [turn for turn in row["turns"] if turn["reply"] is not None] + broken
     return {
         **{name: row[name] for name in ("stop", "error", "answer", "reward", "advantage")},
@@ -114,7 +118,7 @@ def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
 
 
 def _files_by_step(folder: Path) -> dict[int, list[Path]]:
-    """The files of each step, by rank."""
+    """The trajectory files of each step, in the order of the ranks."""
     files: dict[int, list[tuple[int, Path]]] = {}
     for path in folder.glob("step-*-rank*.jsonl"):
         if match := re.fullmatch(r"step-(\d+)-rank(\d+)\.jsonl", path.name):
@@ -123,7 +127,7 @@ def _files_by_step(folder: Path) -> dict[int, list[Path]]:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    """The objects of a JSONL file, NaN and Infinity as None; lines that a kill cut short are passed over."""
+    """The rows of a JSONL file, NaN and Infinity as None. Lines that were cut short by a kill are skipped."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             try:
@@ -133,8 +137,4 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _setting(value: object) -> str:
-    return (
-        ", ".join(map(str, value))
-        if isinstance(value, Iterable) and not isinstance(value, str)
-        else str(value)
-    )
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

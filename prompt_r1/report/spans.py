@@ -1,4 +1,4 @@
-"""The tokens of a game as text: what the agent wrote and what it only read, in turn."""
+"""The tokens of a game as text, in spans that the agent wrote and spans that it read."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,43 +15,52 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 Row = dict[str, Any]
 
 
-class Pieces:
-    """Texts of tokens. Without a tokenizer (no agent was saved yet) there are none."""
+class TokenTexts:
+    """Decodes the tokens of a run. `known` is False while the run has saved no agent, so no tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.known = tokenizer is not None
-        decode = tokenizer.decode if tokenizer else lambda *_, **__: ""
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        self.text = lru_cache(100_000)(lambda tokens: str(decode(list(tokens), **options)))
+        self._tokenizer = tokenizer
+        self.text = lru_cache(100_000)(self._decode)
 
     @classmethod
-    def of_run(cls, folder: Path) -> "Pieces":
-        """With the tokenizer of the run's agent."""
+    def of_run(cls, folder: Path) -> "TokenTexts":
+        """Use the tokenizer of the run's agent."""
         agent = folder / "agent"
         return cls(load_tokenizer(agent) if (agent / "config.json").exists() else None)
 
+    def _decode(self, tokens: tuple[int, ...]) -> str:
+        assert self._tokenizer is not None
+        text = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
     def lengths(self, tokens: tuple[int, ...]) -> str:
-        """A digit (base 36) a token: its characters. "" where the texts of single tokens do not add up."""
+        """The number of characters of each token, as one base-36 digit.
+
+        "" if the texts of single tokens do not add up to the text, as for characters of several tokens.
+        """
         pieces = [self.text((token,)) for token in tokens]
         if "".join(pieces) != self.text(tokens) or max(map(len, pieces)) >= len(DIGITS):
-            return ""  # a character may be spread over tokens
+            return ""
         return "".join(DIGITS[len(piece)] for piece in pieces)
 
 
-def spans_of(row: Row, pieces: Pieces) -> list[Row]:
-    """The game in runs of tokens: {text, tokens} read, {…, lengths, chances} written by the agent.
+def spans_of(row: Row, texts: TokenTexts) -> list[Row]:
+    """A game as spans of tokens: {text, tokens} for read ones, with {lengths, chances} for written ones.
 
-    `chances`: two digits a token, the probability in percent with which it was sampled (99 is the most).
+    `chances` has two digits per token, the probability in percent with which it was sampled (at most 99).
     """
-    if not pieces.known:
+    if not texts.known:
         return _from_turns(row)
     spans, start, logprobs = [], 0, iter(row.get("logprobs", ()))
     for sampled, run in groupby(row["sampled"], key=int):
         end = start + len(list(run))
         tokens = tuple(row["tokens"][start:end])
-        span: Row = {"text": pieces.text(tokens), "tokens": len(tokens)}
+        span: Row = {"text": texts.text(tokens), "tokens": len(tokens)}
         if sampled:
-            span["lengths"] = pieces.lengths(tokens)
+            span["lengths"] = texts.lengths(tokens)
             span["chances"] = _percents([next(logprobs, None) for _ in tokens])
         spans.append(span)
         start = end
@@ -61,12 +70,12 @@ def spans_of(row: Row, pieces: Pieces) -> list[Row]:
 def _percents(logprobs: Sequence[float | None]) -> str:
     known = [logprob for logprob in logprobs if logprob is not None]
     if len(known) < len(logprobs):
-        return ""  # a run that did not record them
+        return ""  # the run did not record them
     return "".join(f"{min(99, int(100 * exp(logprob))):02}" for logprob in known)
 
 
 def _from_turns(row: Row) -> list[Row]:
-    """The same from the recorded texts, without counts of tokens."""
+    """The spans of a game from its recorded texts, without token counts."""
     spans: list[Row] = [{"text": row["question"]["text"], "tokens": 0}]
     for turn in row["turns"]:
         spans.append({"text": turn["text"], "tokens": 0, "lengths": "", "chances": ""})

@@ -1,5 +1,5 @@
 "use strict";
-// Texts of models reach the page through textContent only, and nothing in them may steer how it reads.
+// Puts texts of models on the page: through textContent only, with control characters made visible.
 
 const $ = (id) => document.getElementById(id);
 
@@ -11,7 +11,7 @@ function element(name, attributes = {}, ...children) {
   return node;
 }
 
-/** The same for SVG. */
+/** An SVG element with attributes and children. */
 function shape(name, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -19,15 +19,15 @@ function shape(name, attributes = {}, ...children) {
   return node;
 }
 
-// Controls, bidi marks and overrides, line separators, lone surrogates: shown by their number, never obeyed.
+// Controls, bidi marks and overrides, line separators and lone surrogates, which are shown as U+XXXX.
 const HIDDEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]" +
   "|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]", "g");
-// Tags and stop tokens in what the agent wrote: dimmed, so that its words stand out.
+// Tags and stop tokens in the text of the agent, which are dimmed.
 const FRAME = /<\|\w{1,40}\|>|<\/?(?:think|interaction_prompt|interaction_response|answer)>/g;
-const LONG = 4000; // characters of a text that are shown at once
+const LONG = 4000; // characters of a text that are shown before "show all"
 
-/** Append a text as words; what `needle` names is marked. `frame`: tags are dimmed. */
+/** Append a text; matches of `needle` are marked. With `frame`, tags are dimmed. */
 function appendText(node, text, needle = "", frame = false) {
   const marks = [];
   if (frame) collect(marks, text, FRAME, "tag");
@@ -53,7 +53,7 @@ function collect(marks, text, pattern, kind) {
   }
 }
 
-/** A text of one line: hidden characters as numbers, cut at `length`. */
+/** A text for one line: cut at `length`, with control characters as U+XXXX. */
 function plain(text, length = 300) {
   const short = text.length > length ? text.slice(0, length) + "…" : text;
   return short.replace(HIDDEN, (found) => `[U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
@@ -61,7 +61,7 @@ function plain(text, length = 300) {
 
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
-/** A number for people: three or four digits, 1.3 × 10⁻⁵, 12.5k. */
+/** Format a number with three or four digits, such as 1.3 × 10⁻⁵ or 12.5k. */
 function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);

@@ -1,4 +1,4 @@
-"""The report as a reader meets it, in headless Chromium."""
+"""The report in headless Chromium: content, filters, keys, themes, phones, attacks and speed."""
 
 import json
 import re
@@ -9,8 +9,7 @@ import pytest
 from prompt_r1.report import write_report
 from prompt_r1.types import Question
 from tests.browser import PROGRAM, Browser
-from tests.played import group_of, write_run
-from tests.report.test_report import HOSTILE
+from tests.played import HOSTILE, group_of, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no chromium is installed")]
 
@@ -44,20 +43,20 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def wait(browser: Browser) -> None:
-    """Until what the browser does in its own time is done."""
+    """Wait for the browser's timers and redraws."""
     browser.evaluate("new Promise(done => setTimeout(done, 100))")
 
 
-def choose(browser: Browser, name: str, value: str) -> None:
-    """Set a filter as a user does."""
+def set_filter(browser: Browser, name: str, value: str) -> None:
+    """Set a filter like a user."""
     browser.evaluate(
         f"{{ const field = document.getElementById('{name}'); field.value = {value!r};"
         "field.dispatchEvent(new Event('input', { bubbles: true })); }"
     )
 
 
-def complaints(browser: Browser) -> list[dict]:
-    """Errors of the script, refusals of the policy, and whatever was logged."""
+def logged(browser: Browser) -> list[dict]:
+    """Script errors, violations of the security policy, and console messages."""
     names = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
     return [event for event in browser.events if event["method"] in names]
 
@@ -70,7 +69,7 @@ def requests(browser: Browser) -> list[str]:
 @pytest.mark.parametrize(
     ("rewards", "best"), [((0.2, 0.9, 0.9), 2), ((0.2, 0.8, 0.9), 3), ((0.2, 0.9, 0.8), 2)]
 )
-def test_the_best_step_is_the_one_whose_agent_the_run_keeps(browser, tmp_path, rewards, best):
+def test_the_best_step_is_that_of_the_exported_agent(browser, tmp_path, rewards, best):
     values = zip((1, 2, 3), (0.1, 0.7, 0.7), rewards, strict=True)
     lines = [{"step": step, "val/n": 10, "val/em": em, "val/reward": reward} for step, em, reward in values]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -78,37 +77,37 @@ def test_the_best_step_is_the_one_whose_agent_the_run_keeps(browser, tmp_path, r
     assert any(text.startswith(f"best at step {best} [") for text in texts(browser, ".figure small"))
 
 
-def test_it_opens_with_curves_and_games_and_asks_for_nothing_else(page):
+def test_the_page_shows_curves_and_games_and_requests_nothing_else(page):
     assert "Validation EM" in texts(page, ".chart .name") and "Reward" in texts(page, ".chart .name")
     assert page.evaluate("document.getElementById('count').textContent") == "12 questions, 48 games"
     assert len(texts(page, "#detail .game")) == 4
-    assert not complaints(page) and all(url.startswith("file:") for url in requests(page))
+    assert not logged(page) and all(url.startswith("file:") for url in requests(page))
     assert len(requests(page)) == 1
 
 
-def test_filters_leave_the_games_that_are_wanted(page):
+def test_filters_select_games(page):
     def count() -> str:
         return page.evaluate("document.getElementById('count').textContent")
 
-    choose(page, "dataset", "maths")
+    set_filter(page, "dataset", "maths")
     assert count() == "6 questions, 24 games"
-    choose(page, "stop", "env_error")
+    set_filter(page, "stop", "env_error")
     assert count() == "6 questions, 6 games"
-    assert len(texts(page, "#detail .game.dim")) == 3  # the siblings stay, dimmed
+    assert len(texts(page, "#detail .game.dim")) == 3  # the other games of the group stay, dimmed
     page.key("c")
     wait(page)
-    choose(page, "low", "0.5")
+    set_filter(page, "low", "0.5")
     assert count() == "12 questions, 12 games"
-    choose(page, "step", "2")
+    set_filter(page, "step", "2")
     assert count() == "4 questions, 4 games"
-    choose(page, "search", "NUMBER 6")
+    set_filter(page, "search", "NUMBER 6")
     assert count() == "1 questions, 1 games"
     assert texts(page, "#detail .question") == ["Who is number 6?"]
-    choose(page, "search", "nothing like this")
+    set_filter(page, "search", "nothing like this")
     assert count() == "0 questions, 0 games" and "Clear the filters" in texts(page, "#detail")[0]
 
 
-def test_a_game_shows_what_was_trained_what_was_read_and_why_it_earned_what_it_did(page):
+def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
     right, wrong, bare, broken = texts(page, "#detail .game")
     assert "R = 1.00" in right and "gate open" in right and "R = −1.00 + 1.00 + 1.00 = 1.00" in right
     assert "R = 0.00" in wrong and "gate open" in wrong and "nobody" in wrong
@@ -128,7 +127,7 @@ def test_a_game_shows_what_was_trained_what_was_read_and_why_it_earned_what_it_d
     assert page.evaluate("document.querySelector('#detail .token').title") == "token 1: sampled with 60 %"
 
 
-def test_the_keys_do_what_their_table_says(page):
+def test_the_keys_work_as_their_table_says(page):
     selected = "document.querySelector('[aria-selected=true] .ask').textContent"
     page.key("j")
     page.key("j")
@@ -142,7 +141,7 @@ def test_the_keys_do_what_their_table_says(page):
     assert page.evaluate("document.getElementById('count').textContent") == "4 questions, 16 games"
     page.key("/")
     assert page.evaluate("document.activeElement.id") == "search"
-    page.key("j")  # is typed, not obeyed
+    page.key("j")  # is typed into the field
     assert page.evaluate("document.getElementById('search').value") == "j"
     page.key("Escape")
     page.key("c")
@@ -155,11 +154,11 @@ def test_the_keys_do_what_their_table_says(page):
     assert set(page.evaluate("Object.keys(KEYS)")) <= named
 
 
-def test_pointing_at_a_curve_reads_the_step_off_all_of_them(page):
+def test_pointing_at_a_curve_shows_the_values_of_all_curves_at_the_step(page):
     page.evaluate("moveCursor(1)")
-    told = dict(zip(texts(page, ".chart .name"), texts(page, ".chart .readout"), strict=True))
-    assert told["Turns"] == "step 1: 2" and told["Validation EM"].startswith("step 0: 0.100 [0.02, 0.40]")
-    assert told["How games ended"] == "step 1: answered 0.750 · environment failed 0.250"
+    shown = dict(zip(texts(page, ".chart .name"), texts(page, ".chart .readout"), strict=True))
+    assert shown["Turns"] == "step 1: 2" and shown["Validation EM"].startswith("step 0: 0.100 [0.02, 0.40]")
+    assert shown["How games ended"] == "step 1: answered 0.750 · environment failed 0.250"
     page.evaluate("showStep(3)")
     assert page.evaluate("document.getElementById('count').textContent") == "4 questions, 16 games"
 
@@ -178,8 +177,8 @@ CONTRAST = """(selector => {
     return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); })"""
 
 
-def test_dark_and_light_both_have_contrast(page):
-    """WCAG 2: 4.5 to 1 for the texts."""
+def test_dark_and_light_themes_have_enough_contrast(page):
+    """WCAG 2 asks for 4.5 to 1."""
     grounds = []
     for dark in (False, True):
         page.resize(1440, 1000, dark=dark)
@@ -188,11 +187,11 @@ def test_dark_and_light_both_have_contrast(page):
         for selector in TEXTS:
             assert page.evaluate(f"{CONTRAST}({selector!r})") >= 4.5, (selector, dark)
     assert grounds[0] != grounds[1]
-    page.key("t")  # from the system's choice to light
+    page.key("t")  # from the theme of the system to light
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == grounds[0]
 
 
-def test_a_phone_shows_everything_without_scrolling_sideways(page):
+def test_a_phone_needs_no_horizontal_scrolling(page):
     page.resize(360, 780, phone=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     wide = page.evaluate("""[...document.querySelectorAll('main *')]
@@ -212,14 +211,14 @@ def test_two_runs_are_compared_question_by_question(browser, run, tmp_path):
     assert browser.evaluate("document.getElementById('count').textContent") == "12 questions, 64 games"
     reward = "[...document.querySelectorAll('.chart')].find(chart => chart.textContent.startsWith('Reward'))"
     assert browser.evaluate(f"{reward}.querySelectorAll('.curve').length") == 2
-    assert not complaints(browser)
+    assert not logged(browser)
 
 
-def test_hostile_texts_run_nothing_and_stay_what_they_are(browser, tmp_path):
+def test_hostile_texts_are_shown_and_run_nothing(browser, tmp_path):
     groups = [group_of(Question(f"q{n}", text[:60], text, ("Anna", text)), reply=text)
               for n, text in enumerate([*HOSTILE, "long " * 10_000])]  # fmt: skip
     browser.open(write_report(write_run(tmp_path / "<img src=x onerror=alert(1)>", [groups])))
-    assert not complaints(browser) and len(requests(browser)) == 1
+    assert not logged(browser) and len(requests(browser)) == 1
     for number, text in enumerate(HOSTILE):
         browser.evaluate(f"select({number})")
         shown = texts(browser, "#detail .question")[0]
@@ -236,8 +235,8 @@ def test_hostile_texts_run_nothing_and_stay_what_they_are(browser, tmp_path):
     assert texts(browser, "#detail .question .control") == ["U+202E", "U+202C", "U+2066"]
 
 
-def test_a_script_that_got_in_would_be_refused(browser, run, tmp_path):
-    """The policy is a second wall: even markup in the wrong place does nothing."""
+def test_the_security_policy_blocks_injected_markup(browser, run, tmp_path):
+    """A second line of defence: even markup that got into the page does nothing."""
     html = write_report(run).read_text("utf-8")
     attack = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     attack += '<style>h1 { display: none }</style><p style="display: none" onclick="1">x</p>'
@@ -245,11 +244,11 @@ def test_a_script_that_got_in_would_be_refused(browser, run, tmp_path):
     browser.open(tmp_path / "attacked.html")
     assert browser.evaluate("document.title") == "Prompt-R1 · run"
     assert browser.evaluate("getComputedStyle(document.querySelector('h1')).display") == "block"
-    assert len(complaints(browser)) >= 4
+    assert len(logged(browser)) >= 4
 
 
-def test_five_thousand_games_are_there_in_two_seconds(browser, tmp_path):
-    """From the start of the navigation to a page that obeys; of about 1,100 tokens each."""
+def test_five_thousand_games_are_ready_in_two_seconds(browser, tmp_path):
+    """From the start of the navigation until the page responds; games of about 1,100 tokens."""
     words = "The composer of Silver River is Greta Rossi, as far as I know. "
     questions = [
         Question(f"q{n}", f"set {n % 8}", f"Who is number {n}? {words}", ("Anna",)) for n in range(25)
@@ -263,7 +262,7 @@ def test_five_thousand_games_are_there_in_two_seconds(browser, tmp_path):
         times.append(int(browser.evaluate("document.documentElement.dataset.ready")))
     assert browser.evaluate("document.getElementById('count').textContent") == "1,250 questions, 5,000 games"
     assert min(times) < 2000, times
-    assert browser.evaluate("document.querySelectorAll('*').length") < 4000  # only what is in sight exists
+    assert browser.evaluate("document.querySelectorAll('*').length") < 4000  # only visible rows exist
     searched = browser.evaluate("""(() => { const begin = performance.now();
         document.getElementById('search').value = 'number 17'; applyFilters();
         return performance.now() - begin; })()""")
