@@ -285,7 +285,9 @@ def test_a_device_without_memory_is_told_with_what_to_do(agent, tmp_path, monkey
     monkeypatch.setattr("prompt_r1.agent.policy.Policy.forward", forward)
     ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch,")
+    assert ended.stderr.startswith(
+        "train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch,"
+    )
 
 
 @pytest.mark.parametrize(("line", "sentence"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])

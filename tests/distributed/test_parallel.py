@@ -312,14 +312,11 @@ def test_a_sharded_run_is_resumed_by_one_process_and_gives_the_same_agent(asking
     assert "Resuming after step 2" in done.stdout
     done = call(tmp_path, *line, "--steps", "3", "--out", "whole")
     assert done.returncode == 0, done.stderr
-    for one, two in zip(
-        read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "resumed"), strict=True
-    ):
+    for one, two in zip(read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "resumed"), strict=True):
         for key in ("loss", "kl", "grad_norm", "reward/mean", "tokens/sampled"):
             assert one.get(key, 0) == pytest.approx(two.get(key, 0), rel=1e-3, abs=1e-6), (one["step"], key)
     assert one["grad_norm"] > 0
     agents = [
-        AutoModelForCausalLM.from_pretrained(tmp_path / name / "agent")
-        for name in ("whole", "resumed")
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "agent") for name in ("whole", "resumed")
     ]
     assert distance(*(list(agent.parameters()) for agent in agents)) < 1e-5

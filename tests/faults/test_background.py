@@ -1,4 +1,4 @@
-"""Sharded checkpoints of two ranks that are written beside training, as on GPUs."""
+"""Sharded checkpoints of two ranks that are written in the background, as on GPUs."""
 
 import os
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.distributed.test_parallel import free_ports
 pytestmark = pytest.mark.faults
 
 
-class Run:
-    """A sharded policy that learns something."""
+class ShardedRun:
+    """A sharded policy that learns, and its checkpoints."""
 
     def __init__(self, folder: Path, ranks: Ranks, *, seed: int) -> None:
         self.policy = tiny.policy(seed=seed)
@@ -45,13 +45,13 @@ def rank_of_two(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = start_ranks("cpu", "fsdp")
-    one = Run(folder, ranks, seed=0)
+    one = ShardedRun(folder, ranks, seed=0)
     one.learn(1)
     assert one.checkpoints.save(State(1)) == ""
-    for step in (2, 3):  # meanwhile step 1 is written
+    for step in (2, 3):  # while step 1 is written
         one.learn(step)
     assert one.checkpoints.finish(wait=True) == ""
-    two = Run(folder, ranks, seed=1)
+    two = ShardedRun(folder, ranks, seed=1)
     assert two.checkpoints.load(two.checkpoints.newest()).step == 1
     for step in (2, 3):
         two.learn(step)

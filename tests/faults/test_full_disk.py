@@ -1,4 +1,4 @@
-"""A disk that is really full, on a small file system of its own (needs Linux's unprivileged namespaces)."""
+"""A full disk: a small file system of its own (needs unprivileged namespaces of Linux)."""
 
 import shlex
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.lives import tensors
+from tests.faults.runs import tensors
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.faults
@@ -23,12 +23,12 @@ def can_mount(folder: Path) -> bool:
         return False
 
 
-def test_a_full_disk_stops_the_run_with_a_sentence_and_room_lets_it_go_on(line, nurse, tmp_path):
+def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_space(arguments, launcher, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     if not can_mount(small):
         pytest.skip("no mount namespaces here")
-    train = shlex.join([sys.executable, str(ROOT / "train.py"), *line])
+    train = shlex.join([sys.executable, str(ROOT / "train.py"), *arguments])
     script = f"""
         mount -t tmpfs -o size=2500k none {small} && cd {small} && head -c 1000k /dev/zero > filler
         {train} > ../first.log 2>&1; echo $? > ../first.code
@@ -38,12 +38,12 @@ def test_a_full_disk_stops_the_run_with_a_sentence_and_room_lets_it_go_on(line, 
         cp -r run ../run
     """
     subprocess.run([*NAMESPACE, "sh", "-c", script], check=True, timeout=240)
-    told = (tmp_path / "first.log").read_text()
-    assert (tmp_path / "first.code").read_text() == "75\n", told
-    assert "No space left on device" in told and "Traceback" not in told
+    log = (tmp_path / "first.log").read_text()
+    assert (tmp_path / "first.code").read_text() == "75\n", log
+    assert "No space left on device" in log and "Traceback" not in log
     left = (tmp_path / "left").read_text().split()
     assert left and all(name.startswith("step-") for name in left)
     again = (tmp_path / "second.log").read_text()
     assert (tmp_path / "second.code").read_text() == "0\n" and "Resuming after step" in again, again
-    assert nurse.live(tmp_path / "whole", line, ranks=1).codes == [0]
+    assert launcher.run(tmp_path / "whole", arguments, ranks=1).codes == [0]
     assert tensors(tmp_path / "run") == tensors(tmp_path / "whole/run")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the resumed run ends as the undisturbed one. `python -m pytest -m faults`."""
+"""SIGKILL at random moments: the resumed run ends like an undisturbed one. `python -m pytest -m faults`."""
 
 import random
 from collections import Counter
@@ -7,51 +7,51 @@ from statistics import median
 
 import pytest
 
-from tests.faults.lives import Life, curves, games, paid, striker, tensors
+from tests.faults.runs import RunResult, curves, games, paid, signal_in, tensors
 
 pytestmark = pytest.mark.faults
 
 KILLS = 32
 KILLS_OF_A_RUN = 8
-AIMED_AT = ("rollout", "backward", "step", "save", "seal", "backward", "step", "validation", "export")
-FAMILIES = ("rollout",), ("backward",), ("step", "update"), ("save", "seal")  # as found, not as aimed at
+PHASES = ("rollout", "backward", "step", "save", "seal", "backward", "step", "validation", "export")
+FAMILIES = ("rollout",), ("backward",), ("step", "update"), ("save", "seal")  # each must be hit at least once
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nurse, line, tmp_path_factory) -> tuple[Path, Life]:
+def undisturbed(launcher, arguments, tmp_path_factory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    life = nurse.live(folder, line)
-    assert life.codes == [0, 0], (folder / "rank0.log").read_text()
-    return folder, life
+    result = launcher.run(folder, arguments)
+    assert result.codes == [0, 0], (folder / "rank0.log").read_text()
+    return folder, result
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(nurse, line, undisturbed, tmp_path):
+def test_a_run_that_is_killed_often_ends_like_an_undisturbed_one(launcher, arguments, undisturbed, tmp_path):
     whole, reference = undisturbed
-    rng, landed, run = random.Random(0), Counter[str](), 0
-    while landed.total() < KILLS:
+    rng, hits, run = random.Random(0), Counter[str](), 0
+    while hits.total() < KILLS:
         run += 1
         folder = tmp_path / f"run{run}"
         for _ in range(KILLS_OF_A_RUN):
-            phase = AIMED_AT[landed.total() % len(AIMED_AT)]
+            phase = PHASES[hits.total() % len(PHASES)]
             rank = 0 if phase == "seal" else rng.randrange(2)  # only the first rank seals
             delay = rng.random() * median(reference.spans(phase, rank))
-            strike = striker(phase, times=rng.randint(1, 2), rank=rank, delay=delay,
-                             victims=rng.choice([(0, 1), (1, 0), (rank,)]))  # fmt: skip
-            life = nurse.live(folder, line, strike=strike)
-            if -9 not in life.codes:  # it had ended before
-                assert life.codes == [0, 0], (folder / "rank0.log").read_text()
+            times, targets = rng.randint(1, 2), rng.choice([(0, 1), (1, 0), (rank,)])
+            on_event = signal_in(phase, times=times, rank=rank, delay=delay, targets=targets)
+            result = launcher.run(folder, arguments, on_event=on_event)
+            if -9 not in result.codes:  # the run had ended before
+                assert result.codes == [0, 0], (folder / "rank0.log").read_text()
                 break
-            landed[life.standing(rank)] += 1
-        life = nurse.live(folder, line)
-        assert life.codes == [0, 0], (folder / "rank0.log").read_text()
+            hits[result.last_phase(rank)] += 1
+        result = launcher.run(folder, arguments)
+        assert result.codes == [0, 0], (folder / "rank0.log").read_text()
         check(folder, whole)
-    print(f"{landed.total()} kills in {run} runs, by the phase in which they landed: {dict(landed)}")
+    print(f"{hits.total()} kills in {run} runs, by phase: {dict(hits)}")
     for family in FAMILIES:
-        assert any(landed[phase] for phase in family), family
+        assert any(hits[phase] for phase in family), family
 
 
 def check(folder: Path, whole: Path) -> None:
-    """The same weights, Adam states, lines and games; nothing twice; nothing left over."""
+    """Weights, Adam states, metrics and games are equal, no call is paid twice, and nothing is left over."""
     run, other = folder / "run", whole / "run"
     assert tensors(run) == tensors(other)
     assert curves(run) == curves(other)

@@ -1,4 +1,4 @@
-"""One life of a run after the other: watch where its ranks stand, and end it there."""
+"""Start runs of train.py, follow the phases of their ranks, and send signals at chosen moments."""
 
 import json
 import os
@@ -29,16 +29,16 @@ class Event:
 
 
 @dataclass
-class Life:
-    """What came of one life: the exit codes by rank, and all events."""
+class RunResult:
+    """The result of one run: exit codes by rank, and all events."""
 
     codes: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    struck: float = 0.0  # when it was struck; 0: never
-    over: float = 0.0  # when its last rank had ended
+    signalled: float = 0.0  # time of the signal; 0: none was sent
+    ended: float = 0.0  # time when the last rank had ended
 
-    def standing(self, rank: int) -> str:
-        """The innermost phase that a rank had begun and not ended when its last event came."""
+    def last_phase(self, rank: int) -> str:
+        """The innermost phase of a rank that had begun but not ended at its last event."""
         begun: list[str] = []
         for event in self.events:
             if event.rank == rank and event.sign == "+":
@@ -48,21 +48,21 @@ class Life:
         return begun[-1] if begun else "between"
 
     def spans(self, phase: str, rank: int = 0) -> list[float]:
-        """Seconds of each time that the phase was gone through."""
+        """The seconds of each time that the rank was in the phase."""
         times = [event.time for event in self.events if event.phase == phase and event.rank == rank]
         return [end - begin for begin, end in zip(times[::2], times[1::2], strict=False)]
 
 
-class Nursery:
-    """Ranks that start quickly."""
+class Launcher:
+    """Starts runs quickly, through a fork server."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-m", "tests.faults.nursery"]
+        command = [sys.executable, "-m", "tests.faults.fork_server"]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
-    def live(
+    def run(
         self,
         folder: Path,
         arguments: list[str],
@@ -70,18 +70,19 @@ class Nursery:
         ranks: int = 2,
         poisoned: int = -1,
         steps: int = 0,
-        strike: Callable[[Event, list[int]], bool] = lambda event, processes: False,
-    ) -> Life:
-        """One life of `train.py` in a folder. `strike` sees every event, and the process ids; when it has
-        done something to them it returns True and is not called again. Rank `poisoned` has infinite
-        advantages in the first `steps` steps.
+        on_event: Callable[[Event, list[int]], bool] = lambda event, processes: False,
+    ) -> RunResult:
+        """Run train.py in a folder until all ranks have ended.
+
+        `on_event` is called with every event and the process ids, until it returns True. Rank `poisoned` has
+        infinite advantages in the first `steps` steps.
         """
         folder.mkdir(parents=True, exist_ok=True)
         pipe = folder / "events"
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe)
-        reader = os.open(pipe, os.O_RDWR)  # never at its end, also while nobody writes
-        life, processes = Life(), list[int]()
+        reader = os.open(pipe, os.O_RDWR)  # RDWR: no end of file while there is no writer
+        result, processes = RunResult(), list[int]()
 
         def watch() -> None:
             rest = b""
@@ -92,28 +93,34 @@ class Nursery:
                     if line == b"end":
                         return
                     rank, sign, phase, moment = line.decode().split()
-                    life.events.append(Event(int(rank), sign, phase, float(moment)))
+                    result.events.append(Event(int(rank), sign, phase, float(moment)))
                     started.wait()
-                    if not life.struck and strike(life.events[-1], processes):
-                        life.struck = time.monotonic()
+                    if not result.signalled and on_event(result.events[-1], processes):
+                        result.signalled = time.monotonic()
 
         started, watcher = threading.Event(), threading.Thread(target=watch)
         watcher.start()
-        order = {"ranks": ranks, "arguments": arguments, "folder": str(folder), "events": str(pipe),
-                 "poisoned": poisoned, "steps": steps}  # fmt: skip
+        order = {
+            "ranks": ranks,
+            "arguments": arguments,
+            "folder": str(folder),
+            "events": str(pipe),
+            "poisoned": poisoned,
+            "steps": steps,
+        }
         try:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
             processes += json.loads(self.process.stdout.readline())
             started.set()
-            life.codes = json.loads(self.process.stdout.readline())
-            life.over = time.monotonic()
+            result.codes = json.loads(self.process.stdout.readline())
+            result.ended = time.monotonic()
         finally:
             started.set()
             os.write(reader, b"end\n")
             watcher.join()
             os.close(reader)
-        return life
+        return result
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -122,59 +129,70 @@ class Nursery:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery]:
-    one = Nursery()
+def open_launcher() -> Iterator[Launcher]:
+    """A launcher that is closed at the end."""
+    launcher = Launcher()
     try:
-        yield one
+        yield launcher
     finally:
-        one.close()
+        launcher.close()
 
 
-def striker(
-    phase: str, *, times: int = 1, rank: int = 0, delay: float = 0.0, victims: tuple[int, ...] = (0, 1),
+def signal_in(
+    phase: str,
+    *,
+    times: int = 1,
+    rank: int = 0,
+    delay: float = 0.0,
+    targets: tuple[int, ...] = (0, 1),
     number: int = signal.SIGKILL,
-) -> Callable[[Event, list[int]], bool]:  # fmt: skip
-    """Send a signal `delay` seconds after a rank has begun a phase for the `times`-th time."""
+) -> Callable[[Event, list[int]], bool]:
+    """An `on_event` that signals the ranks `targets`, once.
+
+    The signal is sent `delay` seconds after `rank` has begun the phase for the `times`-th time.
+    """
     seen = 0
 
-    def strike(event: Event, processes: list[int]) -> bool:
+    def on_event(event: Event, processes: list[int]) -> bool:
         nonlocal seen
-        seen += (event.phase, event.rank, event.sign) == (phase, rank, "+")
+        if (event.phase, event.rank, event.sign) == (phase, rank, "+"):
+            seen += 1
         if seen < times:
             return False
         time.sleep(delay)
-        for victim in victims:
-            with suppress(ProcessLookupError):  # it has left
-                os.kill(processes[victim], number)
+        for target in targets:
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(processes[target], number)
         return True
 
-    return strike
+    return on_event
 
 
-CLOCKED = ("time/", "tokens/s", "games/s", "env/latency", "env/paid", "env/reused")
+TIMED = ("time/", "tokens/s", "games/s", "env/latency", "env/paid", "env/reused")
 
 
 def curves(run: Path) -> list[dict[str, float]]:
-    """The metric lines without what depends on the clock; calls are counted, whoever paid them."""
+    """The metric lines without metrics that depend on time; env/ended counts all calls, paid and reused."""
     lines = []
     for line in read_metrics(run):
-        kept = {name: value for name, value in line.items() if not name.startswith(CLOCKED)}
+        kept = {name: value for name, value in line.items() if not name.startswith(TIMED)}
         lines.append(kept | {"env/ended": line["env/paid"] + line["env/reused"]})
     return lines
 
 
 def tensors(run: Path) -> dict[str, bytes]:
-    """Every tensor of the newest checkpoint and of the exported agent, bit by bit. Which rank wrote it, and
-    so in which file it lies, may differ.
-    """
+    """The bytes of every tensor of the newest checkpoint and of the exported agent, from all their files."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    return {f"{folder.name} {name}": tensor.numpy().tobytes()
-            for folder in (newest, run / "agent") for path in folder.glob("*.safetensors")
-            for name, tensor in load_file(path).items()}  # fmt: skip
+    found = {}
+    for folder in (newest, run / "agent"):
+        for path in folder.glob("*.safetensors"):
+            for name, tensor in load_file(path).items():
+                found[f"{folder.name} {name}"] = tensor.numpy().tobytes()
+    return found
 
 
 def games(run: Path) -> dict[str, list[tuple]]:
-    """The games of each step: tokens, which were sampled, and how they were judged."""
+    """The games in each trajectory file: tokens, which of them were sampled, and advantage."""
     found: dict[str, list[tuple]] = {}
     for path in sorted((run / "trajectories").glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
@@ -184,13 +202,13 @@ def games(run: Path) -> dict[str, list[tuple]]:
 
 
 def paid(run: Path) -> dict[str, int]:
-    """How often each call was paid."""
+    """How often each call was paid for, by its key."""
     counts: dict[str, int] = {}
     for path in sorted((run / "journal").glob("rank*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
             try:
                 key = json.loads(line)["key"]
             except ValueError:
-                continue  # torn by a kill: its call had not ended
+                continue  # cut short by a kill: its call had not ended
             counts[key] = counts.get(key, 0) + 1
     return counts

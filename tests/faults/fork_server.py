@@ -1,10 +1,10 @@
-"""Starts the ranks of a run again and again without importing torch again: `python -m tests.faults.nursery`.
+"""Start runs of train.py without importing torch each time: `python -m tests.faults.fork_server`.
 
-A line of JSON on standard input (`ranks`, `arguments`, `folder`, `events`, …) forks the ranks of one life of
-`train.py`; a line comes back with their process ids, and one with their exit codes when all have ended. What
-torchrun does when a rank dies is done here too: the others get SIGTERM, and SIGKILL after three seconds.
+Each line of JSON on standard input (`ranks`, `arguments`, `folder`, `events`, …) forks the ranks of one run.
+The server replies with a line of their process ids, and with a line of their exit codes when all have ended.
+Like torchrun, it sends SIGTERM to the other ranks when one dies, and SIGKILL after three seconds.
 
-The forked processes tell where they stand, in the pipe `events`: each phase as it begins and ends.
+The ranks write an event to the pipe `events` whenever a phase begins or ends.
 """
 
 import json
@@ -25,35 +25,35 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.storage import atomic_folder, checkpoint
 from prompt_r1.training import lifecycle
 
-SHORT = ("backward", "step", "seal")
+SHORT = ("backward", "step", "seal")  # phases that are made longer, so that a signal can hit them
 
 
-class Phases:
-    """Wraps functions so that they say when they begin and end."""
+class EventWriter:
+    """Wraps functions so that an event is written when they begin and end."""
 
     def __init__(self, path: str, rank: int) -> None:
         self.pipe = os.open(path, os.O_WRONLY)
         self.rank = rank
 
-    def tell(self, sign: str, name: str) -> None:
+    def write(self, sign: str, name: str) -> None:
         os.write(self.pipe, f"{self.rank} {sign} {name} {time.monotonic()}\n".encode())
         if sign == "+" and name in SHORT:
-            time.sleep(0.003)  # else the phase is over before anybody could strike
+            time.sleep(0.003)
 
     def wrap(self, home: object, attribute: str, name: str) -> None:
         inner: Callable = getattr(home, attribute)
 
-        def told(*arguments, **options):
-            self.tell("+", name)
+        def wrapped(*arguments, **options):
+            self.write("+", name)
             try:
                 return inner(*arguments, **options)
             finally:
-                self.tell("-", name)
+                self.write("-", name)
 
-        setattr(home, attribute, told)
+        setattr(home, attribute, wrapped)
 
     def poison(self, rank: int, steps: int) -> None:
-        """Make the advantages of a rank's games infinite, in so many steps."""
+        """Make the advantages of a rank's games infinite in the first `steps` steps."""
         inner, left = train.score_and_compare, [steps]
 
         def compare(*arguments, **options):
@@ -68,18 +68,18 @@ class Phases:
     def wrap_games(self) -> None:
         inner = train.play_groups
 
-        async def told(*arguments, **options):
-            self.tell("+", "rollout")
+        async def wrapped(*arguments, **options):
+            self.write("+", "rollout")
             try:
                 return await inner(*arguments, **options)
             finally:
-                self.tell("-", "rollout")
+                self.write("-", "rollout")
 
-        train.play_groups = told
+        train.play_groups = wrapped
 
 
-def live(rank: int, order: dict, port: int) -> None:
-    """Be one rank of a run, in a forked process. Never returns."""
+def run_rank(rank: int, order: dict, port: int) -> None:
+    """Run one rank of train.py in this forked process. Never returns."""
     log = os.open(f"{order['folder']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -89,9 +89,9 @@ def live(rank: int, order: dict, port: int) -> None:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in place.items()}
-    phases = Phases(order["events"], rank)
-    phases.wrap_games()
-    phases.poison(order["poisoned"], order["steps"])
+    events = EventWriter(order["events"], rank)
+    events.wrap_games()
+    events.poison(order["poisoned"], order["steps"])
     for home, attribute, name in [
         (train, "validate", "validation"),
         (train, "learn", "update"),
@@ -101,7 +101,7 @@ def live(rank: int, order: dict, port: int) -> None:
         (checkpoint.Checkpoints, "save", "save"),
         (atomic_folder, "seal", "seal"),
     ]:
-        phases.wrap(home, attribute, name)
+        events.wrap(home, attribute, name)
     sys.argv = ["train.py", *order["arguments"]]
     code: object = 1
     try:
@@ -118,20 +118,22 @@ def live(rank: int, order: dict, port: int) -> None:
 
 
 def wait_for(ranks: dict[int, int]) -> list[int]:
-    """The exit codes of processes {id: rank}, by rank; minus the signal for one that was killed."""
+    """Wait for processes {id: rank}. Returns their exit codes by rank; -N for one killed by signal N."""
     codes: dict[int, int] = {}
-    patience: float | None = None
+    deadline: float | None = None
     while len(codes) < len(ranks):
         for process, rank in ranks.items():
             ended, status = os.waitpid(process, os.WNOHANG) if rank not in codes else (0, 0)
             if ended:
                 codes[rank] = os.waitstatus_to_exitcode(status)
         left = [process for process, rank in ranks.items() if rank not in codes]
-        if patience is None and any(codes.values()):
-            patience = time.monotonic() + 3
-            [os.kill(process, signal.SIGTERM) for process in left]
-        if patience is not None and time.monotonic() > patience:
-            [os.kill(process, signal.SIGKILL) for process in left]
+        if deadline is None and any(codes.values()):
+            deadline = time.monotonic() + 3
+            for process in left:
+                os.kill(process, signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            for process in left:
+                os.kill(process, signal.SIGKILL)
         time.sleep(0.005)
     return [codes[rank] for rank in sorted(codes)]
 
@@ -144,7 +146,7 @@ def free_port() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    replies = os.fdopen(os.dup(1), "w")  # the ranks write to their own logs
+    replies = os.fdopen(os.dup(1), "w")  # the ranks redirect stdout to their own logs
     for line in sys.stdin:
         order = json.loads(line)
         Path(order["folder"]).mkdir(parents=True, exist_ok=True)
@@ -152,7 +154,7 @@ def main() -> None:
         for rank in range(order["ranks"]):
             process = os.fork()
             if process == 0:
-                live(rank, order, port)
+                run_rank(rank, order, port)
             ranks[process] = rank
         replies.write(json.dumps(list(ranks)) + "\n")
         replies.flush()
