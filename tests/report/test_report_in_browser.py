@@ -113,8 +113,10 @@ def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
     assert "R = 0.00" in wrong and "gate open" in wrong and "nobody" in wrong
     assert "gate shut" in bare and "R = −0.10" in bare
     assert "no reward" in broken and "HTTP 500" in broken and "environment failed" in broken
-    classes = page.evaluate("[...document.querySelectorAll('#detail .game')].map(game =>"
-                            "[...game.querySelectorAll('.span')].map(span => span.className))")  # fmt: skip
+    classes = page.evaluate(
+        "[...document.querySelectorAll('#detail .game')].map(game =>"
+        "[...game.querySelectorAll('.span')].map(span => span.className))"
+    )
     assert classes == [
         ["span wrote better", "span read", "span wrote better"],
         ["span wrote worse", "span read", "span wrote worse"],
@@ -215,8 +217,9 @@ def test_two_runs_are_compared_question_by_question(browser, run, tmp_path):
 
 
 def test_hostile_texts_are_shown_and_run_nothing(browser, tmp_path):
-    groups = [group_of(Question(f"q{n}", text[:60], text, ("Anna", text)), reply=text)
-              for n, text in enumerate([*HOSTILE, "long " * 10_000])]  # fmt: skip
+    groups = []
+    for n, text in enumerate([*HOSTILE, "long " * 10_000]):
+        groups.append(group_of(Question(f"q{n}", text[:60], text, ("Anna", text)), reply=text))
     browser.open(write_report(write_run(tmp_path / "<img src=x onerror=alert(1)>", [groups])))
     assert not logged(browser) and len(requests(browser)) == 1
     for number, text in enumerate(HOSTILE):

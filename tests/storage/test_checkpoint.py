@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.policy import load_policy, load_tokenizer
+from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
@@ -331,6 +332,7 @@ CHANGEABLE = {
 
 
 def test_a_resume_with_another_identifying_setting_is_refused(saved):
+    assert IDENTIFYING.keys() == identifying_values(CONFIG).keys()
     for setting, value in IDENTIFYING.items():
         other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: value}))
         with pytest.raises(UsageError, match=f"was made with {setting} = "):
