@@ -10,7 +10,7 @@ again asks only for what is missing or failed, and makes the tables anew.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +25,7 @@ from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
-from prompt_r1.environments.opening import environment_opener
+from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import Similarity, score_predictions, text_metrics
@@ -145,15 +145,15 @@ class Stage:
         self.agents: dict[str, AgentCache] = {}
         self._device = pick_device(config.device)
         self._environments: dict[str, Pool] = {}
-        self._open: Callable[..., Pool] | None = None
+        self._opener: Environments | None = None
 
     async def prepare(self, entrant: Entrant) -> Method:
         """The system's method, ready to answer. What preparing it cost is noted in the folder."""
         system, config = entrant.system, self.config
-        if self._open is None:  # opens the journal: not for an evaluation that has all its answers
+        if self._opener is None:  # opens the journal: not for an evaluation that has all its answers
             alone = Ranks(0, 1, self._device)
-            self._open = environment_opener(
-                config, seed=self.seed, folder=self.folder, ranks=alone, beside=self.specs
+            self._opener = Environments(
+                config, seed=self.seed, folder=self.folder, ranks=alone, other_specs=self.specs
             )
         # A method that asks nobody is given the mini world, which needs no key.
         environment = await self._environment(system.environment or "mini")
@@ -162,7 +162,7 @@ class Stage:
             system.method,
             environment=environment,
             spec=system.environment or entrant.agent.config.env,
-            open_environment=self._open,
+            open_environment=self._opener.open,
             agents=self.agents.setdefault(path, AgentCache(entrant.agent, self._device)),
             temperature=config.temperature,
             seed=self.seed,
@@ -188,8 +188,8 @@ class Stage:
 
     async def _environment(self, spec: str) -> Pool:
         if spec not in self._environments:
-            assert self._open is not None
-            environment = self._environments[spec] = self._open(spec)
+            assert self._opener is not None
+            environment = self._environments[spec] = self._opener.open(spec)
             await environment.check()  # before large agents are loaded
         return self._environments[spec]
 

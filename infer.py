@@ -23,10 +23,10 @@ from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, total_cost
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.fields import NOT_NEGATIVE, CallConfig, ServedConfig, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, CallConfig, EnvironmentConfig, ServedConfig, setting
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import pick_device
-from prompt_r1.environments.opening import make_environment, parse_fields, parse_prices
+from prompt_r1.distributed.ranks import Ranks, pick_device
+from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.rollout import play
@@ -201,15 +201,14 @@ class Session:
 
 def open_environment(config: InferConfig, trained: TrainConfig, seed: int) -> Pool:
     """The environment of --env; by default the one that the agent was trained with."""
-    return make_environment(
-        config.env or trained.env,
-        seed=seed,
-        attempt_timeout=config.env_timeout,
-        fields=parse_fields(config.env_args or trained.env_args),
+    calls = EnvironmentConfig(
+        env_args=config.env_args or trained.env_args,
         route=config.route,
-        prices=parse_prices(config.env_price),
-        device=config.device,
+        env_timeout=config.env_timeout,
+        env_price=config.env_price,
     )
+    ranks = Ranks(0, 1, pick_device(config.device))
+    return Environments(calls, seed=seed, folder=None, ranks=ranks).open(config.env or trained.env)
 
 
 def open_transcript(name: str) -> TextIO:

@@ -16,7 +16,7 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.data.named import find_questions
 from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import assign_questions
-from prompt_r1.environments.opening import environment_opener
+from prompt_r1.environments.opening import Environments
 from prompt_r1.grpo import group_advantages, grpo_loss
 from prompt_r1.reward import RULES, Rule, score_games
 from prompt_r1.rollout import play, play_groups
@@ -34,7 +34,7 @@ def train(run: Run) -> None:
     Called by every rank. Each rank plays its own questions; groups never cross ranks.
     """
     config, ranks = run.config, run.ranks
-    environment = environment_opener(config, seed=config.seed, folder=run.folder, ranks=ranks)(config.env)
+    environment = Environments(config, seed=config.seed, folder=run.folder, ranks=ranks).open(config.env)
     run.wait_for(environment.check())
     models = load_models(config, ranks)
     agent, policy = models.agent, models.policy  # the agent plays, the policy learns

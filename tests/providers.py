@@ -1,35 +1,50 @@
-"""Scripted providers for tests of the chat client: what is sent, what is slept."""
+"""Scripted endpoints for tests of the HTTP client, and environments opened as a user's SPEC says."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import fields
 
 import httpx
+import torch
 
-from prompt_r1.endpoint.responses import Outcome, classify
+from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.endpoint.client import ClientLimits, EndpointClient
+from prompt_r1.endpoint.responses import Outcome, classify, reply_of
 from prompt_r1.environments.chat import ChatEnvironment
+from prompt_r1.environments.metered import Source
+from prompt_r1.environments.opening import Environments
+from prompt_r1.environments.pool import Pool
+from prompt_r1.types import Message
 
 KEY = "sk-Secret-0123456789-abcdef"
-HELLO = [{"role": "user", "content": "Where is the Louvre?"}]
+HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]
 Respond = Callable[[httpx.Request], Awaitable[httpx.Response]]
-NOW = 1_700_000_000.0
+NOW = 1_700_000_000.0  # epoch seconds
 
 
 def body_of(content: object = "Paris", *, finish: str = "stop", **message: object) -> dict[str, object]:
+    """The body of a chat completion."""
     return {"choices": [{"message": {"content": content, **message}, "finish_reason": finish}]}
 
 
 def error_of(message: str, **fields: object) -> dict[str, object]:
+    """The body of an error response."""
     return {"error": {"message": message, **fields}}
 
 
-def judge(status: int, body: object) -> Outcome:
+OK = httpx.Response(200, json=body_of())
+
+
+def classify_body(status: int, body: object) -> Outcome:
+    """Classify a response with this body: bytes as they are, anything else as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return classify(status, {}, content, now=NOW)
 
 
 class Provider:
-    """Gives its scripted responses one after the other, the last one for ever; remembers the requests."""
+    """An endpoint that sends scripted responses, the last one repeatedly, and records the requests."""
 
     def __init__(self, *script: httpx.Response | Exception) -> None:
         self.script = list(script)
@@ -45,27 +60,48 @@ class Provider:
         return httpx.Response(step.status_code, headers=step.headers, content=step.content)
 
 
-class Naps(list[float]):
-    """A sleep that only notes how long it should have slept."""
+class RecordedSleep(list[float]):
+    """A replacement of asyncio.sleep that returns at once and records the seconds."""
 
     async def __call__(self, seconds: float) -> None:
         self.append(seconds)
         await asyncio.sleep(0)
 
 
-def chat(respond: Respond, **settings: object) -> ChatEnvironment:
-    defaults = {"model": "large", "base_url": "https://llm.test/v1", "api_key": KEY, "sleep": Naps()}
-    return ChatEnvironment(transport=httpx.MockTransport(respond), **{**defaults, **settings})
+def chat(respond: Respond | None = None, *, system: str = "", **settings: object) -> ChatEnvironment:
+    """A chat environment: `respond` answers its requests, without a network, if given.
+
+    `settings` are parameters of EndpointClient or fields of ClientLimits.
+    """
+    names = {field.name for field in fields(ClientLimits)}
+    limits = ClientLimits(**{name: settings.pop(name) for name in names & settings.keys()})
+    transport = httpx.MockTransport(respond) if respond else None
+    defaults = {"model": "large", "base_url": "https://llm.test/v1", "api_key": KEY, "sleep": RecordedSleep()}
+    client = EndpointClient(transport=transport, limits=limits, **{**defaults, **settings})
+    return ChatEnvironment(client, system=system)
 
 
-def ask(environment: ChatEnvironment, messages: list[dict[str, str]] = HELLO) -> str:
+async def reply(source: Source, messages: list[Message] = HELLO) -> str:
+    """The text of one call. Raises as a game's call does."""
+    return reply_of(await source.call(messages), source.name)
+
+
+def ask(environment: ChatEnvironment, messages: list[Message] = HELLO) -> str:
+    """The text of one call, in an event loop of its own."""
+
     async def one_call() -> str:
         try:
-            return await environment.ask(messages)
+            return await reply(environment, messages)
         finally:
             await environment.close()
 
     return asyncio.run(one_call())
 
 
-OK = httpx.Response(200, json=body_of())
+def open_environment(
+    spec: str, *, seed: int = 0, other_specs: Collection[str] = (), **settings: object
+) -> Pool:
+    """Open the environments of a SPEC without a journal. `settings` are fields of EnvironmentConfig."""
+    config = EnvironmentConfig(**settings)
+    ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
+    return Environments(config, seed=seed, folder=None, ranks=ranks, other_specs=other_specs).open(spec)

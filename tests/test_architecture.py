@@ -24,7 +24,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Third-party packages that only these files and folders import; all others may be imported anywhere.
 HOMES = {
-    "httpx": ("prompt_r1/endpoint/", "prompt_r1/agent/remote.py", "prompt_r1/environments/chat.py"),
+    "httpx": ("prompt_r1/endpoint/",),
     "torch.distributed": (
         "prompt_r1/distributed/",
         "prompt_r1/agent/policy.py",

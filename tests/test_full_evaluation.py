@@ -20,7 +20,7 @@ import pytest
 
 from prompt_r1.miniworld.serve import MiniServer
 from tests.data.test_data import PUBLISHED
-from tests.miniworld.test_serve import with_server
+from tests.mini_server import with_server
 from tests.programs import command
 from tests.providers import body_of
 

@@ -1,10 +1,10 @@
-"""An agent behind an OpenAI-compatible completions endpoint (vLLM, say): `--agent MODEL@http://host:port/v1`.
+"""An agent behind an OpenAI-compatible completions endpoint, such as vLLM's: `--agent MODEL@http://host:port/v1`.
 
-It stands where the engine of an agent in this process does: tokens in, the tokens of its next turn out. The
-prompt goes out as token ids, so that the server reads exactly what the game holds and no text from outside
-can become a control token; servers that take only text get it as text. What comes back are token ids where
-the server tells them (vLLM does), else its text, encoded again. The log-probabilities of what it sampled are
-not asked for: such an agent plays, but cannot be trained.
+It replaces the engine of an agent in this process: all tokens so far in, the tokens of the next turn out. The
+prompt is sent as token ids, so that the server reads exactly the game's tokens and no text from outside can
+become a control token; a server that accepts only text gets text (`--agent-prompts text`). The completion is
+read from the token ids of the response where the server sends them (vLLM does), else its text is encoded.
+Log-probabilities of the sampled tokens are not requested: such an agent can play, but not be trained.
 """
 
 import hashlib
@@ -13,26 +13,25 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-import httpx
-
-from prompt_r1.endpoint.request import Request
-from prompt_r1.environments.chat import USUAL_REPLY, ChatEnvironment
+from prompt_r1.endpoint.client import EndpointClient, Transport
+from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.protocol import Codec, text_of
 from prompt_r1.types import Completion
 
 Prompts = Literal["tokens", "text"]
-KEY = "AGENT_API_KEY"  # not the environment's key: it would be sent to another host
+KEY = "AGENT_API_KEY"  # not OPENAI_API_KEY: the environment's key must not be sent to another host
+PATH = "/completions"
 
 
 def parse_remote(name: str) -> tuple[str, str] | None:
-    """Model and base URL of MODEL@URL; None for an agent that is somewhere else."""
+    """The model and base URL of MODEL@URL; None for any other name of an agent."""
     match = re.fullmatch(r"([^\s@]+)@(https?://\S+)", name)
     return (match[1], match[2]) if match else None
 
 
 class RemoteEngine:
-    """Generates through POST /completions. Failed requests are sent again as those of environments are."""
+    """Generates turns through POST /completions, with the retries of `EndpointClient`."""
 
     def __init__(
         self,
@@ -41,24 +40,20 @@ class RemoteEngine:
         codec: Codec,
         *,
         prompts: Prompts = "tokens",
-        concurrency: int = 64,
-        attempt_timeout: float = 120.0,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.name = f"{model}@{base_url}"
         self._codec = codec
         self._prompts = prompts
         self._turn_end = text_of(codec.tokenizer, [codec.turn_end])
-        # Fields that only vLLM knows: others pass over them, or refuse and get none.
+        # Other servers than vLLM ignore these fields; if one rejects them, the client retries without.
         fields = {
             "return_token_ids": True,
             "stop_token_ids": sorted(codec.stop_ids),
             "skip_special_tokens": False,
         }
-        self._endpoint = ChatEnvironment(
-            model=model, base_url=base_url, api_key=os.environ.get(KEY, "").strip(), fields=fields,
-            concurrency=concurrency, attempt_timeout=attempt_timeout, transport=transport,
-        )  # fmt: skip
+        key = os.environ.get(KEY, "")
+        self._client = EndpointClient(model, base_url, api_key=key, fields=fields, transport=transport)
 
     async def generate(
         self,
@@ -69,49 +64,52 @@ class RemoteEngine:
         temperature: float = 1.0,
         stop: tuple[str, ...] = (),
     ) -> Completion:
-        """The next turn; its log-probabilities are unknown and stand as 0. Raises Resumable for an endpoint
-        that does not answer, FatalEnvError for one that never will."""
+        """Generate the next turn. Its log-probabilities are unknown and set to 0.
+
+        Raises Resumable for an endpoint that does not answer, FatalEnvError for one that never can.
+        """
         content: dict[str, object] = {
-            "prompt": tokens if self._prompts == "tokens" else self._text(tokens),
+            "prompt": tokens if self._prompts == "tokens" else text_of(self._codec.tokenizer, tokens),
             "max_tokens": max_new,
             "temperature": temperature,
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
         }
-        outcome = await self._endpoint.send(Request("/completions", content, len(tokens) + max_new))
+        outcome = await self._client.send(Request(PATH, content, len(tokens) + max_new))
         if outcome.verdict == "fatal":
-            raise FatalEnvError(f"the agent {self.name} refuses to work: {outcome.reason}")
+            raise FatalEnvError(f"the agent {self.name} cannot be used: {outcome.reason}")
         if outcome.verdict == "retry":
             raise Resumable(f"the agent {self.name} did not answer: {outcome.reason}; try again later")
         new = list(outcome.token_ids) or self._encode(outcome.text)
         finished = outcome.finish == "stop"
         if finished and (not new or new[-1] not in self._codec.stop_ids):
-            new.append(self._codec.turn_end)  # the server took it for the end, and left it out
-        end = self._first_end(new, stop)
-        new, finished = (new[:end], True) if end else (new, finished)
+            new.append(self._codec.turn_end)  # the server stopped at this token but did not return it
+        end = self._end_of_first_stop(new, stop)
+        if end is not None:
+            new, finished = new[:end], True
         return Completion(new, [0.0] * len(new), finished)
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError for an endpoint that plainly cannot play."""
-        await self._endpoint.check(Request("/completions", {"prompt": "Hi", "max_tokens": 1}, USUAL_REPLY))
+        await self._client.check(Request(PATH, {"prompt": "Hi", "max_tokens": 1}, USUAL_REPLY_TOKENS))
 
     async def close(self) -> None:
-        await self._endpoint.close()
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return text_of(self._codec.tokenizer, tokens)
+        await self._client.close()
 
     def _encode(self, text: str) -> list[int]:
         text = text.partition(self._turn_end)[0]
         return self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _first_end(self, tokens: Sequence[int], stop: Sequence[str]) -> int:
-        """How many tokens there are up to the end of the first stop string; 0: none is in them.
+    def _end_of_first_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+        """The number of tokens up to the end of the first stop string; None if there is none.
 
-        Looked for here: servers differ in whether the text that they send holds the string that ended it.
+        Stop strings are searched here, not by the server: servers differ in whether the returned text
+        includes the string.
         """
-        reach = max(map(len, stop), default=0)  # every token has at least one character of the string
-        for end in range(1, len(tokens) + 1) if stop else ():
-            tail = self._codec.decode(tokens[max(0, end - reach) : end])
+        if not stop:
+            return None
+        longest = max(len(string) for string in stop)  # a stop string spans at most this many tokens
+        for end in range(1, len(tokens) + 1):
+            tail = self._codec.decode(tokens[max(0, end - longest) : end])
             if any(string in tail for string in stop):
                 return end
-        return 0
+        return None

@@ -14,7 +14,7 @@ from functools import partial
 from prompt_r1.agent.agent import Agent
 from prompt_r1.baselines.method import Attempt, Ledger, Meter
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.environments.nobody import Nobody
+from prompt_r1.environments.metered import MuteEnvironment
 from prompt_r1.environments.pool import Pool
 from prompt_r1.reward import well_formed
 from prompt_r1.rollout import play
@@ -48,7 +48,7 @@ class Game:
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Attempt:
         if self._environment is None:
-            trajectory = await self._play(question, Nobody(), sample, seed)
+            trajectory = await self._play(question, MuteEnvironment(), sample, seed)
             return self._attempt(trajectory)
         meter = Meter(self._environment)
         trajectory = await self._play(question, meter, sample, seed)

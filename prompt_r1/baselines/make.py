@@ -82,7 +82,7 @@ def make_method(
 ) -> Method:
     """The method called `name` on `environment`, whose name for users is `spec`.
 
-    `open_environment` (players.environment_opener) opens another one, that of an optimiser, say.
+    `open_environment` (Environments.open) opens another one, that of an optimiser, say.
     `temperature` is that of an agent, `seed` that of what a method draws while it prepares. What it prepares
     lies in `folder`/SPEC/NAME (None: nothing is kept).
     Raises UsageError for a name that is none.

@@ -1,4 +1,4 @@
-"""What goes to an endpoint and comes back; its URL and key, checked before anything is sent."""
+"""Requests to an endpoint and responses from it; checks of its URL and key before anything is sent."""
 
 import ipaddress
 import re
@@ -11,13 +11,16 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
-LONGEST_REASON = 300  # characters of a provider's message
-SHORTEST_SECRET = 12  # a shorter key ("EMPTY", "ollama") is a placeholder: replies may say the word
+USUAL_REPLY_TOKENS = 200  # estimate for the limit of tokens per minute, corrected after the response
+LONGEST_REASON = 300  # characters of a provider's error message
+SHORTEST_SECRET = (
+    12  # characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain
+)
 
 
 @dataclass(frozen=True)
 class Response:
-    """An HTTP response, whole; the names in `headers` are lower-case."""
+    """A complete HTTP response. The names in `headers` are lower-case."""
 
     status: int
     headers: Mapping[str, str]
@@ -26,35 +29,42 @@ class Response:
 
 @dataclass(frozen=True)
 class Request:
-    """What is posted where, besides model and fields; `tokens` that it and its reply may take."""
+    """A POST to `path`. The client adds the model and its fields to `content`."""
 
     path: str
     content: Mapping[str, object]
-    tokens: int
+    tokens: int  # estimate of prompt and reply together
 
 
 def checked_key(key: str) -> str:
-    """The key without blanks around it. httpx would show an illegal header value in its exception."""
+    """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
+
+    httpx would raise too, with the key in its exception.
+    """
     key = key.strip()
     if key and not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise UsageError("OPENAI_API_KEY holds a line break, a blank or a non-ASCII character: copy it again")
+        raise UsageError(
+            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
+        )
     return key
 
 
 def checked_base_url(base_url: str) -> str:
-    """The URL up to and without /chat/completions."""
+    """Return the URL that precedes /chat/completions, without a final slash. Raises UsageError."""
     try:
         url = httpx.URL(base_url.strip())
     except httpx.InvalidURL:
         raise UsageError("the environment's base URL is not a URL: give http://host:port/v1") from None
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
-        raise UsageError("the environment's base URL must look like http://host:port/v1 "
-                         "(without user, password or query; a key goes to OPENAI_API_KEY)")  # fmt: skip
+        raise UsageError(
+            "the environment's base URL must look like http://host:port/v1 "
+            "(without user, password or query; a key goes to OPENAI_API_KEY)"
+        )
     return str(url).rstrip("/")
 
 
 def is_loopback(base_url: str) -> bool:
-    """Is the endpoint on this machine?"""
+    """Return whether the endpoint is on this machine."""
     host = httpx.URL(base_url).host
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -62,9 +72,9 @@ def is_loopback(base_url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def without_key(outcome: Outcome, key: str) -> Outcome:
-    """Servers echo headers, in errors and (proxies for debugging) in replies."""
-    # Cut after scrubbing: half a key would not be found.
+def scrub_outcome(outcome: Outcome, key: str) -> Outcome:
+    """Remove the key from the texts of an outcome: servers echo headers in errors, and some in replies."""
+    # Scrub before cutting: half a key would not be found.
     reason = printable(" ".join(scrub(outcome.reason, key).split()))[:LONGEST_REASON]
     if len(key) < SHORTEST_SECRET:
         return replace(outcome, reason=reason)
@@ -73,5 +83,5 @@ def without_key(outcome: Outcome, key: str) -> Outcome:
 
 
 def scrub(text: str, key: str) -> str:
-    """The text without the key, in any case."""
+    """Replace the key in a text, in upper or lower case, by "[key]"."""
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

@@ -1,12 +1,12 @@
-"""What a chat-completions endpoint's response means, and how long to wait before the same call again. Pure.
+"""Classification of an endpoint's responses, and the wait before a retry. Pure.
 
-Providers fail in many ways; `classify` brings each to one of four verdicts:
+Providers fail in many ways. `classify` gives each response one of four verdicts:
 
     ok       a reply
-    outcome  no plain reply, but the environment's own doing (refusal, content filter, dialogue too long):
-             the game goes on with what text there is, and the run counts it under its label
-    retry    the same call may succeed a moment later
-    fatal    no call can succeed: wrong key, no credit, no such model, a request that is not understood
+    outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
+             the game continues with the text there is, and the journal records the label
+    retry    the same call may succeed later
+    fatal    no call can succeed: wrong key, no credit, no such model, a malformed request
 """
 
 import json
@@ -22,14 +22,20 @@ from prompt_r1.errors import EnvError, FatalEnvError
 
 Verdict = Literal["ok", "outcome", "retry", "fatal"]
 
-LONGEST_HONOURED_WAIT = 120.0  # seconds; a provider that asks for more is not believed
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0
+LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
+FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
-# Newer models refuse these with a 400; the client then goes on without them.
+# Some models reject these with a 400; the client then drops them.
 ADAPTABLE_FIELDS = (
-    "max_tokens", "temperature", "top_p", "stop",
-    "return_token_ids", "stop_token_ids", "skip_special_tokens",  # vLLM's own
-)  # fmt: skip
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "stop",
+    # Known to vLLM only:
+    "return_token_ids",
+    "stop_token_ids",
+    "skip_special_tokens",
+)
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)
 TOO_LONG = re.compile(
@@ -46,33 +52,33 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attempt came to."""
+    """The meaning of one response, or of a call after all its attempts."""
 
     verdict: Verdict
     text: str = ""  # the reply
-    label: str = ""  # of an "outcome": refusal, content_filter, length or context_length
-    reason: str = ""  # why there is no reply, in the provider's words where it has any
-    finish: str = ""  # why the model stopped, in the provider's word
-    reasoning: str = ""  # the model's own thinking: for the record, never the reply
-    rejected: str = ""  # the adaptable request field that the provider complains of
-    wait: float | None = None  # seconds that the provider asks to wait
-    busy: bool = False  # the provider is overloaded, not only this call
+    label: str = ""  # of an "outcome": refusal, content_filter, length, context_length or empty
+    reason: str = ""  # why there is no reply; the provider's message where it sent one
+    finish: str = ""  # the provider's finish_reason
+    reasoning: str = ""  # the model's thinking: recorded, never part of the reply
+    rejected: str = ""  # the field of ADAPTABLE_FIELDS that the provider rejects
+    wait: float | None = None  # seconds to wait, as requested by the provider
+    busy: bool = False  # the provider is overloaded: other calls should wait too
     tokens_in: int = 0
     tokens_out: int = 0
-    token_ids: tuple[int, ...] = ()  # of a text completion, where the server tells them
+    token_ids: tuple[int, ...] = ()  # of a text completion, where the server returns them
 
 
 @dataclass(frozen=True)
 class ProviderError:
-    """The error object of a response body. OpenAI's form; others leave parts out."""
+    """The error object of a response body, in OpenAI's form. Other providers omit parts of it."""
 
     message: str
     codes: tuple[str, ...]  # its `code` and `type`
-    field: str  # the request field that it is about
+    field: str  # the request field that caused it
 
 
 def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Outcome:
-    """The meaning of a whole response. The names in `headers` are lower-case; `now` is in epoch seconds."""
+    """Classify a complete response. The names in `headers` are lower-case; `now` is in epoch seconds."""
     data = _parse(body)
     error = _error_of(data)
     wait = requested_wait(headers, now=now)
@@ -89,17 +95,20 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     return Outcome("fatal", reason=f"{reason} ({advice})")
 
 
-def reply_of(outcome: Outcome, who: str) -> str:
-    """The reply; "" where the environment's own doing left none. Raises EnvError or FatalEnvError."""
+def reply_of(outcome: Outcome, name: str) -> str:
+    """The reply; "" for an outcome without text. Raises EnvError or FatalEnvError with `name` in front."""
     if outcome.verdict == "retry":
-        raise EnvError(f"{who} did not reply: {outcome.reason}")
+        raise EnvError(f"{name} did not reply: {outcome.reason}")
     if outcome.verdict == "fatal":
-        raise FatalEnvError(f"{who} refuses to work: {outcome.reason}")
+        raise FatalEnvError(f"{name} cannot be used: {outcome.reason}")
     return outcome.text
 
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date), if believable."""
+    """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date).
+
+    None where there is no value between 0 and LONGEST_HONOURED_WAIT.
+    """
     candidates = [
         _number(headers.get("retry-after-ms", "")) / 1000,
         _number(headers.get("retry-after", "")),
@@ -109,15 +118,18 @@ def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
 
 
 def back_off(failures: int, rng: random.Random) -> float:
-    """Full jitter: anything from 0 to an upper limit that doubles with each failure."""
-    return rng.uniform(0, min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (failures - 1)))
+    """Seconds to wait after this many failures: exponential back-off with full jitter."""
+    longest = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (failures - 1))
+    return rng.uniform(0, longest)
 
 
 def model_names(body: bytes) -> set[str]:
-    """The ids in an endpoint's list of models; none where the body is something else."""
+    """The ids in an endpoint's list of models; empty where the body is not such a list."""
     data = _parse(body)
     models = data.get("data") if isinstance(data, dict) else None
-    return {str(m.get("id")) for m in models if isinstance(m, dict)} if isinstance(models, list) else set()
+    if not isinstance(models, list):
+        return set()
+    return {str(model.get("id")) for model in models if isinstance(model, dict)}
 
 
 def _classify_completion(data: object, error: ProviderError, wait: float | None) -> Outcome:
@@ -133,14 +145,14 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
         return Outcome("retry", reason="the response has no choices", wait=wait)
-    text = _joined(message.get("content"))
-    refusal = _joined(message.get("refusal"))
+    text = _text_of(message.get("content"))
+    refusal = _text_of(message.get("refusal"))
     finish = choice.get("finish_reason")
     reply = Outcome(
         "ok",
         text=text or refusal,
         finish=finish if isinstance(finish, str) else "",
-        reasoning=_joined(message.get("reasoning_content")) or _joined(message.get("reasoning")),
+        reasoning=_text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning")),
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),
     )
@@ -156,16 +168,17 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
 
 
 def _classify_text(choice: Mapping[str, object], usage: Mapping[str, object]) -> Outcome:
-    """A text completion; an empty one is what the model wrote."""
+    """Classify a text completion. An empty one is a valid completion, not a failure."""
     ids = choice.get("token_ids")
-    known = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        ids = []
     return Outcome(
         "ok",
         text=clean(str(choice["text"])),
         finish=str(choice.get("finish_reason")),
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),
-        token_ids=tuple(ids) if known else (),  # type: ignore[arg-type]
+        token_ids=tuple(ids),
     )
 
 
@@ -174,18 +187,19 @@ def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Out
         return Outcome("outcome", label="content_filter", reason=reason)
     if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
         return Outcome("outcome", label="context_length", reason=reason)
-    # Without a field's name the message is searched: "Unsupported value: 'temperature' does not support 0".
-    rejected = [name for name in ADAPTABLE_FIELDS if re.search(rf"\b{name}\b", error.field or error.message)]
+    # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
+    described = error.field or error.message
+    rejected = [name for name in ADAPTABLE_FIELDS if re.search(rf"\b{name}\b", described)]
     return Outcome("fatal", reason=reason, rejected=rejected[0] if rejected else "")
 
 
 def _error_of(data: object) -> ProviderError:
-    if isinstance(data, list):  # Google
+    if isinstance(data, list):  # Google's form
         data = data[0] if data else None
     if not isinstance(data, dict):
         return ProviderError("", (), "")
     error = data.get("error")
-    if not isinstance(error, dict):  # others: {"error": "text"}, {"message": "text"}, {"detail": [...]}
+    if not isinstance(error, dict):  # other forms: {"error": "text"}, {"message": "text"}, {"detail": [...]}
         error = {**data, "message": error or data.get("message") or data.get("detail")}
     message = error.get("message") or ""
     return ProviderError(
@@ -196,22 +210,22 @@ def _error_of(data: object) -> ProviderError:
 
 
 def _parse(body: bytes) -> object:
-    """The body's JSON; None if it is something else."""
+    """Parse the body as JSON; None if it is not JSON."""
     try:
         return json.loads(body.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
         return None
 
 
-def _joined(content: object) -> str:
-    """The text of a message's content: a text, or a list of parts of which those with text count."""
+def _text_of(content: object) -> str:
+    """The text of a message's content, which is a string or a list of parts, some of them with text."""
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return clean("".join(text for text in texts if isinstance(text, str)))
 
 
 def clean(text: str) -> str:
-    """Text that can be encoded, stored and sent on: lone surrogates become "?", NUL characters go."""
+    """Make a text encodable: replace lone surrogates by "?" and remove NUL characters."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
 
 

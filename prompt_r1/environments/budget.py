@@ -1,9 +1,11 @@
-"""What calls cost, and hard limits on it. A call is let through only if the budget holds when it ends."""
+"""The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends."""
 
 import asyncio
 from dataclasses import dataclass
 
 from prompt_r1.errors import Resumable, UsageError
+
+ROUNDING = 1e-9  # tolerance of sums of dollars
 
 
 @dataclass(frozen=True)
@@ -32,27 +34,34 @@ class Price:
     tokens_out: float = 0.0
 
     def of_call(self, tokens_in: int, tokens_out: int) -> Spending:
-        """What one call of so many tokens costs."""
+        """The spending of one call."""
         usd = (tokens_in * self.tokens_in + tokens_out * self.tokens_out) / 1e6
         return Spending(1, tokens_in + tokens_out, usd)
 
 
 def parse_price(text: str) -> Price:
-    """A Price from "IN,OUT"; "" is free. Raises UsageError."""
+    """Parse "IN,OUT", in dollars per million tokens; "" is free. Raises UsageError."""
+    if not text:
+        return Price()
     try:
-        numbers = [float(part) for part in text.split(",")] if text else [0.0, 0.0]
-        price = Price(*numbers)
-        if len(numbers) == 2 and all(0 <= number < float("inf") for number in numbers):
-            return price
-    except (ValueError, TypeError):
-        pass
-    raise UsageError(f"--env-price takes IN,OUT in dollars per million tokens (0.15,0.60), not {text!r}")
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 2 or not all(0 <= number < float("inf") for number in numbers):
+        raise UsageError(f"--env-price takes IN,OUT in dollars per million tokens (0.15,0.60), not {text!r}")
+    return Price(*numbers)
+
+
+def parse_prices(texts: tuple[str, ...]) -> tuple[Price, ...]:
+    """One price for all environments, or one for each. Without any, calls are free."""
+    return tuple(parse_price(text) for text in texts) or (Price(),)
 
 
 class Budget:
-    """Limits on what a run spends (0: none). `spent` begins with what the run spent before it was resumed.
+    """Limits on the calls, tokens and dollars of a run (0: no limit).
 
-    Each of `ranks` processes gets its share of what is left, so that together they keep within the limits.
+    `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
+    is left, so that all of them together keep the limits.
     """
 
     def __init__(
@@ -66,23 +75,29 @@ class Budget:
     ) -> None:
         self.before = before = spent or Spending()
         self.spent = before
-        endless = float("inf")
-        self._limits = {
-            "calls": before.calls + (max_calls - before.calls) // ranks if max_calls else endless,
-            "tokens": before.tokens + (max_tokens - before.tokens) // ranks if max_tokens else endless,
-            "usd": before.usd + (max_usd - before.usd) / ranks if max_usd else endless,
-        }
-        self._given = {"calls": max_calls, "tokens": max_tokens, "usd": max_usd}
+        # By the field of Spending; fields without a limit are absent.
+        self._limits: dict[str, float] = {}
+        self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
+        if max_calls:
+            self._limits["calls"] = max_calls
+            self._share["calls"] = before.calls + (max_calls - before.calls) // ranks
+        if max_tokens:
+            self._limits["tokens"] = max_tokens
+            self._share["tokens"] = before.tokens + (max_tokens - before.tokens) // ranks
+        if max_usd:
+            self._limits["usd"] = max_usd
+            self._share["usd"] = before.usd + (max_usd - before.usd) / ranks
         self._reserved = Spending()
         self._waiting: list[asyncio.Future[None]] = []
 
     async def reserve(self, estimate: Spending) -> None:
-        """Let a call through that will cost about `estimate`, or wait until a running one has cost less than
-        was reserved for it. Raises Resumable when nothing more fits.
+        """Reserve the estimated cost of a call, and wait while only the reservations of others prevent it.
+
+        Raises Resumable when the call does not fit although no other call is running.
         """
-        while limit := self._exceeded_by(self.spent + self._reserved + estimate):
+        while limit := self._exceeded_limit(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
-                flag = f"--max-env-{limit} {self._given[limit]:g}"
+                flag = f"--max-env-{limit} {self._limits[limit]:g}"
                 raise Resumable(f"the budget {flag} has no room for another call; spent: {self.spent}")
             ended = asyncio.get_running_loop().create_future()
             self._waiting.append(ended)
@@ -90,7 +105,7 @@ class Budget:
         self._reserved += estimate
 
     def settle(self, estimate: Spending, actual: Spending) -> None:
-        """A call that was let through has ended."""
+        """Replace the reservation of a call that has ended by its actual cost."""
         self._reserved -= estimate
         self.spent += actual
         waiting, self._waiting = self._waiting, []
@@ -98,6 +113,9 @@ class Budget:
             if not ended.done():
                 ended.set_result(None)
 
-    def _exceeded_by(self, total: Spending) -> str:
-        names = ("calls", "tokens", "usd")
-        return next((name for name in names if getattr(total, name) > self._limits[name] + 1e-9), "")
+    def _exceeded_limit(self, total: Spending) -> str:
+        """The name of the first limit that a total exceeds; "" if it exceeds none."""
+        for name, share in self._share.items():
+            if getattr(total, name) > share + ROUNDING:
+                return name
+        return ""

@@ -1,11 +1,12 @@
-"""Every call of the environment, one JSON line written as it ends; read again so that none is paid twice.
+"""The journal of a run: one JSON line for each call of an environment, so that no call is paid for twice.
 
     live    every call is sent, and written
-    reuse   a call whose reply the journal holds is not sent again
-    replay  nothing is sent at all; a call without a reply in the journal is an error
+    reuse   a call whose reply is in the journal is not sent again
+    replay  nothing is sent; a call without a reply in the journal is an error
 
-A line is found by its key: model, messages, parameters, and the number of the game in its group, so that the
-games of one question still get different replies. A run's own journal is also what it has spent so far.
+A call is found by its key: a digest of model, messages, parameters and the number of the game in its group,
+so that the games of one question still get different replies. A run's own journal also says what it has
+spent.
 """
 
 import hashlib
@@ -13,7 +14,8 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 from prompt_r1.endpoint.responses import Outcome
@@ -23,18 +25,38 @@ from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
 assert set(STORED) <= {f.name for f in fields(Outcome)}
+REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
 
-def key_of(model: str, messages: list[Message], parameters: Mapping[str, object], sample: int) -> str:
-    """The name of a call: two calls with the same key may share a reply."""
-    parts = json.dumps([model, messages, parameters, sample], sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+@dataclass(frozen=True)
+class Call:
+    """One call of an environment in a game."""
+
+    model: str
+    messages: list[Message]
+    parameters: Mapping[str, object]  # everything else that shapes the reply
+    sample: int  # number of the game among the games of its question
+    session: str = ""  # id of the question
+
+    @cached_property
+    def key(self) -> str:
+        """The digest that identifies the call: two calls with the same key may share a reply."""
+        parts = json.dumps([self.model, self.messages, self.parameters, self.sample], sort_keys=True)
+        return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Location:
+    """The line of a recorded reply."""
+
+    path: Path
+    offset: int  # bytes
 
 
 class Journal:
-    """Writes to `folder`/rankN.jsonl; reads all of `folder` and, for replies only, the journals in `others`.
+    """Writes to `folder`/rankN.jsonl. Reads all of `folder` and, for replies only, the journals in `others`.
 
-    Without a folder nothing is written. Replies stay on disk; what is in memory is where each one lies.
+    Without a folder nothing is written. Replies stay on disk; only their locations are kept in memory.
     """
 
     def __init__(
@@ -42,8 +64,8 @@ class Journal:
     ) -> None:
         self.mode = mode
         self.spent = Spending()
-        self._places: dict[str, tuple[Path, int]] = {}
-        self._failures: dict[str, str] = {}  # key → why, of calls that have no reply
+        self._locations: dict[str, Location] = {}  # by key
+        self._failures: dict[str, str] = {}  # reasons of calls without a reply, by key
         for other in others:
             files = sorted(other.rglob("rank*.jsonl")) if other.is_dir() else [other]
             if not files or not files[0].exists():
@@ -52,46 +74,49 @@ class Journal:
                 self._read(path)
         for path in sorted(folder.glob("rank*.jsonl")) if folder else []:
             self.spent += self._read(path)
-        if mode == "replay" and not self._places:
-            raise UsageError("--journal replay: there is no journal to replay; record one with "
-                             "--journal reuse, or name one with --journal-from DIR")  # fmt: skip
+        if mode == "replay" and not self._locations:
+            raise UsageError(
+                "--journal replay: there is no journal to replay; record one with --journal reuse, or name "
+                "one with --journal-from DIR"
+            )
         self._path = folder / f"rank{rank}.jsonl" if folder and mode != "replay" else None
         self._file = _open_to_append(self._path) if self._path else -1
 
     @property
     def reuses(self) -> bool:
-        return self.mode != "live" and (self._file >= 0 or bool(self._places))
+        return self.mode != "live" and (self._file >= 0 or bool(self._locations))
 
-    def find(self, key: str) -> Outcome | None:
-        """The recorded end of this call; None where there is none, or where the call is to be sent anyway."""
+    def find(self, call: Call) -> Outcome | None:
+        """The recorded outcome of a call; None if the call must be sent."""
         if not self.reuses:
             return None
-        if key in self._places:
-            path, offset = self._places[key]
-            with path.open("rb") as file:
-                file.seek(offset)
+        location = self._locations.get(call.key)
+        if location is not None:
+            with location.path.open("rb") as file:
+                file.seek(location.offset)
                 line = json.loads(file.readline())
             return Outcome(**{name: line[name] for name in STORED})
-        if self.mode == "replay" and key in self._failures:
-            return Outcome("retry", reason=self._failures[key])
+        if self.mode == "replay" and call.key in self._failures:
+            return Outcome("retry", reason=self._failures[call.key])
         return None
 
-    def write(
-        self, key: str, outcome: Outcome, spent: Spending, *, model: str, prompt: str, sample: int,
-        session: str, latency: float,
-    ) -> None:  # fmt: skip
-        """Append a call that has ended. One write: a kill leaves at most one torn line, the last."""
+    def write(self, call: Call, outcome: Outcome, *, usd: float, latency: float) -> None:
+        """Append a call that has ended. It is one write: a kill leaves at most one torn line, the last."""
         if self._path is None:
             return
-        line = {
-            "key": key, "model": model, "session": session, "sample": sample, "prompt": prompt,
-            **{name: getattr(outcome, name) for name in STORED},
-            "latency": round(latency, 4), "usd": spent.usd, "time": round(time.time(), 3),
-        }  # fmt: skip
+        line: dict[str, object] = {
+            "key": call.key,
+            "model": call.model,
+            "session": call.session,
+            "sample": call.sample,
+            "prompt": call.messages[-1]["content"],
+        }
+        line |= {name: getattr(outcome, name) for name in STORED}
+        line |= {"latency": round(latency, 4), "usd": usd, "time": round(time.time(), 3)}
         offset = os.lseek(self._file, 0, os.SEEK_END)
         os.write(self._file, json.dumps(line).encode() + b"\n")
-        if outcome.verdict in ("ok", "outcome"):
-            self._places[key] = (self._path, offset)
+        if outcome.verdict in REPLIED:
+            self._locations[call.key] = Location(self._path, offset)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -99,7 +124,7 @@ class Journal:
             self._file, self._path = -1, None
 
     def _read(self, path: Path) -> Spending:
-        """Note where the replies of a file lie; what its calls have cost. Torn lines are passed over."""
+        """Note the locations of a file's replies, and return what its calls cost. Skips torn lines."""
         spent, offset = Spending(), 0
         with path.open("rb") as file:
             for raw in file:
@@ -110,8 +135,8 @@ class Journal:
                 except (ValueError, KeyError, TypeError):
                     pass
                 else:
-                    if verdict in ("ok", "outcome"):
-                        self._places.setdefault(key, (path, offset))
+                    if verdict in REPLIED:
+                        self._locations.setdefault(key, Location(path, offset))
                     else:
                         self._failures[key] = line["reason"]
                 offset += len(raw)
@@ -119,7 +144,7 @@ class Journal:
 
 
 def _open_to_append(path: Path) -> int:
-    """The file's descriptor, at the beginning of a line."""
+    """Open the file to append, and end a torn last line. Returns the file descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
     file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)

@@ -1,7 +1,8 @@
-"""Any Hugging Face causal model in this process as a frozen environment, through our own engine.
+"""A frozen Hugging Face causal model in this process as an environment: `--env hf:DIR`.
 
-It shares the event loop with the agent's engine: both advance by one forward at a time. Texts of the dialogue
-are encoded apart from the chat template's frame, so no prompt of the agent can become a control token.
+It generates with our own engine and shares the event loop with the agent's: they take turns, one forward pass
+at a time. The texts of the dialogue are encoded separately from the chat template, so that no prompt of the
+agent can become a control token.
 """
 
 from collections.abc import Mapping
@@ -13,19 +14,18 @@ from transformers import PreTrainedTokenizerBase
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
-from prompt_r1.distributed.ranks import pick_device
-from prompt_r1.endpoint.responses import Outcome, reply_of
+from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder, render
 from prompt_r1.types import Message
 
-MAX_TOKENS = 1024  # of a reply, unless --env-args '{"max_tokens": N}' says otherwise
-LONGEST_DIALOGUE = 8192  # tokens, if the model takes so many
+MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
+LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
 MOST_SLOTS = 16
 
 
 class LocalEnvironment:
-    """Replies with the model's greedy or sampled text. Counts tokens as an endpoint would."""
+    """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does."""
 
     def __init__(
         self,
@@ -46,23 +46,26 @@ class LocalEnvironment:
             )
         self.name = name
         self.parameters: Mapping[str, object] = {
-            "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "system": system,
-        }  # fmt: skip
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "system": system,
+        }
         self._tokenizer = tokenizer
-        self._takes_system = self._renders(
+        self._accepts_system = self._can_render(
             [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
         )
         self._encode_untrusted = UntrustedEncoder(tokenizer)
         self._stop_ids = stop_ids(policy, tokenizer)
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
-        self._max_tokens, self._temperature, self._seed, self._system = max_tokens, temperature, seed, system
-
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        return reply_of(await self.call(messages, sample=sample), self.name)
+        self._max_tokens = max_tokens
+        self._temperature = temperature
+        self._seed = seed
+        self._system = system
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
-        """The reply; a dialogue that is too long for the model is an outcome, as with an endpoint."""
-        tokens = self.render(messages)
+        """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
+        tokens = self.encode(messages)
         room = self._engine.max_tokens - len(tokens)
         if room < 1:
             reason = f"a dialogue of {len(tokens)} tokens"
@@ -76,31 +79,36 @@ class LocalEnvironment:
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
-        reasoning, text = divided(written)
+        reasoning, text = split_reasoning(written)
+        label = ""
+        if not text:
+            label = "empty" if completion.finished else "length"
         return Outcome(
-            "ok" if text else "outcome",
+            "outcome" if label else "ok",
             text=text,
-            label="" if text else "length" if not completion.finished else "empty",
+            label=label,
             finish="stop" if completion.finished else "length",
             reasoning=reasoning,
             tokens_in=len(tokens),
             tokens_out=len(completion.tokens),
         )
 
-    def render(self, messages: list[Message]) -> list[int]:
-        """The dialogue in the model's chat template, up to where it begins to write."""
+    def encode(self, messages: list[Message]) -> list[int]:
+        """The tokens of the dialogue in the model's chat template, up to the start of its reply."""
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
-        if messages[0]["role"] == "system" and not self._takes_system:
+        if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
-        marks = [f"\u2402{number}\u2403" for number in range(len(messages))]
-        rest = self._template([{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)])
+        # Render the template with placeholders, and encode each text separately where its placeholder is.
+        placeholders = [f"\u2402{number}\u2403" for number in range(len(messages))]
+        numbered = zip(messages, placeholders, strict=True)
+        rest = render(self._tokenizer, [{**message, "content": mark} for message, mark in numbered])
         tokens: list[int] = []
-        for message, mark in zip(messages, marks, strict=True):
-            frame, _, rest = rest.partition(mark)
-            tokens += self._encode(frame) + self._encode_untrusted(message["content"])
-        return tokens + self._encode(rest)
+        for message, placeholder in zip(messages, placeholders, strict=True):
+            frame, _, rest = rest.partition(placeholder)
+            tokens += self._encode_frame(frame) + self._encode_untrusted(message["content"])
+        return tokens + self._encode_frame(rest)
 
     async def check(self) -> None:
         pass
@@ -108,42 +116,36 @@ class LocalEnvironment:
     async def close(self) -> None:
         pass
 
-    def _template(self, messages: list[Message]) -> str:
-        return render(self._tokenizer, messages)
-
-    def _renders(self, messages: list[Message]) -> bool:
+    def _can_render(self, messages: list[Message]) -> bool:
         try:
-            text = self._template(messages)
-        except TemplateError:  # Gemma, say, has no system role
+            text = render(self._tokenizer, messages)
+        except TemplateError:  # Gemma's, for example, has no system role
             return False
         return all(message["content"] in text for message in messages)
 
-    def _encode(self, frame: str) -> list[int]:
+    def _encode_frame(self, frame: str) -> list[int]:
         return self._tokenizer(frame, add_special_tokens=False)["input_ids"] if frame else []
 
 
-def divided(written: str) -> tuple[str, str]:
-    """What a model thought, and what it said: thinking that was cut off is no reply."""
-    thought, closed, said = written.rpartition("</think>")
-    if not closed and said.lstrip().startswith("<think>"):
-        thought, said = said, ""
-    return thought.strip().removeprefix("<think>").strip(), said.strip()
+def split_reasoning(written: str) -> tuple[str, str]:
+    """Split a model's text into its <think> block and its reply. A block without end leaves no reply."""
+    reasoning, end_tag, reply = written.rpartition("</think>")
+    if not end_tag and reply.lstrip().startswith("<think>"):
+        reasoning, reply = reply, ""
+    return reasoning.strip().removeprefix("<think>").strip(), reply.strip()
 
 
 def load_local(
-    folder: Path, *, fields: Mapping[str, object], seed: int, slots: int, device: str
+    folder: Path, *, fields: Mapping[str, object], seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
-    """The model in a folder. `fields`: max_tokens and temperature, as --env-args gives them. Raises
-    UsageError.
-    """
+    """Load the model in a folder. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
     unknown = sorted(set(fields) - {"max_tokens", "temperature"})
     numbers = all(isinstance(value, int | float) and value >= 0 for value in fields.values())
     if unknown or not numbers:
         raise UsageError(f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}")
-    place = pick_device(device)
-    compute = torch.float32 if place.type == "cpu" else torch.bfloat16
+    compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
-    policy = load_policy(folder, device=place, compute=compute, weights=compute)
+    policy = load_policy(folder, device=device, compute=compute, weights=compute)
     policy.requires_grad_(False)
     longest = getattr(policy.model.config, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(
@@ -160,7 +162,7 @@ def load_local(
 
 
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """What ends a reply: the tokenizer's end token and those of the model's generation config."""
+    """The tokens that end a reply: the tokenizer's end token and those of the model's generation config."""
     configured = getattr(policy.model.generation_config, "eos_token_id", None)
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset({*ends, tokenizer.eos_token_id} - {None})

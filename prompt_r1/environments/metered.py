@@ -1,4 +1,4 @@
-"""One environment with its journal, its budget and its counts: what is between a game and a provider."""
+"""One environment with its journal, its budget and its counts, between a game and a provider."""
 
 import asyncio
 import time
@@ -10,17 +10,18 @@ from typing import Protocol
 
 from prompt_r1.endpoint.responses import Outcome, reply_of
 from prompt_r1.environments.budget import Budget, Price, Spending
-from prompt_r1.environments.journal import Journal, key_of
+from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Environment, Message
 
-LONG_REPLY = 1024  # tokens reserved for a reply while none has been seen and no limit was set
-CHARACTERS_PER_TOKEN = 3  # of a prompt: reserving too much is safe
+LONG_REPLY = 1024  # tokens reserved for the first reply where the request sets no limit
+CHARACTERS_PER_TOKEN = 3  # of a prompt; low, because reserving too much is safe
+FRAME_CHARACTERS = 20  # of a message's role and markers
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment said and what saying it costs, whether it was paid now or the journal had it."""
+    """The text of a reply and its cost, whether it was paid now or came from the journal."""
 
     text: str
     tokens_in: int
@@ -29,7 +30,7 @@ class Reply:
 
 
 class Source(Protocol):
-    """Where replies come from. `parameters`: all that shapes a reply besides model, messages and sample."""
+    """Something that replies. `parameters` is everything that shapes a reply besides messages and sample."""
 
     name: str
     parameters: Mapping[str, object]
@@ -37,13 +38,13 @@ class Source(Protocol):
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome: ...
 
     async def check(self) -> None:
-        """Raise UsageError or FatalEnvError if it is plain beforehand that no call can succeed."""
+        """Raise UsageError or FatalEnvError if no call can succeed."""
 
     async def close(self) -> None: ...
 
 
 class FreeSource:
-    """The mini world's environments as a source: they know no tokens, no price and no failures."""
+    """An environment in this process as a source: without tokens, price and failures."""
 
     def __init__(self, environment: Environment, *, seed: int) -> None:
         self.name = environment.name
@@ -60,51 +61,42 @@ class FreeSource:
         await self._environment.close()
 
 
+class MuteEnvironment:
+    """Gives every prompt the same reply, without information: the ablations without an environment."""
+
+    def __init__(self, name: str = "nobody") -> None:
+        self.name = name
+
+    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+        return "I have nothing to say about this."
+
+    async def close(self) -> None:
+        pass
+
+
 class MeteredEnvironment:
-    """Looks into the journal, then at the budget, then asks the source, and writes down what came of it."""
+    """Looks a call up in the journal, else reserves budget, calls the source and records the outcome."""
 
     def __init__(self, source: Source, *, journal: Journal, budget: Budget, price: Price) -> None:
         self.name = source.name
-        self.counts: Counter[str] = Counter()
-        self.latencies: list[float] = []  # seconds, of the calls since `take_counts`
         self._source = source
         self._journal = journal
         self._budget = budget
         self._price = price
-        self._running: dict[str, asyncio.Event] = {}
-        self._longest_reply = 0
-
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        """The text of `call`."""
-        return (await self.call(messages, sample=sample, session=session)).text
+        self._counts: Counter[str] = Counter()
+        self._latencies: list[float] = []  # seconds, of the calls since `take_counts`
+        self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
+        self._longest_reply = 0  # tokens
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
-        """The reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up."""
-        outcome = await self._outcome(messages, sample, session)
+        """Return the reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up."""
+        call = Call(self.name, messages, self._source.parameters, sample, session)
+        outcome = await self._find_or_pay(call)
         cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         return Reply(reply_of(outcome, self.name), outcome.tokens_in, outcome.tokens_out, cost.usd)
 
-    async def _outcome(self, messages: list[Message], sample: int, session: str) -> Outcome:
-        key = key_of(self.name, messages, self._source.parameters, sample)
-        if not self._journal.reuses:
-            return await self._pay(key, messages, sample, session)
-        while key in self._running:
-            await self._running[key].wait()  # the same call of another game: one payment is enough
-        outcome = self._journal.find(key)
-        if outcome is not None:
-            self.counts["reused"] += 1
-            return outcome
-        if self._journal.mode == "replay":
-            call = f"call {len(messages) // 2 + 1} of game {sample} about question {session!r}"
-            raise UsageError(f"--journal replay: {self.name} has no recorded reply to {call}; "
-                             "record it with --journal reuse")  # fmt: skip
-        self._running[key] = asyncio.Event()
-        try:
-            return await self._pay(key, messages, sample, session)
-        finally:
-            self._running.pop(key).set()
-
     async def check(self) -> None:
+        """Raise UsageError or FatalEnvError if no call can succeed. A replay calls nothing, and passes."""
         if self._journal.mode != "replay":
             await self._source.check()
 
@@ -112,35 +104,59 @@ class MeteredEnvironment:
         await self._source.close()
 
     def take_counts(self) -> dict[str, float]:
-        """Calls paid, reused and failed, tokens, and latency since the last take."""
+        """Calls paid, reused and failed, tokens, and median latency since the last call of this method."""
         names = ("paid", "reused", "errors", "tokens_in", "tokens_out")
-        counts = {name: float(self.counts[name]) for name in names}
-        counts["latency"] = median(self.latencies) if self.latencies else 0.0
-        self.counts, self.latencies = Counter(), []
+        counts = {name: float(self._counts[name]) for name in names}
+        counts["latency"] = median(self._latencies) if self._latencies else 0.0
+        self._counts.clear()
+        self._latencies.clear()
         return counts
 
-    async def _pay(self, key: str, messages: list[Message], sample: int, session: str) -> Outcome:
-        estimate, actual = self._estimate(messages), Spending()
+    async def _find_or_pay(self, call: Call) -> Outcome:
+        if not self._journal.reuses:
+            return await self._pay(call)
+        while call.key in self._running:
+            await self._running[call.key].wait()  # another game makes the same call: pay for it once
+        outcome = self._journal.find(call)
+        if outcome is not None:
+            self._counts["reused"] += 1
+            return outcome
+        if self._journal.mode == "replay":
+            raise UsageError(
+                f"--journal replay: {self.name} has no recorded reply to call {len(call.messages) // 2 + 1} "
+                f"of game {call.sample} about question {call.session!r}; record it with --journal reuse"
+            )
+        self._running[call.key] = asyncio.Event()
+        try:
+            return await self._pay(call)
+        finally:
+            self._running.pop(call.key).set()
+
+    async def _pay(self, call: Call) -> Outcome:
+        estimate, actual = self._estimate(call), Spending()
         await self._budget.reserve(estimate)
         begin = time.perf_counter()
         try:
-            outcome = await self._source.call(messages, sample=sample)
+            outcome = await self._source.call(call.messages, sample=call.sample)
             actual = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         finally:
             self._budget.settle(estimate, actual)
         latency = time.perf_counter() - begin
-        self._journal.write(key, outcome, actual, model=self.name, prompt=messages[-1]["content"],
-                            sample=sample, session=session, latency=latency)  # fmt: skip
+        self._journal.write(call, outcome, usd=actual.usd, latency=latency)
         self._longest_reply = max(self._longest_reply, outcome.tokens_out)
-        self.latencies.append(latency)
-        self.counts.update(paid=1, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
-        self.counts["errors"] += outcome.verdict in ("retry", "fatal")
+        self._latencies.append(latency)
+        self._counts.update(paid=1, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
+        if outcome.verdict in ("retry", "fatal"):
+            self._counts["errors"] += 1
         return outcome
 
-    def _estimate(self, messages: list[Message]) -> Spending:
-        """What a call may cost. Without a limit on replies, one longer than all before costs more."""
-        parameters = self._source.parameters
-        letters = sum(len(message["content"]) + 20 for message in messages) + len(str(parameters))
-        limit = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
+    def _estimate(self, call: Call) -> Spending:
+        """Estimate the cost of a call from above.
+
+        It is too low only where the request sets no limit and the reply is longer than all before it.
+        """
+        characters = len(str(call.parameters))
+        characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in call.messages)
+        limit = call.parameters.get("max_tokens") or call.parameters.get("max_completion_tokens")
         reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
-        return self._price.of_call(letters // CHARACTERS_PER_TOKEN, reply)
+        return self._price.of_call(characters // CHARACTERS_PER_TOKEN, reply)

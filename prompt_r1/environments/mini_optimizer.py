@@ -1,8 +1,7 @@
-"""`mini-optimizer`: plays the model that writes prompts, where there is none: in the mini world and in tests.
+"""`mini-optimizer`: a script in place of the model that writes prompts, for the mini world and for tests.
 
-It is a script, not a language model. It knows a few sentences of advice and picks among them at random, by
-seed, request and sample; it does not read what was criticised. So whatever an optimiser finds with it, the
-optimiser's own choosing found.
+It knows a few sentences of advice and picks among them at random, by seed, request and sample. It does not
+read the criticism, so whatever a prompt optimiser finds with it is due to the optimiser's own selection.
 """
 
 import random
@@ -30,13 +29,18 @@ CRITICISM = (
     "It does not say in which form the answer is wanted.",
     "It is too general for questions of this kind.",
 )
-MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), ("```\n", "\n```"))
-NOW = (("<VARIABLE>", "</VARIABLE>"), ("```\n", "\n```"))  # around the prompt that is to be rewritten
+# Opening and closing marks: where an optimiser wants the new prompt, and where its request has the old one.
+NEW_PROMPT_MARKS = (
+    ("<INS>", "</INS>"),
+    ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"),
+    ("```\n", "\n```"),
+)
+OLD_PROMPT_MARKS = (("<VARIABLE>", "</VARIABLE>"), ("```\n", "\n```"))
 MOST_SENTENCES = 4
 
 
 class MiniOptimizer:
-    """Where a request names tags or a fence for a new prompt, it writes one there; else it criticises."""
+    """Writes a new prompt between the marks that a request names; criticises where it names none."""
 
     name = "mini-optimizer"
 
@@ -47,10 +51,11 @@ class MiniOptimizer:
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
         request = messages[-1]["content"]
         rng = random.Random(f"{self._seed} {sample} {request}".encode("utf-8", "replace"))
-        marks = next((pair for pair in MARKS if pair[0] in request), None)
-        if marks is None:
-            return Outcome("ok", text=rng.choice(CRITICISM), finish="stop")
-        return Outcome("ok", text=f"{marks[0]}{_rewritten(request, rng)}{marks[1]}", finish="stop")
+        for opening, closing in NEW_PROMPT_MARKS:
+            if opening in request:
+                text = f"{opening}{_rewrite(request, rng)}{closing}"
+                return Outcome("ok", text=text, finish="stop")
+        return Outcome("ok", text=rng.choice(CRITICISM), finish="stop")
 
     async def check(self) -> None:
         pass
@@ -59,11 +64,12 @@ class MiniOptimizer:
         pass
 
 
-def _rewritten(request: str, rng: random.Random) -> str:
-    """The prompt in the request with one more sentence of advice, the oldest going; or a new one."""
-    spans = [_between(request, *marks) for marks in NOW]
-    now = next((text for text in spans if text), "")
-    kept = [sentence for sentence in ADVICE if sentence in now]
+def _rewrite(request: str, rng: random.Random) -> str:
+    """Add a sentence of advice to the prompt in the request, and drop the oldest beyond MOST_SENTENCES."""
+    prompt = ""
+    for opening, closing in OLD_PROMPT_MARKS:
+        prompt = prompt or _between(request, opening, closing)
+    kept = [sentence for sentence in ADVICE if sentence in prompt]
     new = rng.choice([sentence for sentence in ADVICE if sentence not in kept])
     return " ".join([*kept[-(MOST_SENTENCES - 1) :], new])
 

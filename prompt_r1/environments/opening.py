@@ -1,207 +1,191 @@
-"""The environments: what can be questioned, by the name that a user writes."""
+"""Open environments by the SPEC that a user writes: `--env SPEC`."""
 
 import json
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.environments.budget import Budget, Price, parse_price
+from prompt_r1.environments.budget import Budget, parse_prices
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, Source
+from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, Source
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
-from prompt_r1.environments.nobody import SPEC as NONE
-from prompt_r1.environments.nobody import Nobody
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
 MINI_SPECS = ("mini", "mini-b", "mini-mute")
-OUR_FIELDS = ("model", "messages", "stream", "n")  # of a request: not the user's to set
+NO_ENVIRONMENT = "none"
+RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
-def make_environment(
-    spec: str,
-    *,
-    seed: int = 0,
-    concurrency: int = 64,
-    attempt_timeout: float = 120.0,
-    call_deadline: float = 600.0,
-    max_attempts: int = 6,
-    requests_per_minute: float = 0.0,
-    tokens_per_minute: float = 0.0,
-    fields: Mapping[str, object] | None = None,
-    route: str = "session",
-    prices: tuple[Price, ...] = (Price(),),
-    journal: Journal | None = None,
-    budget: Budget | None = None,
-    device: str = "auto",
-    beside: Iterable[str] = (),
-) -> Pool:
-    """The environment called `spec`, or several of them, separated by commas, behind a routing rule.
+class Environments:
+    """Opens the environments of a run, all with one journal and one budget.
 
-    A name is mini, mini-b, mini-mute, mini-optimizer (a script that writes prompts, for the optimisers),
-    none (for agents that ask nobody), MODEL@http://host:port/v1, MODEL, or hf:DIR. A MODEL without URL is at
-    OPENAI_BASE_URL (default: OpenAI). The key is read from OPENAI_API_KEY; an endpoint that is given by its
-    URL may do without, and beside a MODEL without URL, whose key it is, it does without (`beside`: what else
-    the run questions). `seed` is that of the mini world, of a local model's sampling, and of the jitter of
-    the waits between attempts. `fields` go into each request. Raises UsageError.
+    A SPEC is one of these names, or several of them, separated by commas, for a pool with a route:
+
+        mini, mini-b, mini-mute    the mini world of `seed`
+        mini-optimizer             a script that writes prompts, for the prompt optimisers
+        none                       no environment, for agents that answer alone
+        MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
+        MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
+        hf:DIR                     a Hugging Face model in this process
+
+    OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
+    its URL only if the run opens no MODEL without URL, whose key it would be: `other_specs` are the other
+    SPECs that the run may open.
+
+    `seed` is also that of a local model's sampling, and of the random waits between attempts. What the run
+    has spent so far is read from the journal in `folder` (None: no journal is written).
+
+    Raises UsageError.
     """
-    names = spec.split(",")
-    if len(prices) not in (1, len(names)):
-        raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
-    journal, budget = journal or Journal(None), budget or Budget()
-    run = [*names, *(name for other in beside for name in other.split(","))]
-    keyed = [name for name in run if _at_provider(name)] or names
-    key = os.environ.get("OPENAI_API_KEY", "")
-    members = []
-    for name, price in zip(names, prices * len(names), strict=False):
-        source = (
-            _mini(name, seed)
-            or _local(name, dict(fields or {}), seed=seed, concurrency=concurrency, device=device)
-            or _chat(
-                name, key=key if name in keyed else "", seed=seed, fields=fields,
-                concurrency=concurrency, attempt_timeout=attempt_timeout, call_deadline=call_deadline,
-                max_attempts=max_attempts, requests_per_minute=requests_per_minute,
-                tokens_per_minute=tokens_per_minute,
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        *,
+        seed: int,
+        folder: Path | None,
+        ranks: Ranks,
+        other_specs: Collection[str] = (),
+    ) -> None:
+        if config.max_env_usd and not config.env_price:
+            raise UsageError(
+                "--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted"
             )
-        )  # fmt: skip
-        members.append(MeteredEnvironment(source, journal=journal, budget=budget, price=price))
-    return Pool(members, budget=budget, route=route)
+        self._config = config
+        self._seed = seed
+        self._device = ranks.device
+        self._other_specs = tuple(other_specs)
+        self._journal = Journal(
+            folder / "journal" if folder else None,
+            mode=config.journal,
+            rank=ranks.rank,
+            others=[Path(name) for name in config.journal_from],
+        )
+        self._budget = Budget(
+            max_calls=config.max_env_calls,
+            max_tokens=config.max_env_tokens,
+            max_usd=config.max_env_usd,
+            spent=self._journal.spent,
+            ranks=ranks.count,
+        )
+
+    def open(
+        self, spec: str, *, fields: Mapping[str, object] | None = None, prices: tuple[str, ...] = ()
+    ) -> Pool:
+        """Open the environments of a SPEC. `fields` and `prices` replace --env-args and --env-price."""
+        names = spec.split(",")
+        price_of_each = parse_prices(prices or self._config.env_price)
+        if len(price_of_each) == 1:
+            price_of_each *= len(names)
+        if len(price_of_each) != len(names):
+            raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
+        if fields is None:
+            fields = parse_fields(self._config.env_args)
+        members = [
+            MeteredEnvironment(
+                self._open_source(name, fields, key=self._key_for(name, names)),
+                journal=self._journal,
+                budget=self._budget,
+                price=price,
+            )
+            for name, price in zip(names, price_of_each, strict=True)
+        ]
+        return Pool(members, budget=self._budget, route=self._config.route)
+
+    def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> Source:
+        if name in MINI_SPECS or name in (MiniOptimizer.name, NO_ENVIRONMENT):
+            return _open_mini(name, self._seed)
+        if name.startswith("mini-") and "@" not in name:
+            raise UsageError(f"there is no environment {name!r}: the mini world has {', '.join(MINI_SPECS)}")
+        if name.startswith("hf:"):
+            return self._open_local(name, fields)
+        return self._open_chat(name, fields, key=key)
+
+    def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
+        folder = Path(name.removeprefix("hf:"))
+        if not (folder / "config.json").exists():
+            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
+
+        from prompt_r1.environments.local import load_local
+
+        slots = self._config.env_concurrency
+        return load_local(folder, fields=fields, seed=self._seed, slots=slots, device=self._device)
+
+    def _open_chat(self, name: str, fields: Mapping[str, object], *, key: str) -> Source:
+        match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", name)
+        if match is None:
+            raise UsageError(
+                f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
+            )
+        model, url = match.groups()
+
+        # Only here: `--help` and the mini world do without httpx.
+        from prompt_r1.endpoint.client import ClientLimits, EndpointClient
+        from prompt_r1.endpoint.request import checked_base_url, is_loopback
+        from prompt_r1.environments.chat import ChatEnvironment
+        from prompt_r1.protocol import ENVIRONMENT_SYSTEM
+
+        base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+        if not key and not url and not is_loopback(base_url):
+            raise UsageError(
+                f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
+                "or MODEL@http://host:port/v1"
+            )
+        limits = ClientLimits(
+            concurrency=self._config.env_concurrency,
+            attempt_timeout=self._config.env_timeout,
+            requests_per_minute=self._config.env_rpm,
+            tokens_per_minute=self._config.env_tpm,
+        )
+        rng = random.Random(self._seed)
+        client = EndpointClient(model, base_url, api_key=key, fields=fields, limits=limits, rng=rng)
+        return ChatEnvironment(client, system=ENVIRONMENT_SYSTEM)
+
+    def _key_for(self, name: str, names: Collection[str]) -> str:
+        """OPENAI_API_KEY, or "" for an endpoint that must not get it."""
+        opened = [*names, *(other for spec in self._other_specs for other in spec.split(","))]
+        has_default_endpoint = any(map(_is_at_default_endpoint, opened))
+        if has_default_endpoint and not _is_at_default_endpoint(name):
+            return ""
+        return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 def parse_fields(text: str) -> dict[str, object]:
-    """The extra fields of each request from the JSON object of --env-args. Raises UsageError."""
+    """Parse the JSON object of --env-args: extra fields of each request. Raises UsageError."""
     try:
         fields = json.loads(text or "{}")
     except ValueError as error:
         raise UsageError(f"--env-args is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise UsageError(f'--env-args takes a JSON object such as {{"temperature": 0.7}}, not {text!r}')
-    taken = [name for name in OUR_FIELDS if name in fields]
-    if taken:
-        raise UsageError(f"--env-args may not set {taken[0]!r}")
+    for name in RESERVED_FIELDS:
+        if name in fields:
+            raise UsageError(f"--env-args may not set {name!r}")
     return fields
 
 
-def parse_prices(texts: tuple[str, ...]) -> tuple[Price, ...]:
-    """One price for all environments, or one for each."""
-    return tuple(parse_price(text) for text in texts) or (Price(),)
+def _is_at_default_endpoint(name: str) -> bool:
+    """Return whether a name is a MODEL without URL."""
+    in_process = (*MINI_SPECS, MiniOptimizer.name, NO_ENVIRONMENT)
+    return "@" not in name and not name.startswith("hf:") and name not in in_process
 
 
-def _at_provider(spec: str) -> bool:
-    """Is it a MODEL without URL? The key is for its endpoint, and not for the hosts of others."""
-    ours = (*MINI_SPECS, MiniOptimizer.name, NONE)
-    return "@" not in spec and not spec.startswith("hf:") and spec not in ours
-
-
-def _chat(spec: str, *, key: str, **settings: object) -> Source:
-    match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", spec)
-    if match is None:
-        raise UsageError(
-            f"there is no environment {spec!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
-        )
-    model, url = match.groups()
-
-    from prompt_r1.endpoint.request import checked_base_url, is_loopback
-    from prompt_r1.environments.chat import ChatEnvironment
-    from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-
-    base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-    api_key = key.strip()
-    if not api_key and not url and not is_loopback(base_url):
-        raise UsageError(f"the environment {spec!r} at {base_url} needs a key: set OPENAI_API_KEY, "
-                         "or give --env mini or MODEL@http://host:port/v1")  # fmt: skip
-    rng = random.Random(settings.pop("seed"))  # type: ignore[arg-type]
-    return ChatEnvironment(
-        model=model, base_url=base_url, api_key=api_key, system=ENVIRONMENT_SYSTEM, rng=rng,
-        **settings,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def _local(
-    spec: str, fields: dict[str, object], *, seed: int, concurrency: int, device: str
-) -> Source | None:
-    if not spec.startswith("hf:"):
-        return None
-    folder = Path(spec.removeprefix("hf:"))
-    if not (folder / "config.json").exists():
-        raise UsageError(f"the environment {spec!r}: there is no Hugging Face model in {str(folder)!r}")
-
-    from prompt_r1.environments.local import load_local
-
-    return load_local(folder, fields=fields, seed=seed, slots=concurrency, device=device)
-
-
-def _mini(spec: str, seed: int) -> Source | None:
-    if spec == MiniOptimizer.name:
+def _open_mini(name: str, seed: int) -> Source:
+    if name == MiniOptimizer.name:
         return MiniOptimizer(seed=seed)
-    if spec == NONE:
-        return FreeSource(Nobody(), seed=seed)
-    if spec not in MINI_SPECS:
-        if spec.startswith("mini-") and "@" not in spec:
-            raise UsageError(f"there is no environment {spec!r}: the mini world has {', '.join(MINI_SPECS)}")
-        return None
+    if name == NO_ENVIRONMENT:
+        return FreeSource(MuteEnvironment(), seed=seed)
+    if name == "mini-mute":
+        return FreeSource(MuteEnvironment(name), seed=seed)
 
-    from prompt_r1.miniworld.beliefs import Style
-    from prompt_r1.miniworld.environment import MiniEnvironment, MuteEnvironment
+    from prompt_r1.miniworld.environment import MiniEnvironment
     from prompt_r1.miniworld.world import make_world
 
-    if spec == "mini-mute":
-        return FreeSource(MuteEnvironment(), seed=seed)
-    style: Style = "B" if spec == "mini-b" else "A"
-    return FreeSource(MiniEnvironment(make_world(seed), style=style, seed=seed), seed=seed)
-
-
-def environment_opener(
-    config: TrainConfig | EvaluateConfig,
-    *,
-    seed: int,
-    folder: Path | None,
-    ranks: Ranks,
-    beside: Collection[str] = (),
-) -> Callable[..., Pool]:
-    """Opens environments by SPEC, all with the run's one journal and budget: what the run spent before is in
-    its journal. `fields` of each request and `prices`, if given, stand in place of the run's. `beside`: the
-    SPECs that the run may open, if more than one (make_environment).
-    """
-    if config.max_env_usd and not config.env_price:
-        raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price no dollar is ever counted")
-    journal = Journal(
-        folder / "journal" if folder else None,
-        mode=config.journal,
-        rank=ranks.rank,
-        others=[Path(name) for name in config.journal_from],
-    )
-    budget = Budget(
-        max_calls=config.max_env_calls,
-        max_tokens=config.max_env_tokens,
-        max_usd=config.max_env_usd,
-        spent=journal.spent,
-        ranks=ranks.count,
-    )
-
-    def open_environment(
-        spec: str, *, fields: Mapping[str, object] | None = None, prices: tuple[str, ...] = ()
-    ) -> Pool:
-        return make_environment(
-            spec,
-            seed=seed,
-            concurrency=config.env_concurrency,
-            attempt_timeout=config.env_timeout,
-            requests_per_minute=config.env_rpm,
-            tokens_per_minute=config.env_tpm,
-            fields=parse_fields(config.env_args) if fields is None else fields,
-            route=config.route,
-            prices=parse_prices(prices or config.env_price),
-            journal=journal,
-            budget=budget,
-            device=config.device,
-            beside=beside,
-        )
-
-    return open_environment
+    environment = MiniEnvironment(make_world(seed), "B" if name == "mini-b" else "A", seed=seed)
+    return FreeSource(environment, seed=seed)

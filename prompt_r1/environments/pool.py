@@ -1,11 +1,11 @@
-"""The environments of a run behind one name: routing (paper, eqs 18-19), fall-back, and the alarm.
+"""One or several environments behind one interface: routing (paper, eqs 18-19), fallback, and the alarm.
 
-    session   one environment for each question, the same for all games of its group
-    uniform   one for each game, all equally likely
-    3,1,…     one for each game, with these weights
+    session   draw an environment for each question; all games of the question use it
+    uniform   draw one for each game, all with the same probability
+    3,1,…     draw one for each game, with these weights
 
-A game stays with its environment, unless that one is down: the next one then takes over. Draws follow from
-question and game, so that a resumed run asks the same environments.
+A game keeps its environment unless that one is down, and then the next one is used. The draw depends only on
+the question and the number of the game, so a resumed run uses the same environments.
 """
 
 import logging
@@ -21,13 +21,13 @@ from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 
-DOWN_SECONDS = 60.0  # an environment that failed is asked last for so long
-WATCHED = 200  # calls
-WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # failed calls among the last WATCHED
+DOWN_SECONDS = 60.0  # how long an environment that failed is tried last
+WATCHED = 200  # most recent calls
+WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls among the last WATCHED
 
 
 class Pool:
-    """One or several environments. Raises UsageError for a route that does not fit them."""
+    """One or several environments. Raises UsageError for a route that does not match their number."""
 
     def __init__(
         self,
@@ -41,19 +41,21 @@ class Pool:
         self.members = list(members)
         self.budget = budget
         self._route = route
-        self._weights = _weights(route, len(members))
+        self._weights = parse_weights(route, len(members))
         self._clock = clock
         self._down_until = [0.0] * len(members)
         self._failed: deque[bool] = deque(maxlen=WATCHED)
         self._warned = False
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        """The text of `call`."""
+        """The text of the reply of `call`."""
         return (await self.call(messages, sample=sample, session=session)).text
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
-        """The reply of the routed environment, or of the next that is not down. Raises EnvError;
-        FatalEnvError when none can ever reply; Resumable when the budget is used up or too many calls fail.
+        """Return the reply of the routed environment, or of the next one if that fails.
+
+        Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
+        is used up or too many calls fail.
         """
         failures: list[EnvError | FatalEnvError] = []
         for index in self._order(session, sample):
@@ -61,18 +63,18 @@ class Pool:
                 reply = await self.members[index].call(messages, sample=sample, session=session)
             except (EnvError, FatalEnvError) as error:
                 failures.append(error)
-                self._take_down(index, error)
+                self._mark_down(index, error)
             else:
-                self._watch(failed=False)
+                self._record_result(failed=False)
                 return reply
-        lasting = [failure for failure in failures if isinstance(failure, EnvError)]
-        if not lasting:
-            raise failures[0]
-        self._watch(failed=True)
-        raise lasting[0]
+        for failure in failures:
+            if isinstance(failure, EnvError):
+                self._record_result(failed=True)
+                raise failure
+        raise failures[0]  # all are fatal
 
     async def check(self) -> None:
-        """Raise UsageError or FatalEnvError for an environment that plainly cannot reply."""
+        """Raise UsageError or FatalEnvError if no call of one of the environments can succeed."""
         try:
             for member in self.members:
                 await member.check()
@@ -84,32 +86,39 @@ class Pool:
             await member.close()
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last take: env/NAME of the whole, env/ENVIRONMENT/NAME of each of several."""
-        taken = [(member.name, member.take_counts()) for member in self.members]
-        summed = {
-            f"env/{name}": sum(counts[name] for _, counts in taken)
+        """Counts since the last call of this method.
+
+        The sums are env/NAME; with several environments, the counts of each are env/NUMBER:ENVIRONMENT/NAME.
+        """
+        counts_of_each = [member.take_counts() for member in self.members]
+        metrics = {
+            f"env/{name}": sum(counts[name] for counts in counts_of_each)
             for name in ("paid", "reused", "tokens_in", "tokens_out")
         }
-        if len(taken) > 1:
-            for index, (member, counts) in enumerate(taken, start=1):
-                summed |= {f"env/{index}:{member}/{name}": value for name, value in counts.items()}
-        return summed
+        if len(self.members) == 1:
+            return metrics
+        for number, (member, counts) in enumerate(zip(self.members, counts_of_each, strict=True), start=1):
+            for name, value in counts.items():
+                metrics[f"env/{number}:{member.name}/{name}"] = value
+        return metrics
 
     def _order(self, session: str, sample: int) -> list[int]:
-        """The routed environment first, the others after it, those that are down last."""
+        """Indices of the environments: the routed one, then the others; those that are down last."""
         rng = random.Random(session if self._route == "session" else f"{session}/{sample}")
         count = len(self.members)
         first = rng.choices(range(count), self._weights)[0]
         order = [(first + shift) % count for shift in range(count)]
-        return sorted(order, key=lambda index: self._down_until[index] > self._clock())
+        now = self._clock()
+        return sorted(order, key=lambda index: self._down_until[index] > now)
 
-    def _take_down(self, index: int, error: EnvError | FatalEnvError) -> None:
-        if len(self.members) > 1 and self._down_until[index] <= self._clock():
-            logger.warning("%s; going on with the next environment", error)
-        lasting = float("inf") if isinstance(error, FatalEnvError) else self._clock() + DOWN_SECONDS
-        self._down_until[index] = lasting
+    def _mark_down(self, index: int, error: EnvError | FatalEnvError) -> None:
+        now = self._clock()
+        if len(self.members) > 1 and self._down_until[index] <= now:
+            logger.warning("%s; using the next environment", error)
+        self._down_until[index] = float("inf") if isinstance(error, FatalEnvError) else now + DOWN_SECONDS
 
-    def _watch(self, *, failed: bool) -> None:
+    def _record_result(self, *, failed: bool) -> None:
+        """Record whether a call failed. Warns of, or raises Resumable for, too many failures."""
         self._failed.append(failed)
         failures = sum(self._failed)
         if failures > STOP_ABOVE * WATCHED:
@@ -119,7 +128,8 @@ class Pool:
         self._warned = failures > WARN_ABOVE * WATCHED
 
 
-def _weights(route: str, count: int) -> list[float]:
+def parse_weights(route: str, count: int) -> list[float]:
+    """The weights of the environments in a route. Raises UsageError."""
     if route in ("session", "uniform"):
         return [1.0] * count
     try:

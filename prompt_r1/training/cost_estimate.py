@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.named import find_questions
-from prompt_r1.environments.budget import Price, Spending
-from prompt_r1.environments.opening import parse_prices
+from prompt_r1.environments.budget import Price, Spending, parse_prices
 from prompt_r1.training.memory_estimate import memory_table
 
 SYSTEM_TOKENS = 40  # the environment's system message

@@ -15,7 +15,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.environments.opening import environment_opener
+from prompt_r1.environments.opening import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, group_advantages, grpo_loss
 from prompt_r1.protocol import Codec
@@ -133,7 +133,7 @@ def _choose_agent(start: str | Path, config: TrainConfig) -> tuple[str | Path, T
 
 async def _play(config: TrainConfig, agent: Agent, ranks: Ranks) -> list[list[Trajectory]]:
     """Play a group of games of each of the first training questions."""
-    environment = environment_opener(config, seed=config.seed, folder=None, ranks=ranks)(config.env)
+    environment = Environments(config, seed=config.seed, folder=None, ranks=ranks).open(config.env)
     questions: Sequence[Question] = find_questions(config.data, "train", config.seed)[:QUESTIONS]
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:

@@ -1,4 +1,4 @@
-"""An agent behind a completions endpoint plays the games that it plays in this process, token for token."""
+"""An agent behind a completions endpoint plays the same games as in this process, token by token."""
 
 import asyncio
 import json
@@ -16,28 +16,28 @@ from transformers import AutoModelForCausalLM
 
 import evaluate
 import infer
-from prompt_r1.agent import agent
-from prompt_r1.agent.agent import open_agent
+from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
 from prompt_r1.agent.names import AgentSpec, resolve_agent
-from prompt_r1.agent.remote import KEY, RemoteEngine, parse_remote
+from prompt_r1.agent.remote import KEY, Prompts, RemoteEngine, parse_remote
 from prompt_r1.baselines.games import spoken
-from prompt_r1.cli.command_line import run
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
 from tests.providers import Provider
 from tests.tiny import ScriptedEnvironment
 
 VLLM_FIELDS = ("return_token_ids", "stop_token_ids", "skip_special_tokens")
-GAME = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 70, "max_tokens": 900})
-QUESTIONS = ["cfddea", "b?a c afcadadcd", "Who?"]  # the agent asks about some of them, greedily
+CONFIG = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 70, "max_tokens": 900})
+QUESTIONS = ["cfddea", "b?a c afcadadcd", "Who?"]  # sampled greedily, the agent asks about some
 
 
 class Server:
-    """Serves a model's greedy completions in the manner of vLLM, or of a server that knows less."""
+    """Serves greedy completions of a model, like vLLM or like a server that knows only OpenAI's fields."""
 
     def __init__(self, folder: Path, *, vllm: bool) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -86,10 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server_of.lock:
             self.server_of.requests.append(request)
             self.server_of.keys.append(self.headers.get("Authorization"))
-            known = self.path == "/v1/completions" and request["model"] == "tiny"
-            status, body = (
-                self.server_of.reply(request) if known else (404, {"error": {"message": "no such model"}})
-            )
+            status, body = 404, {"error": {"message": "no such model"}}
+            if self.path == "/v1/completions" and request["model"] == "tiny":
+                status, body = self.server_of.reply(request)
         self.answer(status, body)
 
     def answer(self, status: int, body: dict) -> None:
@@ -104,10 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(folder: Path, *, vllm: bool) -> Iterator[Server]:
-    made = Server(folder, vllm=vllm)
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
+    server = Server(folder, vllm=vllm)
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -120,71 +119,75 @@ def plain(asking_agent) -> Iterator[Server]:
     yield from serve(asking_agent, vllm=False)
 
 
-def known(server: Server, folder: Path, game: TrainConfig = GAME, prompts: str = "tokens") -> AgentSpec:
-    return AgentSpec(f"tiny@{server.url}", game, start="", tokenizer=folder, prompts=prompts)
+def spec_of(
+    server: Server, folder: Path, config: TrainConfig = CONFIG, prompts: Prompts = "tokens"
+) -> AgentSpec:
+    """The agent that the server serves, with the tokenizer in a folder."""
+    return AgentSpec(f"tiny@{server.url}", config, start="", tokenizer=folder, prompts=prompts)
 
 
-def games(agent: AgentSpec, game: TrainConfig) -> list[Trajectory]:
-    """Greedy games, side by side."""
+def play_games(spec: AgentSpec) -> list[Trajectory]:
+    """Play one greedy game of each question, all concurrently."""
+
+    async def one_game(agent: Agent, text: str) -> Trajectory:
+        question, environment = Question(text, "a", text, ("x",)), ScriptedEnvironment(["cab.", "dab."])
+        generate = partial(agent.generate, temperature=0.0)
+        return await play(question, generate, environment.ask, agent.codec, agent.game, seed="seed")
 
     async def all_games() -> list[Trajectory]:
-        player = open_agent(agent, torch.device("cpu"))
-        play = partial(player.play, seed="seed", config=game, temperature=0.0)
-        asked = [Question(text, "a", text, ("x",)) for text in QUESTIONS]
+        agent = open_agent(spec, torch.device("cpu"))
         try:
-            return await asyncio.gather(
-                *(play(question, environment=ScriptedEnvironment(["cab.", "dab."])) for question in asked)
-            )
+            return await asyncio.gather(*(one_game(agent, text) for text in QUESTIONS))
         finally:
-            await player.close()
+            await agent.close()
 
     return asyncio.run(all_games())
 
 
 @pytest.mark.parametrize(
-    ("manner", "prompts", "stop_tags"),
+    ("kind", "prompts", "stop_tags"),
     [("vllm", "tokens", True), ("plain", "text", False)],
 )
-def test_a_served_agent_plays_the_games_of_the_local_one(manner, prompts, stop_tags, asking_agent, request):
-    server, game = request.getfixturevalue(manner), replace(GAME, stop_tags=stop_tags)
-    local = games(AgentSpec(asking_agent, game, start=""), game)
-    served = games(known(server, asking_agent, game, prompts), game)
-    assert [game.tokens for game in served] == [game.tokens for game in local]
-    assert [spoken(game) for game in served] == [spoken(game) for game in local]
-    assert [game.stop for game in served] == [game.stop for game in local]
+def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(
+    kind, prompts, stop_tags, asking_agent, request
+):
+    server, config = request.getfixturevalue(kind), replace(CONFIG, stop_tags=stop_tags)
+    local = play_games(AgentSpec(asking_agent, config, start=""))
+    remote = play_games(spec_of(server, asking_agent, config, prompts))
+    assert [game.tokens for game in remote] == [game.tokens for game in local]
+    assert [spoken(game) for game in remote] == [spoken(game) for game in local]
+    assert [game.stop for game in remote] == [game.stop for game in local]
     assert isinstance(server.requests[-1]["prompt"], str if prompts == "text" else list)
     assert {turn.reply for game in local for turn in game.turns} != {None}, "no game asked anything"
 
 
 def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_agent, monkeypatch):
-    def generate() -> str | None:
-        async def one_turn() -> None:
-            player = open_agent(known(vllm, asking_agent), torch.device("cpu"))
-            await player.engine.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
-            await player.close()
-
-        asyncio.run(one_turn())
-        return vllm.keys[-1]
+    async def one_turn() -> None:
+        agent = open_agent(spec_of(vllm, asking_agent), torch.device("cpu"))
+        await agent.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
+        await agent.close()
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment-0123456789")
-    assert generate() is None
+    asyncio.run(one_turn())
+    assert vllm.keys[-1] is None
     monkeypatch.setenv(KEY, "sk-agent-0123456789")
-    assert generate() == "Bearer sk-agent-0123456789"
+    asyncio.run(one_turn())
+    assert vllm.keys[-1] == "Bearer sk-agent-0123456789"
 
 
-def test_an_endpoint_without_the_model_is_told_in_one_sentence(vllm, asking_agent):
-    wrong = replace(known(vllm, asking_agent), path=f"other@{vllm.url}")
-    with pytest.raises(FatalEnvError, match=r"other at http://127.0.0.1:.* refuses to work: .*no such model"):
-        asyncio.run(agent.check_endpoint(wrong))
-    with pytest.raises(FatalEnvError, match=r"the agent other@http.* refuses to work"):
-        games(wrong, GAME)
+def test_an_endpoint_without_the_model_is_a_fatal_error(vllm, asking_agent):
+    wrong = replace(spec_of(vllm, asking_agent), path=f"other@{vllm.url}")
+    with pytest.raises(FatalEnvError, match=r"other at http://127.0.0.1:.* cannot be used: .*no such model"):
+        asyncio.run(check_endpoint(wrong))
+    with pytest.raises(FatalEnvError, match=r"the agent other@http.* cannot be used"):
+        play_games(wrong)
 
 
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 
 
 def generate(provider: Provider, tokens: list[int], **settings) -> Completion:
-    """One turn of an agent at a scripted endpoint."""
+    """One turn of an agent behind a scripted endpoint."""
 
     async def one_turn() -> Completion:
         agent = RemoteEngine("tiny", "https://llm.test/v1", CODEC, transport=httpx.MockTransport(provider))
@@ -201,7 +204,7 @@ def completed(text: str, *, finish: str, token_ids: list[int] | None = None) -> 
     return httpx.Response(200, json={"choices": [{"text": text, "finish_reason": finish, **ids}]})
 
 
-def test_the_endpoint_is_asked_for_the_turn_that_the_game_wants():
+def test_a_request_has_prompt_limit_temperature_seed_and_stop_tokens():
     provider = Provider(completed("x", finish="stop"))
     for seed in ("7/1", "7/1", "7/2"):
         generate(provider, [5, 6], max_new=11, seed=seed, temperature=0.75)
@@ -215,9 +218,9 @@ def test_the_endpoint_is_asked_for_the_turn_that_the_game_wants():
 @pytest.mark.parametrize(
     ("text", "finish", "stop", "expected", "finished"),
     [
-        ("ab", "length", (), "ab", False),  # cut by the limit: nothing closes it
+        ("ab", "length", (), "ab", False),  # cut by the limit: no end token is added
         ("ab", "stop", (), "ab<|im_end|>", True),  # the server left the end token out
-        ("ab<|im_end|>", "stop", (), "ab<|im_end|>", True),  # it did not
+        ("ab<|im_end|>", "stop", (), "ab<|im_end|>", True),  # the server returned it
         ("", "stop", (), "<|im_end|>", True),
         ("a</answer>b", "length", ACTION_ENDS, "a</answer>", True),
         ("a</answer>", "stop", ACTION_ENDS, "a</answer>", True),
@@ -226,30 +229,31 @@ def test_the_endpoint_is_asked_for_the_turn_that_the_game_wants():
         ("a</answer>b", "length", (), "a</answer>b", False),
     ],
 )
-def test_a_turn_ends_where_a_local_one_would(as_ids, text, finish, stop, expected, finished):
+def test_a_turn_ends_where_a_local_one_ends(as_ids, text, finish, stop, expected, finished):
     def tokens_of(written: str) -> list[int]:
         return tiny.tokenizer()(written, add_special_tokens=False)["input_ids"]
 
     ids = tokens_of(text) if as_ids else None
-    response = completed("ids go before" if ids else text, finish=finish, token_ids=ids)
+    response = completed("token ids take precedence" if ids else text, finish=finish, token_ids=ids)
     turn = generate(Provider(response), [5, 6], max_new=50, seed="0", stop=stop)
     assert turn == Completion(tokens_of(expected), [0.0] * len(tokens_of(expected)), finished)
 
 
-def test_an_endpoint_that_does_not_answer_stops_the_run_so_that_it_can_be_resumed():
+def test_an_endpoint_that_does_not_answer_stops_the_run_resumably():
     busy = httpx.Response(503, headers={"retry-after-ms": "1"}, json={"error": {"message": "overloaded"}})
     with pytest.raises(Resumable, match=r"tiny@https://llm.test/v1 did not answer: .*HTTP 503: overloaded"):
         generate(Provider(busy), [5, 6], max_new=5, seed="0")
 
 
-def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_names(tmp_path, asking_agent):
+def test_an_agent_behind_an_endpoint_plays_the_game_of_the_run_of_its_tokenizer(tmp_path, asking_agent):
     run_folder = tmp_path / "run"
     tiny.save_agent(run_folder / "agent")
-    write_yaml(replace(GAME, agent="the/start", max_turns=7), run_folder / "agent" / GAME_FILE)
+    write_yaml(replace(CONFIG, agent="the/start", max_turns=7), run_folder / "agent" / GAME_FILE)
     agent = resolve_agent("tiny@http://127.0.0.1:1/v1", kv_tokens=0, tokenizer=str(run_folder))
-    assert (agent.game.max_turns, agent.start, agent.tokenizer) == (7, "the/start", run_folder / "agent")
+    assert (agent.config.max_turns, agent.start) == (7, "the/start")
+    assert agent.tokenizer == run_folder / "agent"
     other = resolve_agent(f"{asking_agent}@http://127.0.0.1:1/v1", kv_tokens=0)
-    assert (other.game.instruction, other.tokenizer) == ("paper", str(asking_agent))
+    assert (other.config.instruction, other.tokenizer) == ("paper", str(asking_agent))
 
 
 @pytest.mark.parametrize(
@@ -261,30 +265,29 @@ def test_an_agent_behind_an_endpoint_has_the_game_of_the_run_that_its_tokenizer_
         ("mini", None),
     ],
 )
-def test_a_served_agent_is_known_by_its_url(name, parts):
+def test_a_remote_agent_is_recognised_by_its_url(name, parts):
     assert parse_remote(name) == parts
 
 
-def test_infer_and_evaluate_take_an_agent_behind_an_endpoint(
+def test_infer_and_evaluate_accept_an_agent_behind_an_endpoint(
     plain, asking_agent, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    write_yaml(GAME, asking_agent / GAME_FILE)
+    write_yaml(CONFIG, asking_agent / GAME_FILE)
     agent = ["--agent", f"tiny@{plain.url}", "--agent-tokenizer", str(asking_agent)]
+    questions = ["--limit", "4", "--seed", "0"]
+    lines = {
+        infer.main: [*agent, "--question", "abc def?", "--json"],
+        evaluate.main: [*agent, "--method", "prompt-r1", "--out", "scores", *questions],
+    }
     try:
-        for program, line in [
-            (infer.main, [*agent, "--question", "abc def?", "--json"]),
-            (
-                evaluate.main,
-                [*agent, "--method", "prompt-r1", "--limit", "4", "--out", "scores", "--seed", "0"],
-            ),
-        ]:
+        for program, line in lines.items():
             monkeypatch.setattr("sys.argv", ["program", *line])
             with pytest.raises(SystemExit) as left:
-                run(program)
+                run_program(program)
             assert left.value.code == 0, capfd.readouterr().err
     finally:
         (asking_agent / GAME_FILE).unlink()
-    told = json.loads(capfd.readouterr().out.splitlines()[0])
-    assert told["agent"] == f"tiny@{plain.url}" and told["turns"]
+    printed = json.loads(capfd.readouterr().out.splitlines()[0])
+    assert printed["agent"] == f"tiny@{plain.url}" and printed["turns"]
     assert len((tmp_path / "scores/predictions.jsonl").read_text().splitlines()) == 4

@@ -1,4 +1,4 @@
-"""The chat client against a real server on this machine that does everything wrong."""
+"""The HTTP client against a local server that misbehaves in every way we know."""
 
 import asyncio
 import gzip
@@ -9,17 +9,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.opening import make_environment
 from prompt_r1.errors import EnvError, FatalEnvError
-from tests.providers import HELLO, KEY, Naps, body_of, error_of
+from tests.providers import HELLO, KEY, body_of, chat, error_of, open_environment, reply
 
 
 class HostileServer:
-    """Speaks HTTP badly, in the way that the first part of the path names."""
+    """Misbehaves in the way that the first part of the path names."""
 
     def __init__(self) -> None:
-        self.open = 0
+        self.open = 0  # connections
+        self.requests = 0
         self.base_url = ""
 
     @asynccontextmanager
@@ -28,7 +27,7 @@ class HostileServer:
         self.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
-            async with asyncio.timeout(3):  # every test: no connection left open
+            async with asyncio.timeout(3):  # in every test, no connection may stay open
                 while self.open:
                     await asyncio.sleep(0.005)
         finally:
@@ -40,9 +39,10 @@ class HostileServer:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 length = int(head.lower().split("content-length:")[1].split()[0])
                 await reader.readexactly(length)
+                self.requests += 1
                 fault = head.split("/")[1]
-                if fault in WHOLE:
-                    self.respond(writer, *WHOLE[fault])
+                if fault in COMPLETE_RESPONSES:
+                    self.respond(writer, *COMPLETE_RESPONSES[fault])
                 else:
                     await getattr(self, fault)(writer, head)
                 await writer.drain()
@@ -82,7 +82,7 @@ class HostileServer:
         self.respond(writer, "200 OK", GZIP_BOMB, "Content-Encoding: gzip")
 
     async def badzip(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "200 OK", b"no gzip at all", "Content-Encoding: gzip")
+        self.respond(writer, "200 OK", b"not gzip", "Content-Encoding: gzip")
 
     async def noise(self, writer: asyncio.StreamWriter, head: str) -> None:
         writer.write(b"\0\1\2 this is not HTTP\r\n\r\n")
@@ -91,8 +91,8 @@ class HostileServer:
 
 
 GOOD = json.dumps(body_of()).encode()
-# Whole responses, by the fault they are.
-WHOLE: dict[str, tuple[str, bytes]] = {
+# Complete responses, by the name of the fault.
+COMPLETE_RESPONSES: dict[str, tuple[str, bytes]] = {
     "5xx": ("503 Unavailable", b"try later"),
     "storm": ("429 Too Many Requests", b"{}"),
     "error200": ("200 OK", json.dumps(error_of("upstream is down", code=502)).encode()),
@@ -114,15 +114,14 @@ GZIP_BOMB = gzip.compress(bytes(50_000_000), compresslevel=6)
 
 
 def ask_server(fault: str, **settings: object) -> str:
-    """One call of a local endpoint that has `fault`; checks that no connection is left open."""
+    """Call a server that has this fault once, and check that no connection stays open."""
 
     async def one_call() -> str:
         async with HostileServer().running() as server:
-            defaults = {"model": "large", "base_url": f"{server.base_url}/{fault}", "api_key": KEY}
-            patience = {"max_attempts": 2, "sleep": Naps()}
-            environment = ChatEnvironment(**{**defaults, **patience, **settings})
+            defaults = {"base_url": f"{server.base_url}/{fault}", "max_attempts": 2}
+            environment = chat(**{**defaults, **settings})
             try:
-                return await environment.ask(HELLO)
+                return await reply(environment)
             finally:
                 await environment.close()
 
@@ -132,8 +131,8 @@ def ask_server(fault: str, **settings: object) -> str:
 @pytest.mark.parametrize(
     ("fault", "timeout", "words"),
     [
-        ("drip", 0.3, "no whole response within 0.3 s"),
-        ("hang", 0.3, "no whole response within 0.3 s"),
+        ("drip", 0.3, "no complete response within 0.3 s"),
+        ("hang", 0.3, "no complete response within 0.3 s"),
         ("reset", 9, "ReadError|RemoteProtocolError"),
         ("bomb", 9, "over 10,000,000 bytes"),
         ("badzip", 9, "DecodingError"),
@@ -148,7 +147,9 @@ def ask_server(fault: str, **settings: object) -> str:
         ("fat", 9, "over 10,000,000 bytes"),
     ],
 )
-def test_a_hostile_server_costs_one_call_and_no_connection(fault: str, timeout: float, words: str) -> None:
+def test_a_hostile_server_fails_one_call_and_leaves_no_connection(
+    fault: str, timeout: float, words: str
+) -> None:
     started = time.perf_counter()
     with pytest.raises(EnvError, match=words):
         ask_server(fault, attempt_timeout=timeout)
@@ -158,24 +159,23 @@ def test_a_hostile_server_costs_one_call_and_no_connection(fault: str, timeout: 
 @pytest.mark.parametrize(
     ("fault", "text"), [("nul", "Paris"), ("surrogate", "Paris?"), ("filter", ""), ("toolong", "")]
 )
-def test_an_odd_reply_is_a_reply(fault: str, text: str) -> None:
+def test_an_unusual_reply_is_accepted(fault: str, text: str) -> None:
     assert ask_server(fault) == text
 
 
 @pytest.mark.parametrize("fault", ["wrongkey", "nocredit", "nomodel", "quota"])
-def test_what_cannot_pass_stops_the_run(fault: str) -> None:
+def test_an_error_that_cannot_pass_is_fatal(fault: str) -> None:
     with pytest.raises(FatalEnvError):
         ask_server(fault)
 
 
-def test_a_call_that_hangs_holds_no_other_call_up() -> None:
+def test_a_call_that_hangs_does_not_block_other_calls() -> None:
     async def both() -> None:
         async with HostileServer().running() as server:
-            bad = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", attempt_timeout=2,
-                                  max_attempts=1)  # fmt: skip
-            good = ChatEnvironment(model="large", base_url=f"{server.base_url}/good")
-            waiting = asyncio.create_task(bad.ask(HELLO))
-            assert await asyncio.gather(*(good.ask(HELLO) for _ in range(50))) == ["Paris"] * 50
+            bad = chat(base_url=f"{server.base_url}/hang", attempt_timeout=2, max_attempts=1)
+            good = chat(base_url=f"{server.base_url}/good")
+            waiting = asyncio.create_task(reply(bad))
+            assert await asyncio.gather(*(reply(good) for _ in range(50))) == ["Paris"] * 50
             assert not waiting.done()
             with pytest.raises(EnvError):
                 await waiting
@@ -185,49 +185,47 @@ def test_a_call_that_hangs_holds_no_other_call_up() -> None:
     asyncio.run(both())
 
 
-def test_a_server_that_echoes_the_authorization_does_not_get_it_shown() -> None:
+def test_an_echoed_authorization_header_is_scrubbed() -> None:
     with pytest.raises(FatalEnvError, match=r"uthorization: Bearer \[key\]") as caught:
         ask_server("echo")
     assert KEY not in str(caught.value)
 
 
-def test_nobody_there_is_a_failed_call() -> None:
+def test_a_refused_connection_is_a_failed_call() -> None:
     with pytest.raises(EnvError, match="ConnectError"):
         ask_server("good", base_url="http://127.0.0.1:9")
 
 
-def test_a_cancelled_call_closes_its_connection_and_frees_its_slot() -> None:
+def test_a_cancelled_call_closes_its_connection_and_releases_its_slot() -> None:
     async def cancel_then_ask() -> str:
         async with HostileServer().running() as server:
-            environment = ChatEnvironment(model="large", base_url=f"{server.base_url}/hang", concurrency=1)
+            environment = chat(base_url=f"{server.base_url}/hang", concurrency=1)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
-                    await environment.ask(HELLO)
+                    await reply(environment)
             for _ in range(100):
                 await asyncio.sleep(0.005)
                 if not server.open:
                     break
             assert not server.open
-            with pytest.raises(
-                TimeoutError
-            ):  # it gets the slot and hangs again; it does not wait for the slot
+            with pytest.raises(TimeoutError):  # this one hangs at the server too, not in waiting for the slot
                 async with asyncio.timeout(0.1):
-                    await environment.ask(HELLO)
-            assert environment.counts["attempts"] == 2
+                    await reply(environment)
+            assert server.requests == 2
             await environment.close()
             return "done"
 
     assert asyncio.run(cancel_then_ask()) == "done"
 
 
-def test_a_local_endpoint_needs_no_key_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
     async def one_call() -> str:
         async with HostileServer().running() as server:
-            environment = make_environment(f"large@{server.base_url}/good", max_attempts=1)
+            environment = open_environment(f"large@{server.base_url}/good", env_timeout=1)
             try:
                 return await environment.ask(HELLO)
             finally:

@@ -1,4 +1,4 @@
-"""What a response means, and how long to wait. No network, no clock."""
+"""Classification of responses, and the wait before a retry. No network, no clock."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.endpoint.responses import Outcome, back_off, requested_wait
-from tests.providers import NOW, body_of, error_of, judge
+from tests.providers import NOW, body_of, classify_body, error_of
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from tests.providers import NOW, body_of, error_of, judge
         ("Pa\ud800ris\0", "Pa?ris"),
     ],
 )
-def test_text_and_lists_of_parts_are_replies(content: object, text: str) -> None:
-    assert judge(200, body_of(content)) == Outcome("ok", text=text, finish="stop")
+def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> None:
+    assert classify_body(200, body_of(content)) == Outcome("ok", text=text, finish="stop")
 
 
-def test_reasoning_is_recorded_and_never_the_reply() -> None:
-    outcome = judge(200, body_of("Paris", reasoning_content="The Louvre …"))
+def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
+    outcome = classify_body(200, body_of("Paris", reasoning_content="The Louvre …"))
     assert (outcome.text, outcome.reasoning) == ("Paris", "The Louvre …")
-    assert judge(200, body_of(None, reasoning="The Louvre …")).verdict == "retry"
+    assert classify_body(200, body_of(None, reasoning="The Louvre …")).verdict == "retry"
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_reasoning_is_recorded_and_never_the_reply() -> None:
         (400, error_of("filtered", code="content_filter"), "content_filter", ""),
     ],
 )
-def test_what_the_environment_did_itself_is_kept(status: int, body: object, label: str, text: str) -> None:
-    outcome = judge(status, body)
+def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, label: str, text: str) -> None:
+    outcome = classify_body(status, body)
     assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", label, text)
 
 
@@ -69,8 +69,8 @@ def test_what_the_environment_did_itself_is_kept(status: int, body: object, labe
         (200, body_of(None, finish="tool_calls")),
     ],
 )
-def test_what_may_pass_is_tried_again(status: int, body: object) -> None:
-    assert judge(status, body).verdict == "retry"
+def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
+    assert classify_body(status, body).verdict == "retry"
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,22 @@ def test_what_may_pass_is_tried_again(status: int, body: object) -> None:
         (301, b"", "301"),
     ],
 )
-def test_what_cannot_pass_is_fatal_in_the_provider_s_words(status: int, body: object, words: str) -> None:
-    outcome = judge(status, body)
+def test_a_permanent_failure_is_fatal_with_the_providers_message(
+    status: int, body: object, words: str
+) -> None:
+    outcome = classify_body(status, body)
     assert outcome.verdict == "fatal" and words in outcome.reason
 
 
-@given(st.integers(100, 599), st.binary() | st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(
-        st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"]), inner),
-).map(lambda value: json.dumps(value).encode()))  # fmt: skip
-def test_no_response_makes_the_client_stumble(status: int, body: bytes) -> None:
-    assert judge(status, body).verdict in ("ok", "outcome", "retry", "fatal")
+FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values))
+JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
+
+
+@given(st.integers(100, 599), st.binary() | JSON_BODIES)
+def test_any_response_can_be_classified(status: int, body: bytes) -> None:
+    assert classify_body(status, body).verdict in ("ok", "outcome", "retry", "fatal")
 
 
 # --- Waiting ---
@@ -107,23 +111,34 @@ def test_no_response_makes_the_client_stumble(status: int, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "wait"),
     [
-        ("20", 20), ("0.5", 0.5), ("120", 120), ("0", None), ("-10", None), ("121", None), ("9" * 35, None),
-        ("inf", None), ("nan", None), ("", None), ("soon", None),
-        (formatdate(NOW + 20, usegmt=True), 20), (formatdate(NOW - 20, usegmt=True), None),
-        (formatdate(NOW + 500, usegmt=True), None), ("Mon, 99 Nov 99999 99:99:99 GMT", None),
+        ("20", 20),
+        ("0.5", 0.5),
+        ("120", 120),
+        ("0", None),
+        ("-10", None),
+        ("121", None),
+        ("9" * 35, None),
+        ("inf", None),
+        ("nan", None),
+        ("", None),
+        ("soon", None),
+        (formatdate(NOW + 20, usegmt=True), 20),
+        (formatdate(NOW - 20, usegmt=True), None),
+        (formatdate(NOW + 500, usegmt=True), None),
+        ("Mon, 99 Nov 99999 99:99:99 GMT", None),
     ],
-)  # fmt: skip
-def test_retry_after_is_honoured_where_it_can_be_believed(value: str, wait: float | None) -> None:
+)
+def test_retry_after_is_honoured_up_to_120_seconds(value: str, wait: float | None) -> None:
     assert requested_wait({"retry-after": value}, now=NOW) == wait
 
 
-def test_milliseconds_go_before_seconds() -> None:
+def test_milliseconds_take_precedence_over_seconds() -> None:
     assert requested_wait({"retry-after-ms": "1500", "retry-after": "20"}, now=NOW) == 1.5
     assert requested_wait({"retry-after-ms": "nan", "retry-after": "20"}, now=NOW) == 20
 
 
 @given(st.text())
-def test_no_header_makes_the_client_stumble(value: str) -> None:
+def test_any_retry_after_header_can_be_parsed(value: str) -> None:
     wait = requested_wait({"retry-after": value, "retry-after-ms": value}, now=NOW)
     assert wait is None or 0 < wait <= 120
 

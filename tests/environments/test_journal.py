@@ -1,4 +1,4 @@
-"""Journal and budgets: nothing is paid twice, nothing is overspent, and a kill loses nothing."""
+"""Journal and budgets: no call is paid for twice, no limit is exceeded, and a kill loses no reply."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price, Spending, parse_price
-from prompt_r1.environments.journal import Journal, key_of
+from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
-from prompt_r1.environments.opening import environment_opener
+from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
@@ -23,7 +23,7 @@ PRICE = Price(1.0, 10.0)  # dollars per million tokens
 
 
 class CountingSource:
-    """Replies with the number of the call, after a moment; 10 tokens in, 5 out."""
+    """Replies with the number of the call, after a millisecond; 10 tokens in, 5 out."""
 
     name = "counting"
 
@@ -43,7 +43,7 @@ class CountingSource:
         return self.outcomes.pop(0) if self.outcomes else ok
 
     async def check(self) -> None:
-        raise AssertionError("not asked to")
+        raise AssertionError("check was called")
 
     async def close(self) -> None:
         pass
@@ -56,8 +56,14 @@ def metered(
     return MeteredEnvironment(source, journal=journal, budget=budget or Budget(), price=PRICE)
 
 
+async def text_of(environment: MeteredEnvironment, *, sample: int = 0) -> str:
+    """The reply's text of one call."""
+    return (await environment.call(HELLO, sample=sample, session="q1")).text
+
+
 def ask(environment: MeteredEnvironment, *, sample: int = 0) -> str:
-    return asyncio.run(environment.ask(HELLO, sample=sample, session="q1"))
+    """The reply's text of one call, in an event loop of its own."""
+    return asyncio.run(text_of(environment, sample=sample))
 
 
 def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path: Path) -> None:
@@ -69,21 +75,23 @@ def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path:
     assert (first.calls, again.calls) == (2, 0)
 
 
-def test_live_sends_every_call_and_writes_it(tmp_path: Path) -> None:
+def test_mode_live_sends_and_records_every_call(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path, mode="live")
     assert [ask(environment), ask(environment)] == ["reply 1", "reply 2"]
     assert len((tmp_path / "rank0.jsonl").read_text().splitlines()) == 2
 
 
-def test_replay_sends_nothing_and_a_miss_says_which_call(tmp_path: Path) -> None:
+def test_mode_replay_sends_nothing_and_a_missing_reply_is_an_error_that_names_the_call(
+    tmp_path: Path,
+) -> None:
     ask(metered(CountingSource(), tmp_path))
     source = CountingSource()
     environment = metered(source, tmp_path, mode="replay")
     assert ask(environment) == "reply 1"
     with pytest.raises(UsageError, match="no recorded reply to call 1 of game 7 about question 'q1'"):
         ask(environment, sample=7)
-    asyncio.run(environment.check())  # does not ask the source
+    asyncio.run(environment.check())  # does not check the source
     assert source.calls == 0
 
 
@@ -94,51 +102,61 @@ def test_replay_without_a_journal_is_a_usage_error(tmp_path: Path) -> None:
         Journal(tmp_path, others=[tmp_path / "nowhere"])
 
 
-def test_a_line_holds_all_that_a_bill_needs(tmp_path: Path) -> None:
+def test_a_line_of_the_journal_has_tokens_dollars_and_the_game(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path))
     line = json.loads((tmp_path / "rank0.jsonl").read_text())
     assert line["usd"] == pytest.approx(10e-6 + 50e-6) and line["latency"] > 0
-    told = {name: line[name] for name in ("text", "finish", "tokens_in", "tokens_out", "sample", "session")}
-    assert told == {"text": "reply 1", "finish": "stop", "tokens_in": 10, "tokens_out": 5, "sample": 0,
-                    "session": "q1"}  # fmt: skip
+    assert (line["text"], line["finish"]) == ("reply 1", "stop")
+    assert (line["tokens_in"], line["tokens_out"]) == (10, 5)
+    assert (line["sample"], line["session"], line["prompt"]) == (0, "q1", "Where?")
 
 
-def test_the_key_holds_model_messages_parameters_and_sample() -> None:
-    keys = {
-        key_of("a", HELLO, {}, 0), key_of("b", HELLO, {}, 0), key_of("a", HELLO * 2, {}, 0),
-        key_of("a", HELLO, {"temperature": 1}, 0), key_of("a", HELLO, {}, 1),
-    }  # fmt: skip
-    assert len(keys) == 5
+def test_the_key_depends_on_model_messages_parameters_and_sample() -> None:
+    calls = [
+        Call("a", HELLO, {}, 0),
+        Call("b", HELLO, {}, 0),
+        Call("a", HELLO * 2, {}, 0),
+        Call("a", HELLO, {"temperature": 1}, 0),
+        Call("a", HELLO, {}, 1),
+    ]
+    assert len({call.key for call in calls}) == len(calls)
+    assert Call("a", HELLO, {}, 0, session="q2").key == calls[0].key
 
 
-def test_equal_calls_at_the_same_time_are_paid_once(tmp_path: Path) -> None:
+def test_the_key_is_the_one_of_existing_journals() -> None:
+    """Another key would make every recorded reply useless."""
+    call = Call("gpt-4o-mini", HELLO, {"system": "Be brief.", "temperature": 0.5}, 3)
+    assert call.key == "a9d80dc92ac73f40c1d1251420d6341b"
+
+
+def test_equal_concurrent_calls_are_paid_for_once(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path)
 
     async def both() -> list[str]:
-        return await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+        return await asyncio.gather(text_of(environment), text_of(environment))
 
     assert asyncio.run(both()) == ["reply 1"] * 2 and source.calls == 1
 
 
-def test_without_a_journal_equal_calls_at_the_same_time_are_two_calls() -> None:
-    """The second one once took the first one's place in the table of running calls, which then broke."""
+def test_without_a_journal_equal_concurrent_calls_are_both_sent() -> None:
+    """A bug: the second call replaced the first in the table of running calls, which raised KeyError."""
     source = CountingSource()
     environment = metered(source)
 
     async def both() -> list[str]:
-        return await asyncio.gather(environment.ask(HELLO), environment.ask(HELLO))
+        return await asyncio.gather(text_of(environment), text_of(environment))
 
     assert asyncio.run(both()) == ["reply 1", "reply 2"]
 
 
-def test_a_cancelled_payer_leaves_the_call_to_the_next(tmp_path: Path) -> None:
+def test_when_a_call_is_cancelled_an_equal_call_that_waits_for_it_is_sent(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path)
 
     async def cancel_first() -> str:
-        first = asyncio.create_task(environment.ask(HELLO))
-        second = asyncio.create_task(environment.ask(HELLO))
+        first = asyncio.create_task(text_of(environment))
+        second = asyncio.create_task(text_of(environment))
         await asyncio.sleep(0)
         first.cancel()
         return await second
@@ -146,19 +164,19 @@ def test_a_cancelled_payer_leaves_the_call_to_the_next(tmp_path: Path) -> None:
     assert asyncio.run(cancel_first()) == "reply 2"
 
 
-def test_a_failed_call_is_written_is_sent_again_and_is_replayed_as_a_failure(tmp_path: Path) -> None:
+def test_a_failed_call_is_recorded_and_sent_again(tmp_path: Path) -> None:
     failing = CountingSource(Outcome("retry", reason="HTTP 500"))
     environment = metered(failing, tmp_path)
     with pytest.raises(EnvError, match="HTTP 500"):
         ask(environment)
     with pytest.raises(UsageError):
-        Journal(tmp_path, mode="replay")  # no reply at all
+        Journal(tmp_path, mode="replay")  # it holds no reply
     assert ask(environment) == "reply 2"
     with pytest.raises(FatalEnvError):
         ask(metered(CountingSource(Outcome("fatal", reason="HTTP 401"))))
 
 
-def test_a_torn_last_line_is_passed_over_and_not_continued(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_ended(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path))
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(path.read_bytes() + b'{"key": "abc", "verd')
@@ -170,7 +188,7 @@ def test_a_torn_last_line_is_passed_over_and_not_continued(tmp_path: Path) -> No
     assert journal.spent.calls == 2 and len(path.read_bytes().splitlines()) == 3
 
 
-def test_replies_of_other_runs_are_free_and_not_counted(tmp_path: Path) -> None:
+def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path / "old"))
     source = CountingSource()
     journal = Journal(tmp_path / "new", others=[tmp_path / "old"])
@@ -185,14 +203,16 @@ def test_replies_of_other_runs_are_free_and_not_counted(tmp_path: Path) -> None:
     ("limits", "calls"),
     [({"max_calls": 7}, 7), ({"max_tokens": 15 * 9}, 7), ({"max_usd": 9 * 60e-6}, 7)],
 )
-def test_forty_games_at_once_never_overspend(limits: dict[str, float], calls: int, tmp_path: Path) -> None:
+def test_forty_concurrent_games_never_exceed_the_budget(
+    limits: dict[str, float], calls: int, tmp_path: Path
+) -> None:
     source = CountingSource(parameters={"max_tokens": 5})
     budget = Budget(**limits)
     environment = metered(source, tmp_path, budget=budget)
 
     async def games() -> list[str | BaseException]:
-        asked = [environment.ask(HELLO, sample=number) for number in range(40)]
-        async with asyncio.timeout(5):  # a reservation that is not given back lets the others wait for ever
+        asked = [text_of(environment, sample=number) for number in range(40)]
+        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
             return await asyncio.gather(*asked, return_exceptions=True)
 
     results = asyncio.run(games())
@@ -205,30 +225,30 @@ def test_forty_games_at_once_never_overspend(limits: dict[str, float], calls: in
 
 
 @pytest.mark.parametrize("limit", [{"max_tokens": 5}, {"max_completion_tokens": 5}])
-def test_a_limit_on_replies_lets_calls_run_side_by_side(limit: dict[str, object]) -> None:
-    """Without one the first call would reserve room for a long reply, which this budget does not have."""
+def test_calls_with_a_limit_on_the_reply_run_concurrently(limit: dict[str, object]) -> None:
+    """Without max_tokens the first call would reserve a long reply, more than this budget has."""
     source = CountingSource(parameters=limit)
     environment = metered(source, budget=Budget(max_tokens=200))
 
     async def games() -> list[str]:
-        return await asyncio.gather(*(environment.ask(HELLO, sample=number) for number in range(3)))
+        return await asyncio.gather(*(text_of(environment, sample=number) for number in range(3)))
 
     assert asyncio.run(games()) == ["reply 1", "reply 2", "reply 3"] and source.peak == 3
 
 
-def test_forty_games_whose_replies_have_no_limit_never_overspend() -> None:
-    """Each call reserves room for the longest reply so far, not for the last one or a usual one."""
+def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budget() -> None:
+    """Each call reserves the longest reply so far, not the last or an average one."""
     replies = [5 * LONG_REPLY, 5, *[5 * LONG_REPLY] * 40]
     outcomes = [Outcome("ok", text="long", tokens_in=10, tokens_out=tokens) for tokens in replies]
     source = CountingSource(*outcomes)
     budget = Budget(max_tokens=60 * LONG_REPLY)
     environment = metered(source, budget=budget)
-    for number in range(2):  # one after the other: now the length of a reply is known
+    for number in range(2):  # sequentially, so that a reply's length is known
         ask(environment, sample=number)
 
     async def games() -> list[str | BaseException]:
-        asked = [environment.ask(HELLO, sample=number) for number in range(40)]
-        async with asyncio.timeout(5):  # a reservation that is not given back lets the others wait for ever
+        asked = [text_of(environment, sample=number) for number in range(40)]
+        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
             return await asyncio.gather(*asked, return_exceptions=True)
 
     results = asyncio.run(games())
@@ -236,25 +256,25 @@ def test_forty_games_whose_replies_have_no_limit_never_overspend() -> None:
     assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
 
 
-def test_a_used_up_budget_names_itself_and_survives_a_resume(tmp_path: Path) -> None:
+def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_resume(tmp_path: Path) -> None:
     source = CountingSource()
     environment = metered(source, tmp_path, budget=Budget(max_calls=2))
     assert [ask(environment, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
     resumed = metered(source, tmp_path, budget=Budget(max_calls=2, spent=Journal(tmp_path).spent))
-    assert ask(resumed, sample=0) == "reply 1"  # what was paid for is still there
+    assert ask(resumed, sample=0) == "reply 1"  # recorded replies stay available
     with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, 30 tokens, \$0.0001"):
         ask(resumed, sample=2)
     raised = metered(source, tmp_path, budget=Budget(max_calls=3, spent=Journal(tmp_path).spent))
     assert ask(raised, sample=2) == "reply 3"
 
 
-def test_a_call_that_is_cancelled_gives_its_reservation_back() -> None:
+def test_a_cancelled_call_releases_its_reservation() -> None:
     source = CountingSource()
     environment = metered(source, budget=Budget(max_calls=1))
 
     async def cancel_first() -> str:
-        first = asyncio.create_task(environment.ask(HELLO))
-        second = asyncio.create_task(environment.ask(HELLO, sample=1))
+        first = asyncio.create_task(text_of(environment))
+        second = asyncio.create_task(text_of(environment, sample=1))
         while not source.calls:
             await asyncio.sleep(0)
         first.cancel()
@@ -264,7 +284,7 @@ def test_a_call_that_is_cancelled_gives_its_reservation_back() -> None:
     assert asyncio.run(cancel_first()) == "reply 2"
 
 
-def test_calls_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
+def test_counts_are_by_outcome_and_reset_when_taken(tmp_path: Path) -> None:
     failed, filtered = Outcome("retry", reason="HTTP 500"), Outcome("outcome", label="content_filter")
     environment = metered(CountingSource(failed, filtered), tmp_path)
     with pytest.raises(EnvError):
@@ -277,7 +297,7 @@ def test_calls_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_calls": 11}, {"max_tokens": 1100}, {"max_usd": 11.0}])
-def test_ranks_share_what_is_left(limit: dict[str, float]) -> None:
+def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> None:
     call = Spending(calls=1, tokens=100, usd=1.0)
     budget = Budget(**limit, spent=call, ranks=2)
 
@@ -293,7 +313,7 @@ def test_ranks_share_what_is_left(limit: dict[str, float]) -> None:
     assert asyncio.run(use_up()) == 5
 
 
-def test_a_run_on_two_ranks_gives_each_of_them_half_of_what_is_left(tmp_path: Path) -> None:
+def test_each_of_two_ranks_gets_half_of_the_rest_of_the_budget(tmp_path: Path) -> None:
     config = TrainConfig(env="mini", max_env_calls=6, journal="live")
     ranks = Ranks(rank=1, count=2, device=torch.device("cpu"))
 
@@ -306,14 +326,14 @@ def test_a_run_on_two_ranks_gives_each_of_them_half_of_what_is_left(tmp_path: Pa
         return 99
 
     def open_environment() -> Pool:
-        return environment_opener(config, seed=0, folder=tmp_path, ranks=ranks)("mini")
+        return Environments(config, seed=0, folder=tmp_path, ranks=ranks).open("mini")
 
     assert asyncio.run(use_up(open_environment())) == 3
     assert asyncio.run(use_up(open_environment())) == 1  # resumed: half of the other three
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])
-def test_a_price_is_two_numbers(text: str) -> None:
+def test_a_price_that_is_not_two_numbers_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--env-price takes IN,OUT"):
         parse_price(text)
     assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)

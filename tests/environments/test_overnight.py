@@ -1,4 +1,4 @@
-"""What a paid run meets in a night: 640 games on a slow provider, and a kill. `python -m pytest -m slow`."""
+"""A long paid run: 640 games on a slow provider, and a kill in the middle. `python -m pytest -m slow`."""
 
 import asyncio
 import heapq
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.environments.opening import make_environment
 from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import GameSettings, Question, Trajectory
 from tests import tiny
-from tests.miniworld.test_serve import GAMES, with_server
+from tests.mini_server import GAMES, with_server
 from tests.programs import command
+from tests.providers import open_environment
 from tests.tiny import ScriptedAgent, think
 
 pytestmark = pytest.mark.slow
 
 
 class SlowServer(MiniServer):
-    """Remembers how long it made each request wait."""
+    """Records how long it made each request wait."""
 
     def __init__(self, *, latency: float, rng: random.Random) -> None:
         super().__init__(rng=rng)
@@ -39,31 +39,31 @@ class SlowServer(MiniServer):
 
 
 def best_time(waits: list[float], slots: int) -> float:
-    """What the limit allows: the same waits, in the same order, each as soon as a slot is free."""
+    """The shortest possible time: the same waits, in the same order, each as soon as a slot is free."""
     free = [0.0] * slots
     for wait in waits:
         heapq.heappush(free, heapq.heappop(free) + wait)
     return max(free)
 
 
-def test_640_games_at_once_use_what_the_limit_allows() -> None:
-    # Whatever else the machine does can only add to the time: one undisturbed try is enough.
+def test_640_concurrent_games_use_the_allowed_concurrency_fully() -> None:
+    # Other work of the machine can only add to the time: one undisturbed try is enough.
     assert any(play_640_games() < 1.10 for _ in range(3))
 
 
 def play_640_games() -> float:
-    """How much longer they take than the waits of their calls must."""
+    """The time of 640 games, as a multiple of the shortest possible time."""
     server, slots = SlowServer(latency=0.5, rng=random.Random(0)), 64
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    settings = GameSettings(max_turns=3, max_tokens=2000, max_new=99)
     questions = [Question(f"q{number}", "test", "Who?", ("Anna",)) for number in range(128)]
 
     async def games() -> list[list[Trajectory]]:
-        environment = make_environment(f"mini@{server.base_url}", concurrency=slots)
+        environment = open_environment(f"mini@{server.base_url}", env_concurrency=slots)
 
         async def play_one(question: Question, seed: str, number: int) -> Trajectory:
             agent = ScriptedAgent([think("a", prompt=f"Who? {seed}"), think("b", answer="Anna")])
-            return await play(question, agent.generate, environment.ask, codec, max_turns=3, max_tokens=2000,
-                              max_new=99, seed=seed)  # fmt: skip
+            return await play(question, agent.generate, environment.ask, codec, settings, seed=seed)
 
         try:
             return await play_groups(questions, 5, play_one, seeds=[question.id for question in questions])
@@ -80,7 +80,7 @@ def play_640_games() -> float:
 
 
 class StoppingServer(MiniServer):
-    """After `last` replies it answers nobody, until it is told to go on."""
+    """Stops replying after `last` replies, until `go_on` is set."""
 
     def __init__(self, *, last: int) -> None:
         super().__init__(rng=random.Random(0))
@@ -93,10 +93,12 @@ class StoppingServer(MiniServer):
         return await super()._complete(body)
 
 
-def test_a_killed_run_that_goes_on_pays_as_much_as_one_that_was_not_killed(asking_agent, tmp_path) -> None:
+def test_a_run_that_is_killed_and_resumed_pays_no_more_than_an_undisturbed_run(
+    asking_agent, tmp_path
+) -> None:
     async def train(server: MiniServer, out: str) -> asyncio.subprocess.Process:
-        line = command("train.py", "--agent", asking_agent, "--env", f"mini@{server.base_url}", *GAMES,
-                       "--steps", "3", "--save-every", "1", "--out", out)  # fmt: skip
+        settings = ["--agent", asking_agent, "--env", f"mini@{server.base_url}", "--out", out]
+        line = command("train.py", *settings, *GAMES, "--steps", "3", "--save-every", "1")
         pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         return await asyncio.create_subprocess_exec(*line, cwd=tmp_path, env=variables, **pipes)
@@ -107,7 +109,7 @@ def test_a_killed_run_that_goes_on_pays_as_much_as_one_that_was_not_killed(askin
     async def killed(server: StoppingServer) -> None:
         process = await train(server, "parts")
         await server.reached.wait()
-        await asyncio.sleep(1)  # replies under way arrive
+        await asyncio.sleep(1)  # for replies that are on their way
         process.kill()
         await process.wait()
         assert read_metrics(tmp_path / "parts")[-1]["step"] == 1  # in the middle of step 2
@@ -116,7 +118,7 @@ def test_a_killed_run_that_goes_on_pays_as_much_as_one_that_was_not_killed(askin
         server.last = 10**9
         server.go_on.set()
         await asyncio.sleep(0.5)
-        server.counts["replies"] = paid  # those who waited are gone, and were told nothing
+        server.counts["replies"] = paid  # the waiting requests are gone, without replies
         assert await (await train(server, "parts")).wait() == 0
 
     whole = MiniServer(rng=random.Random(0))

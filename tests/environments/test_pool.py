@@ -1,4 +1,4 @@
-"""Several environments behind a routing rule (eqs 18-19), fall-back, the alarm, and limits a minute."""
+"""Several environments behind a route (eqs 18-19), fallback, the alarm, and rate limits."""
 
 import asyncio
 import random
@@ -6,21 +6,22 @@ from collections import Counter
 
 import pytest
 
-from prompt_r1.endpoint.rate_limit import Pace
+from prompt_r1.endpoint.rate_limit import RateLimit
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.opening import make_environment, parse_fields
+from prompt_r1.environments.opening import parse_fields
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
+from tests.providers import open_environment
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 
 
 class Named:
-    """Replies with its name, or fails while it is down."""
+    """Replies with its name, or with the outcome `down` if that is set."""
 
     def __init__(self, name: str, *, down: Outcome | None = None) -> None:
         self.name, self.parameters, self.down, self.asked = name, {}, down, 0
@@ -65,12 +66,12 @@ def test_uniform_and_weights_draw_for_each_game(route: str, share: float) -> Non
     assert drawn["a"] / 2000 == pytest.approx(share, abs=0.04)
 
 
-def test_a_game_stays_with_its_environment_and_a_resumed_run_draws_the_same() -> None:
+def test_a_game_keeps_its_environment_and_a_resumed_run_draws_the_same() -> None:
     first, second = (pool(Named("a"), Named("b"), route="uniform") for _ in range(2))
     assert replies(first, sessions=20) == replies(first, sessions=20) == replies(second, sessions=20)
 
 
-def test_the_next_one_takes_over_and_the_first_is_asked_again_later() -> None:
+def test_the_next_environment_replaces_one_that_is_down_for_a_minute() -> None:
     broken, now = Named("a", down=Outcome("retry", reason="HTTP 500")), [0.0]
     environment = pool(broken, Named("b"), route="1,0", now=now)
     assert replies(environment, sessions=3) == [["b"] * 5] * 3
@@ -81,7 +82,7 @@ def test_the_next_one_takes_over_and_the_first_is_asked_again_later() -> None:
     assert replies(environment, sessions=3) == [["a"] * 5] * 3
 
 
-def test_a_refusing_environment_is_left_for_good_and_alone_it_is_fatal() -> None:
+def test_an_environment_with_a_fatal_error_is_not_called_again_and_alone_it_ends_the_run() -> None:
     refusing = Named("a", down=Outcome("fatal", reason="HTTP 401"))
     now = [0.0]
     environment = pool(refusing, Named("b"), route="1,0", now=now)
@@ -89,11 +90,11 @@ def test_a_refusing_environment_is_left_for_good_and_alone_it_is_fatal() -> None
     now[0] = 1e9
     replies(environment, sessions=2)
     assert refusing.asked == 1
-    with pytest.raises(FatalEnvError, match="a refuses to work: HTTP 401"):
+    with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 401"):
         replies(pool(refusing), sessions=1)
 
 
-def test_too_many_failed_calls_warn_and_then_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_failed_calls_first_warn_and_then_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
     source = Named("a")
     environment = pool(source)
 
@@ -115,7 +116,7 @@ def test_too_many_failed_calls_warn_and_then_stop_the_run(caplog: pytest.LogCapt
         asyncio.run(calls(1, failing=True))
 
 
-def test_each_of_several_environments_has_its_metrics() -> None:
+def test_each_of_several_environments_has_metrics_of_its_own() -> None:
     environment = pool(Named("a"), Named("b", down=Outcome("retry", reason="x")), route="1,0")
     replies(environment, sessions=2)
     metrics = environment.take_metrics()
@@ -124,29 +125,29 @@ def test_each_of_several_environments_has_its_metrics() -> None:
 
 
 @pytest.mark.parametrize("route", ["often", "1", "1,2,3", "0,0", "-1,2", "nan,1"])
-def test_a_route_that_does_not_fit_is_a_usage_error(route: str) -> None:
+def test_a_route_that_does_not_match_the_environments_is_a_usage_error(route: str) -> None:
     with pytest.raises(UsageError, match="--route"):
-        make_environment("mini,mini-b", route=route)
+        open_environment("mini,mini-b", route=route)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"model": "x"}', '{"n": 2}'])
-def test_env_args_are_a_json_object_of_free_fields(text: str) -> None:
+def test_env_args_are_a_json_object_without_reserved_fields(text: str) -> None:
     with pytest.raises(UsageError, match="--env-args"):
         parse_fields(text)
     assert parse_fields('{"temperature": 0.7}') == {"temperature": 0.7} and parse_fields("") == {}
 
 
-def test_requests_and_tokens_keep_to_their_limits_a_minute() -> None:
-    rng, pace = random.Random(0), Pace(requests_per_minute=60, tokens_per_minute=6000)
+def test_requests_and_tokens_stay_within_their_limits_per_minute() -> None:
+    rng, rate_limit = random.Random(0), RateLimit(requests_per_minute=60, tokens_per_minute=6000)
     starts, tokens = [], []
     for number in range(200):
         actual = rng.randrange(20, 300)
-        starts.append(pace.start(number * 0.1, 100))
-        pace.correct(100, actual)
+        starts.append(rate_limit.start_time(number * 0.1, 100))
+        rate_limit.correct(100, actual)
         tokens.append(actual)
     for first, begin in enumerate(starts):
         window = [number for number in range(first, 200) if starts[number] < begin + 60]
         assert len(window) <= 60 and sum(tokens[number] for number in window) <= 6000 + 300
-    assert starts[-1] < 1.15 * sum(tokens) / 100  # and it does not dawdle
-    free = Pace()
-    assert [free.start(1.0, 10**9) for _ in range(3)] == [1.0] * 3
+    assert starts[-1] < 1.15 * sum(tokens) / 100  # and no slower than needed
+    unlimited = RateLimit()
+    assert [unlimited.start_time(1.0, 10**9) for _ in range(3)] == [1.0] * 3

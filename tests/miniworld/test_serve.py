@@ -1,4 +1,4 @@
-"""The mini world as an endpoint, and real runs through it: as a user starts them, with and without faults."""
+"""The mini world as an endpoint, and real runs through it, with and without faults."""
 
 import asyncio
 import json
@@ -7,50 +7,33 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 import evaluate
 import train
-from prompt_r1.cli.command_line import run
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.opening import make_environment
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
+from tests.mini_server import GAMES, with_server
 from tests.paths import ROOT
 from tests.programs import Ended
-from tests.providers import KEY
+from tests.providers import KEY, open_environment
 
-T = TypeVar("T")
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
-GAMES = [
-    "--questions", "4", "--group-size", "4", "--mini-batch", "16", "--max-new", "64", "--max-tokens", "900",
-    "--max-turns", "3", "--val-limit", "2", "--val-every", "9", "--lr", "1e-4",
-]  # fmt: skip
-
-
-def with_server(work: Coroutine[None, None, T], server: MiniServer) -> T:
-    async def both() -> T:
-        await server.start()
-        try:
-            return await work
-        finally:
-            await server.stop()
-
-    return asyncio.run(both())
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[str]:
-    """The URL of a server that lets in one key, and fails three requests in ten."""
+    """The URL of a server that accepts one key only, and fails three requests in ten."""
     line = [sys.executable, "-m", "prompt_r1.miniworld.serve", "--port", "0", "--fail", "0.3", "--key", KEY]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -60,34 +43,31 @@ def locked() -> Iterator[str]:
             process.kill()
 
 
-def test_the_endpoint_starts_at_once_without_torch() -> None:
+def test_the_server_does_not_import_torch() -> None:
     line = "import sys, prompt_r1.miniworld.serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], cwd=ROOT).returncode == 0
 
 
-def test_the_endpoint_says_what_the_mini_world_says() -> None:
+def test_the_server_gives_the_replies_of_the_mini_world() -> None:
     server = MiniServer(seed=3, rng=random.Random(0))
 
     async def ask_both() -> list[str]:
         replies = []
         for spec in (f"mini-b@{server.base_url}", "mini-b"):
-            environment = make_environment(spec, seed=3)
+            environment = open_environment(spec, seed=3)
             await environment.check()
             replies.append(await environment.ask(HELLO))
             await environment.close()
         with pytest.raises(FatalEnvError, match="The model `large` does not exist"):
-            await make_environment(f"large@{server.base_url}").check()
+            await open_environment(f"large@{server.base_url}").check()
         return replies
 
-    async def later() -> list[str]:
-        return await ask_both()
-
-    first, second = with_server(later(), server)
+    first, second = with_server(ask_both(), server)
     assert first == second and server.counts["replies"] == 1
 
 
-class ListeningServer(MiniServer):
-    """Keeps the keys that it is sent."""
+class KeyRecordingServer(MiniServer):
+    """Records the keys of the requests."""
 
     def __init__(self) -> None:
         super().__init__(rng=random.Random(0))
@@ -99,8 +79,8 @@ class ListeningServer(MiniServer):
         await super()._handle(reader, writer, request, headers, body)
 
 
-def test_an_evaluation_sends_the_providers_key_to_the_provider_alone(tmp_path, monkeypatch) -> None:
-    provider, other = ListeningServer(), ListeningServer()
+def test_an_evaluation_sends_the_key_to_the_default_endpoint_only(tmp_path, monkeypatch) -> None:
+    provider, other = KeyRecordingServer(), KeyRecordingServer()
 
     async def evaluation() -> None:
         await provider.start()
@@ -114,11 +94,11 @@ def test_an_evaluation_sends_the_providers_key_to_the_provider_alone(tmp_path, m
     assert provider.keys == {f"Bearer {KEY}"} and other.keys == {None}
 
 
-def test_games_never_exceed_the_limit_and_all_end() -> None:
+def test_concurrent_calls_never_exceed_the_limit_and_all_end() -> None:
     server = MiniServer(latency=0.02, fail=0.05, rng=random.Random(0))
 
     async def calls() -> list[str]:
-        environment = make_environment(f"mini@{server.base_url}", concurrency=16, attempt_timeout=1)
+        environment = open_environment(f"mini@{server.base_url}", env_concurrency=16, env_timeout=1)
         asked = [environment.ask(HELLO, sample=number) for number in range(100)]
         replies = await asyncio.gather(*asked)
         await environment.close()
@@ -128,47 +108,49 @@ def test_games_never_exceed_the_limit_and_all_end() -> None:
     assert server.counts["peak"] == 16 and server.running == 0
 
 
-def leave(line: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int | str | None:
-    """The exit code of an entry point that is run in a folder, in this process."""
+def train_in(folder: Path, line: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """Run train.py with these arguments in a folder, in this process, and return its exit code."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", line)
+    monkeypatch.setattr("sys.argv", ["train.py", *line])
     with pytest.raises(SystemExit) as left:
-        run(train.main)
+        run_program(train.main)
     return left.value.code
 
 
 @pytest.fixture(scope="module")
 def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
-    """Two steps of training through the failing server, every call sent, and what was printed."""
+    """Two steps of training through the failing server, with every call sent, and their run folder."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
-    line = ["train.py", "--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3",
-            *GAMES, "--group-size", "8", "--temperature", "0.5", "--journal", "live", "--steps", "2",
-            "--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"]  # fmt: skip
+    line = [
+        *("--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3"),
+        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--journal", "live", "--steps", "2"),
+        *("--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
+    ]
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(StringIO()) as out,
         redirect_stderr(StringIO()) as err,
     ):
         patch.setenv("OPENAI_API_KEY", KEY)
-        code = leave(line, patch, folder)
+        code = train_in(folder, line, patch)
     return Ended(code, out.getvalue(), err.getvalue()), folder / "run"
 
 
-def test_no_trained_trajectory_holds_an_error_text(faulty) -> None:
+def test_no_trajectory_contains_an_error_text(faulty) -> None:
     done, out = faulty
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for path in out.glob("trajectories/*") for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
-    assert len(rows) == 64 and len(replies) > 20  # three calls in ten met a fault
+    assert len(rows) == 64 and len(replies) > 20  # three calls in ten failed
     for row in rows:
         shown = json.dumps(row["turns"])
         assert ERROR_TEXT not in shown and "html" not in shown and "HTTP" not in shown
         assert (row["reward"] is None) == (row["stop"] == "env_error")
 
 
-def test_the_key_is_nowhere(faulty) -> None:
-    """The server puts the Authorization header into every error."""
+def test_the_key_is_in_no_file_and_no_output(faulty) -> None:
+    """The server puts the Authorization header into the text of every error."""
     done, out = faulty
     secret = re.compile(re.escape(KEY), re.IGNORECASE)
     assert not secret.search(done.stdout) and not secret.search(done.stderr)
@@ -177,21 +159,21 @@ def test_the_key_is_nowhere(faulty) -> None:
     assert not [path for path in files if KEY.lower().encode() in path.read_bytes().lower()]
 
 
-def test_what_was_spent_is_in_the_metrics_and_on_the_console(faulty) -> None:
+def test_the_spending_is_in_the_metrics_and_on_the_console(faulty) -> None:
     done, out = faulty
     lines, spent = read_metrics(out), Journal(out / "journal").spent
     assert lines[-1]["env/tokens_in"] > 0 and 0 < lines[-1]["env/usd"] <= spent.usd
     assert "spent" in done.stdout and f"${lines[-1]['env/usd']:.4f}" in done.stdout
 
 
-def test_a_budget_stops_with_75_and_what_was_paid_for_is_not_paid_again(
+def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again(
     locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    line = ["train.py", "--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3",
-            *GAMES, "--steps", "2", "--test-data", "mini", "--out", "run"]  # fmt: skip
+    line = ["--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3", *GAMES]
+    line += ["--steps", "2", "--test-data", "mini", "--out", "run", "--max-env-calls", "4"]
     for _ in range(2):
-        assert leave([*line, "--max-env-calls", "4"], monkeypatch, tmp_path) == 75
+        assert train_in(tmp_path, line, monkeypatch) == 75
         assert "--max-env-calls 4 has no room for another call; spent: 4 calls" in capfd.readouterr().err
         assert Journal(tmp_path / "run/journal").spent.calls == 4
 
@@ -201,14 +183,14 @@ BAD_ENVIRONMENTS = [
     ("gpt-4o-mini", "", "needs a key: set OPENAI_API_KEY"),
     ("mini@URL", "sk-wrong-0123456789", "check OPENAI_API_KEY"),
     ("minni@URL", KEY, "The model `minni` does not exist"),
-    ("mini@http://127.0.0.1:9/v1", "", "nobody answers at http://127.0.0.1:9/v1"),
+    ("mini@http://127.0.0.1:9/v1", "", "no server answers at http://127.0.0.1:9/v1"),
     ("hf:/etc", "", "there is no Hugging Face model in '/etc'"),
     ("hf:BROKEN", "", "no tokenizer at"),
 ]
 
 
 @pytest.mark.parametrize(("spec", "key", "sentence"), BAD_ENVIRONMENTS)
-def test_a_bad_environment_gets_one_clear_sentence_at_once(
+def test_an_invalid_environment_fails_at_once_with_one_sentence(
     spec, key, sentence, locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
     (tmp_path / "BROKEN").mkdir()
@@ -216,20 +198,19 @@ def test_a_bad_environment_gets_one_clear_sentence_at_once(
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     begin = time.perf_counter()
-    line = ["train.py", "--agent", str(asking_agent), "--env", spec.replace("URL", locked), "--data", "mini"]
-    line += [*GAMES, "--steps", "1"]
-    assert leave(line, monkeypatch, tmp_path) == 2
-    told = capfd.readouterr().err
-    assert sentence in told and len(told.strip().splitlines()) == 1 and "sk-wrong" not in told
+    line = ["--agent", str(asking_agent), "--env", spec.replace("URL", locked), "--data", "mini", *GAMES]
+    assert train_in(tmp_path, [*line, "--steps", "1"], monkeypatch) == 2
+    message = capfd.readouterr().err
+    assert sentence in message and len(message.strip().splitlines()) == 1 and "sk-wrong" not in message
     assert time.perf_counter() - begin < 5
 
 
-def test_a_dry_run_estimates_and_asks_nobody(tmp_path, monkeypatch, capfd) -> None:
+def test_a_dry_run_estimates_without_a_call(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
-    line = ["train.py", "--config", "paper", "--data", "own.jsonl", "--dry-run", "--env-price", "0.15,0.60"]
-    assert leave(line, monkeypatch, tmp_path) == 0
-    told = capfd.readouterr().out
-    training = next(row for row in told.splitlines() if row.startswith("training"))
+    line = ["--config", "paper", "--data", "own.jsonl", "--dry-run", "--env-price", "0.15,0.60"]
+    assert train_in(tmp_path, line, monkeypatch) == 0
+    output = capfd.readouterr().out
+    training = next(row for row in output.splitlines() if row.startswith("training"))
     assert training.split()[:6] == ["training", "40,960", "204,800", "204,800", "to", "819,200"]
     assert not (tmp_path / "runs").exists()

@@ -1,0 +1,230 @@
+"""HTTP client of an OpenAI-compatible endpoint: retries, rate limits, timeouts, and a key that never leaks.
+
+Environments and agents behind an endpoint share this client. A call holds one of `concurrency` slots and
+makes up to `max_attempts` requests. Each request and each call has a deadline of its own, because httpx's
+read timeout starts again with every chunk: a server that sends a blank line now and then would keep a call
+open forever.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+import httpx
+
+from prompt_r1.endpoint.rate_limit import RateLimit
+from prompt_r1.endpoint.request import (
+    Request,
+    Response,
+    checked_base_url,
+    checked_key,
+    is_loopback,
+    scrub,
+    scrub_outcome,
+)
+from prompt_r1.endpoint.responses import Outcome, back_off, classify, model_names, reply_of
+from prompt_r1.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 3.0
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+Transport = httpx.AsyncBaseTransport  # tests pass httpx.MockTransport
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """How many calls run at once, how long they may take, and how often they are retried."""
+
+    concurrency: int = 64  # calls in flight
+    attempt_timeout: float = 120.0  # seconds for one request and its response
+    call_deadline: float = 600.0  # seconds for all attempts of a call
+    max_attempts: int = 6
+    max_bytes: int = 10_000_000  # of a decompressed response
+    requests_per_minute: float = 0.0  # 0: no limit
+    tokens_per_minute: float = 0.0  # 0: no limit
+
+
+@dataclass
+class Connection:
+    """The HTTP client and the state that belong to one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    http: httpx.AsyncClient
+    slots: asyncio.Semaphore
+    paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
+
+
+class EndpointClient:
+    """Sends requests for `model` to `base_url`, and retries them until they succeed or cannot.
+
+    `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
+    dropped for the rest of the run. Raises UsageError for a base URL or a key that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        api_key: str = "",
+        fields: Mapping[str, object] | None = None,
+        limits: ClientLimits | None = None,
+        rng: random.Random | None = None,
+        transport: Transport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.model = model
+        self.base_url = checked_base_url(base_url)
+        self._key = checked_key(api_key)
+        self.fields: Mapping[str, object] = dict(fields or {})  # as configured
+        self._accepted_fields = self.fields  # replaced, never mutated, when the model rejects a field
+        self._limits = limits or ClientLimits()
+        self._rate_limit = RateLimit(
+            requests_per_minute=self._limits.requests_per_minute,
+            tokens_per_minute=self._limits.tokens_per_minute,
+        )
+        self._rng = rng or random.Random()
+        self._transport = transport
+        self._sleep = sleep
+        self._connection: Connection | None = None
+
+    async def send(self, request: Request) -> Outcome:
+        """Send a request, with retries, and return the final outcome, without the key in any of its texts."""
+        connection = self._connect()
+        async with connection.slots:
+            wait = self._rate_limit_wait(connection, request)
+            if wait > 0:
+                await self._sleep(wait)  # not counted against the call's deadline
+            outcome = await self._send_with_retries(connection, request)
+        return scrub_outcome(outcome, self._key)
+
+    async def check(self, probe: Request) -> None:
+        """Find a wrong URL, key or model within a few seconds. Raises UsageError or FatalEnvError.
+
+        Looks for the model in the endpoint's list of models. Where that does not settle it (some endpoints
+        have no list, some accept models that they do not list), sends `probe`. A slow or busy endpoint
+        passes.
+        """
+        connection = self._connect()
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                models = await self._request(connection, "GET", "/models")
+                if isinstance(models, Response) and self.model in model_names(models.body):
+                    return
+                if isinstance(models, Outcome) and models.reason.startswith("ConnectError"):
+                    reason = scrub(models.reason, self._key)
+                    raise UsageError(f"no server answers at {self.base_url}: {reason}")
+                outcome = await self._attempt(connection, probe, self._accepted_fields)
+        except TimeoutError:
+            return
+        if outcome.verdict == "fatal" and outcome.rejected not in self._accepted_fields:
+            reply_of(scrub_outcome(outcome, self._key), f"{self.model} at {self.base_url}")
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop. A later call opens new ones."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.loop is asyncio.get_running_loop():
+            await connection.http.aclose()
+
+    def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._connection is None or self._connection.loop is not loop:
+            concurrency = self._limits.concurrency
+            http = httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=None,  # we set our own deadlines, and calls wait for a slot, not for the pool
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
+                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
+                transport=self._transport,
+            )
+            self._connection = Connection(loop, http, asyncio.Semaphore(concurrency))
+        return self._connection
+
+    async def _send_with_retries(self, connection: Connection, request: Request) -> Outcome:
+        """Send the same request until it succeeds, cannot succeed, or attempts or time run out."""
+        failures, wait = 0, 0.0
+        outcome = Outcome("retry", reason="no attempt ended")
+        try:
+            async with asyncio.timeout(self._limits.call_deadline):
+                while failures < self._limits.max_attempts:
+                    wait = max(wait, connection.paused_until - connection.loop.time())
+                    if wait > 0:
+                        await self._sleep(wait)
+                    sent_fields = self._accepted_fields
+                    outcome = await self._attempt(connection, request, sent_fields)
+                    if outcome.rejected in sent_fields:
+                        self._drop_field(outcome.rejected)
+                        wait = self._rate_limit_wait(connection, request)
+                        continue
+                    if outcome.verdict != "retry":
+                        return outcome
+                    failures += 1
+                    wait = outcome.wait or back_off(failures, self._rng)
+                    wait = max(wait, self._rate_limit_wait(connection, request))
+                    if outcome.busy and outcome.wait:
+                        paused_until = connection.loop.time() + outcome.wait
+                        connection.paused_until = max(connection.paused_until, paused_until)
+        except TimeoutError:
+            limit = f"in {self._limits.call_deadline:g} s"
+        else:
+            limit = f"in {failures} attempts"
+        return replace(outcome, verdict="retry", reason=f"{limit}, the last problem: {outcome.reason}")
+
+    async def _attempt(
+        self, connection: Connection, request: Request, fields: Mapping[str, object]
+    ) -> Outcome:
+        body = {"model": self.model, **request.content, **fields}
+        response = await self._request(connection, "POST", request.path, body)
+        if isinstance(response, Outcome):
+            return response
+        outcome = classify(response.status, response.headers, response.body, now=time.time())
+        tokens = outcome.tokens_in + outcome.tokens_out
+        if tokens:
+            self._rate_limit.correct(request.tokens, tokens)
+        return outcome
+
+    async def _request(
+        self, connection: Connection, method: str, path: str, content: Mapping[str, object] | None = None
+    ) -> Response | Outcome:
+        """One HTTP exchange: the complete response, or a "retry" outcome that says why there is none."""
+        sent = json.dumps(content) if content else ""  # ASCII: a lone surrogate could not be encoded
+        url = self.base_url + path
+        max_bytes = self._limits.max_bytes
+        received = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self._limits.attempt_timeout),
+                connection.http.stream(method, url, content=sent, headers=JSON_HEADERS) as response,
+            ):
+                async for chunk in response.aiter_bytes():
+                    received += chunk
+                    if len(received) > max_bytes:
+                        return Outcome("retry", reason=f"a response of over {max_bytes:,} bytes")
+        except TimeoutError:
+            timeout = self._limits.attempt_timeout
+            return Outcome("retry", reason=f"no complete response within {timeout:g} s")
+        except (httpx.HTTPError, OSError) as error:
+            return Outcome("retry", reason=f"{type(error).__name__}: {error}".removesuffix(": "))
+        return Response(response.status_code, response.headers, bytes(received))
+
+    def _rate_limit_wait(self, connection: Connection, request: Request) -> float:
+        """Seconds until our own rate limits allow this request."""
+        now = connection.loop.time()
+        return self._rate_limit.start_time(now, request.tokens) - now
+
+    def _drop_field(self, field: str) -> None:
+        """Leave out a field that the model rejects, in this call and all later ones."""
+        if field not in self._accepted_fields:
+            return  # another call has already dropped it
+        fields = {name: value for name, value in self._accepted_fields.items() if name != field}
+        if field == "max_tokens":
+            fields.setdefault("max_completion_tokens", self._accepted_fields[field])
+        self._accepted_fields = fields
+        extra = fields or "no extra fields"
+        logger.warning("%s does not accept %s; continuing with %s", self.model, field, extra)
