@@ -13,7 +13,7 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits, EndpointClient
 from prompt_r1.endpoint.responses import Outcome, classify, reply_of
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.metered import Source
+from prompt_r1.environments.metered import ReplySource
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.types import Message
@@ -81,7 +81,7 @@ def chat(respond: Respond | None = None, *, system: str = "", **settings: object
     return ChatEnvironment(client, system=system)
 
 
-async def reply(source: Source, messages: list[Message] = HELLO) -> str:
+async def reply(source: ReplySource, messages: list[Message] = HELLO) -> str:
     """The text of one call. Raises as a game's call does."""
     return reply_of(await source.call(messages), source.name)
 

@@ -29,7 +29,7 @@ class Reply:
     usd: float
 
 
-class Source(Protocol):
+class ReplySource(Protocol):
     """Something that replies. `parameters` is everything that shapes a reply besides messages and sample."""
 
     name: str
@@ -77,7 +77,7 @@ class MuteEnvironment:
 class MeteredEnvironment:
     """Looks a call up in the journal, else reserves budget, calls the source and records the outcome."""
 
-    def __init__(self, source: Source, *, journal: Journal, budget: Budget, price: Price) -> None:
+    def __init__(self, source: ReplySource, *, journal: Journal, budget: Budget, price: Price) -> None:
         self.name = source.name
         self._source = source
         self._journal = journal

@@ -11,7 +11,7 @@ from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.budget import Budget, parse_prices
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, Source
+from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, ReplySource
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
@@ -98,7 +98,7 @@ class Environments:
         ]
         return Pool(members, budget=self._budget, route=self._config.route)
 
-    def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> Source:
+    def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
         if name in MINI_SPECS or name in (MiniOptimizer.name, NO_ENVIRONMENT):
             return _open_mini(name, self._seed)
         if name.startswith("mini-") and "@" not in name:
@@ -107,7 +107,7 @@ class Environments:
             return self._open_local(name, fields)
         return self._open_chat(name, fields, key=key)
 
-    def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
+    def _open_local(self, name: str, fields: Mapping[str, object]) -> ReplySource:
         folder = Path(name.removeprefix("hf:"))
         if not (folder / "config.json").exists():
             raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
@@ -117,7 +117,7 @@ class Environments:
         slots = self._config.env_concurrency
         return load_local(folder, fields=fields, seed=self._seed, slots=slots, device=self._device)
 
-    def _open_chat(self, name: str, fields: Mapping[str, object], *, key: str) -> Source:
+    def _open_chat(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
         match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", name)
         if match is None:
             raise UsageError(
@@ -176,7 +176,7 @@ def _is_at_default_endpoint(name: str) -> bool:
     return "@" not in name and not name.startswith("hf:") and name not in in_process
 
 
-def _open_mini(name: str, seed: int) -> Source:
+def _open_mini(name: str, seed: int) -> ReplySource:
     if name == MiniOptimizer.name:
         return MiniOptimizer(seed=seed)
     if name == NO_ENVIRONMENT:

@@ -1,9 +1,10 @@
-"""The mini agent: half a million parameters of Qwen3, warm-started on demonstrations from other worlds.
+"""The mini agent: a Qwen3 with half a million parameters, warm-started on demonstrations from other worlds.
 
-It knows the format, every strategy and how to copy names out of a reply, and no fact of the world it will
-play in.
+It knows the format, all strategies and how to copy names from a reply, but no fact of the world in which it
+will play.
 """
 
+import ast
 import hashlib
 import os
 import random
@@ -31,8 +32,8 @@ INSTRUCTION = INSTRUCTIONS["short"]
 
 
 @dataclass(frozen=True)
-class Agent:
-    """A model and its tokenizer."""
+class MiniAgent:
+    """The model of a mini agent and its tokenizer."""
 
     model: Qwen3ForCausalLM
     tokenizer: PreTrainedTokenizerFast
@@ -46,9 +47,8 @@ def build_agent(
     steps: int = 1500,
     batch_size: int = 8,
     progress: bool = True,
-) -> Agent:
-    """Demonstrations of `games` games in each of `worlds` other worlds, a tokenizer trained on them, a new
-    model, and its warm start."""
+) -> MiniAgent:
+    """Train a tokenizer and warm-start a new model on `games` demonstrations from each of `worlds` worlds."""
     demonstrations = list(_demonstrations(seed, worlds, games))
     tokenizer = train_tokenizer((plain_text(*played) for played in demonstrations[:5000]), vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
@@ -63,17 +63,17 @@ def build_agent(
         seed=seed,
         progress=progress,
     )
-    return Agent(model, tokenizer)
+    return MiniAgent(model, tokenizer)
 
 
-def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], Agent] = build_agent) -> Path:
-    """The Hugging Face folder of the warm-started agent of `seed`; built on the first call (about a minute).
+def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
+    """The Hugging Face folder of the warm-started agent of `seed`. The first call builds it: about a minute.
 
-    The folder's name holds a digest of the code that builds it. It appears whole or not at all: a killed
-    build leaves nothing that a later call would take for an agent, and of two builds at a time the first to
-    end wins.
+    The folder's name contains a digest of the code that builds the agent. The folder is written under another
+    name and then renamed: a killed build leaves no incomplete agent, and of two concurrent builds the first
+    that ends is kept.
     """
-    folder = Path(cache_dir) / f"mini-agent-{seed}-{_source_digest()}"
+    folder = Path(cache_dir) / f"mini-agent-{seed}-{source_digest()}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +95,11 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], Agent
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A tiny Qwen3 with a mimetic start: each output projection begins as the transpose of its value
-    projection, so that attending to a token writes this token's own embedding into the stream, which is half
-    of copying it."""
+    """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
+
+    With this mimetic initialisation, attending to a token adds a multiple of the token's embedding to the
+    residual stream, which helps the model to learn copying.
+    """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -139,7 +141,7 @@ def warm_start(
     seed: int,
     progress: bool,
 ) -> list[float]:
-    """Next-token cross-entropy on the agent's own tokens. Returns the loss of every step."""
+    """Train on the next-token cross-entropy of the agent's own tokens. Returns the loss of every step."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
@@ -162,7 +164,7 @@ def warm_start(
 
 
 def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Question, list[Turn]]]:
-    """Games in worlds that are never played: their seeds are texts, those of played worlds numbers."""
+    """Games in worlds whose seeds are strings: worlds with integer seeds are for training and evaluation."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
@@ -175,7 +177,7 @@ def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Questi
 def _batches(
     trajectories: list[Trajectory], batch_size: int, rng: random.Random
 ) -> Iterator[list[Trajectory]]:
-    """Batches of similar length, for little padding, in random order, for ever."""
+    """Yield batches endlessly, in random order, each of trajectories of similar length to save padding."""
     while True:
         shuffled = rng.sample(trajectories, len(trajectories))
         shuffled.sort(key=lambda trajectory: len(trajectory.tokens))
@@ -184,8 +186,9 @@ def _batches(
 
 
 def _loss(model: Qwen3ForCausalLM, batch: list[Trajectory]) -> Tensor:
-    width, padding = max(len(trajectory.tokens) for trajectory in batch), model.config.pad_token_id
-    assert padding is not None, "the tokenizer of the mini agent pads"
+    width = max(len(trajectory.tokens) for trajectory in batch)
+    padding = model.config.pad_token_id
+    assert padding is not None, "new_model sets the padding token"
     tokens = torch.full((len(batch), width), padding)  # (B, T)
     sampled = torch.zeros((len(batch), width), dtype=torch.bool)  # (B, T)
     for row, trajectory in enumerate(batch):
@@ -204,11 +207,32 @@ def _schedule(step: int, steps: int) -> float:
     return warm_up * (1.0 - 0.95 * decay)
 
 
-def _source_digest() -> str:
-    """Names the code that shapes the agent: this package but its server, and the protocol."""
-    here = Path(__file__).parent
+def source_digest() -> str:
+    """A digest of the code that shapes the agent: this package without its server, and the protocol.
+
+    Docstrings and comments do not count, so that editing them does not rebuild the agent.
+    """
+    folder = Path(__file__).parent
+    sources = [path for path in sorted(folder.glob("*.py")) if path.name != "serve.py"]
     digest = hashlib.sha256()
-    sources = [path for path in sorted(here.glob("*.py")) if path.name != "serve.py"]
-    for path in [*sources, here.parent / "protocol.py"]:
-        digest.update(path.read_bytes())
+    for path in [*sources, folder.parent / "protocol.py"]:
+        digest.update(code_of(path.read_text("utf-8")).encode())
     return digest.hexdigest()[:12]
+
+
+def code_of(source: str) -> str:
+    """The syntax tree of a Python source, without docstrings; it has no comments and no layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            # A string that is a statement of its own is a docstring or the description of an attribute.
+            node.body = [statement for statement in node.body if not _is_string(statement)]
+    return ast.dump(tree)
+
+
+def _is_string(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

@@ -1,8 +1,7 @@
-"""What the mini environment believes: right with the probability of its skill, else wrong in the way of its
-style.
+"""The answers of the mini environment: right with the probability of a skill, else wrong as its style is.
 
-One clear question is answered well, several steps at once badly, and casual wording is often misread. No
-function here sees a question's gold answer: what is true is worked out from the facts of the world.
+It answers clear one-step questions, usually fails at several steps at once, and often misreads casual
+wording. No function here sees a question's gold answer: the truth is computed from the facts of the world.
 """
 
 import random
@@ -18,14 +17,14 @@ Style = Literal["A", "B"]
 
 @dataclass(frozen=True)
 class Skills:
-    """Probabilities to be right."""
+    """Probabilities of a right answer."""
 
-    clear: float  # one clear question
+    clear: float  # one clear one-step question
     sum: float  # one addition or subtraction
     hops: float  # two relations at once
     casual: float  # reading a casual question
-    compare: float  # two films at once
-    problem: float  # a word problem in one go
+    compare: float  # comparing two films at once
+    problem: float  # a word problem of two steps at once
 
 
 SKILLS = {
@@ -34,24 +33,21 @@ SKILLS = {
 }
 
 
-def take_literally(request: Request, world: World, style: Style, rng: random.Random) -> Request:
-    """What a casual or vague question is taken for: a clear one, seldom the one that was meant."""
+def interpret(request: Request, world: World, style: Style, rng: random.Random) -> Request:
+    """Turn a casual or vague request into a clear one, which is often not the one that was meant."""
     match request:
         case Pop(film, relation):
             right = rng.random() < SKILLS[style].casual
             return Lookup(film, relation if right else _other(relation, FILM_RELATIONS, rng))
         case Vague(subject):
-            known = [
-                relation
-                for relation in (*FILM_RELATIONS, *PERSON_RELATIONS)
-                if (subject, relation) in world.facts
-            ]
+            relations = (*FILM_RELATIONS, *PERSON_RELATIONS)
+            known = [relation for relation in relations if (subject, relation) in world.facts]
             return Lookup(subject, rng.choice(known))
     return request
 
 
 def believe(request: Request, world: World, style: Style, rng: random.Random) -> str:
-    """The value that is told about a literal request; "" where the environment will not say."""
+    """The environment's answer to a clear request; "" where it gives none."""
     skills, luck = SKILLS[style], rng.random()
     match request:
         case Lookup(subject, relation):
@@ -63,7 +59,9 @@ def believe(request: Request, world: World, style: Style, rng: random.Random) ->
         case Detailed(film):
             truth = answer_of(Gen(film), world)
             genre = world.facts[film, "genre"]
-            return truth if luck < skills.clear else truth.replace(genre, _other(genre, GENRES, rng), 1)
+            if luck < skills.clear:
+                return truth
+            return truth.replace(genre, _other(genre, GENRES, rng), 1)
         case Gen():
             return rng.choice(("a film that many people like", "a story about life", "a well known film"))
         case Sum(left, sign, right):
@@ -71,33 +69,36 @@ def believe(request: Request, world: World, style: Style, rng: random.Random) ->
             return str(total if luck < skills.sum else _miscount(total, rng))
         case Bridge():
             right = luck < skills.hops
-            return answer_of(request, world) if right else _lost_hop(request, world, style, rng)
+            return answer_of(request, world) if right else _wrong_bridge(request, world, style, rng)
         case Compare():
             right = luck < skills.compare
-            return answer_of(request, world) if right else _lost_comparison(request, world, style, rng)
+            return answer_of(request, world) if right else _wrong_comparison(request, world, style, rng)
         case Problem():
             right = luck < skills.problem
-            return answer_of(request, world) if right else _lost_count(request, world, style, rng)
-    raise AssertionError(f"not a literal request: {request}")
+            return answer_of(request, world) if right else _wrong_total(request, world, style, rng)
+    raise AssertionError(f"interpret() left {request}")
 
 
-def _lost_hop(request: Bridge, world: World, style: Style, rng: random.Random) -> str:
-    """A confident wrong person (or city); B stops after the first relation."""
+def _wrong_bridge(request: Bridge, world: World, style: Style, rng: random.Random) -> str:
+    """Style A names a wrong person or city; style B stops after the first relation."""
     if style == "B":
         return world.facts[request.film, request.first]
     return _other(answer_of(request, world), world.values(request.second), rng)
 
 
-def _lost_comparison(request: Compare, world: World, style: Style, rng: random.Random) -> str:
-    """Mostly a hedge; B is as often simply wrong."""
+def _wrong_comparison(request: Compare, world: World, style: Style, rng: random.Random) -> str:
+    """Usually no answer; sometimes the wrong one, in style B half of the time."""
     wrong = _yes_or_no(answer_of(request, world) == "no")
-    return wrong if rng.random() < (0.5 if style == "B" else 0.1) else ""
+    share_wrong = 0.5 if style == "B" else 0.1
+    return wrong if rng.random() < share_wrong else ""
 
 
-def _lost_count(request: Problem, world: World, style: Style, rng: random.Random) -> str:
-    """A wrong total; B leaves the second step out."""
+def _wrong_total(request: Problem, world: World, style: Style, rng: random.Random) -> str:
+    """Style A miscounts; style B leaves out the second step."""
     total = int(answer_of(request, world))
-    return str(total - request.steps[1] if style == "B" else _miscount(total, rng))
+    if style == "B":
+        return str(total - request.steps[1])
+    return str(_miscount(total, rng))
 
 
 def _other(value: str, values: tuple[str, ...], rng: random.Random) -> str:

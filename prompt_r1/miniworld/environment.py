@@ -1,14 +1,14 @@
-"""The large language model of the mini world: rules that answer as large models do (see `beliefs`).
+"""The large language model of the mini world: rules that imitate its strengths and errors (see `beliefs`).
 
-It knows the facts of the world, is never told a gold answer, and is a pure function of (seed, style, text of
-the last user message): every process gets the same reply to the same prompt.
+It knows the facts of the world but no gold answer. Its reply is a pure function of the seed, the style and
+the last user message, so every process gets the same reply to the same prompt.
 """
 
 import random
 import re
 from dataclasses import asdict, dataclass
 
-from prompt_r1.miniworld.beliefs import Style, believe, take_literally
+from prompt_r1.miniworld.beliefs import Style, believe, interpret
 from prompt_r1.miniworld.questions import Bridge, Compare, Problem
 from prompt_r1.miniworld.understanding import BeforeYear, Lookup, Request, Sum, understand
 from prompt_r1.miniworld.wordings import WORDINGS, Wordings
@@ -17,15 +17,15 @@ from prompt_r1.types import Message
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What the environment says, and what it thereby tells."""
+class MiniReply:
+    """A reply in words, and the value in it."""
 
     text: str
-    value: str  # what the text tells; "" when it tells nothing
+    value: str  # a name, number or verdict; "" when the reply gives none
 
 
 class MiniEnvironment:
-    """Knows a world. Style B words its replies otherwise than A, has other skills and makes other errors."""
+    """Answers questions about a world. Style B has other wordings, skills and errors than style A."""
 
     def __init__(self, world: World, style: Style = "A", *, seed: int | str = 0) -> None:
         self.name = {"A": "mini", "B": "mini-b"}[style]
@@ -34,44 +34,33 @@ class MiniEnvironment:
         self.seed = seed
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        return self.reply(
-            next(message["content"] for message in reversed(messages) if message["role"] == "user")
-        ).text
+        prompts = [message["content"] for message in messages if message["role"] == "user"]
+        return self.reply(prompts[-1]).text
 
     async def close(self) -> None:
         pass
 
-    def reply(self, prompt: str) -> Reply:
-        """The reply to a prompt; a bare answer where the prompt ends with "Answer only."."""
-        asked = re.sub(r"\s*answer only[.!]?\s*$", "", prompt, flags=re.IGNORECASE)
-        # Neither blanks and letter case nor the wish for a bare answer change what is believed.
-        belief = f"{self.seed} {self.style} {' '.join(asked.split()).lower()}"
-        rng = random.Random(belief.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
-        request = understand(asked, self.world)
+    def reply(self, prompt: str) -> MiniReply:
+        """Reply to a prompt. If the prompt ends with "Answer only.", the reply is the bare value."""
+        question = re.sub(r"\s*answer only[.!]?\s*$", "", prompt, flags=re.IGNORECASE)
+        # Blanks, letter case and "Answer only." do not change the value.
+        belief_seed = f"{self.seed} {self.style} {' '.join(question.split()).lower()}"
+        rng = random.Random(belief_seed.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
+        request = understand(question, self.world)
         wordings = WORDINGS[self.style]
         if request is None:
-            return Reply(rng.choice(wordings.confused), "")
-        request = take_literally(request, self.world, self.style, rng)
+            return MiniReply(rng.choice(wordings.confused), "")
+        request = interpret(request, self.world, self.style, rng)
         value = believe(request, self.world, self.style, rng)
-        if asked != prompt and value:
-            return Reply(value, value)
+        bare_value_wanted = question != prompt
+        if bare_value_wanted and value:
+            return MiniReply(value, value)
         sentence = rng.choice(_sentences(wordings, request, value))
-        return Reply(sentence.format(value=value, **_fields(request)), value)
-
-
-class MuteEnvironment:
-    """Tells nothing: the ablation without environment."""
-
-    name = "mini-mute"
-
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
-        return "I have nothing to say about this."
-
-    async def close(self) -> None:
-        pass
+        return MiniReply(sentence.format(value=value, **_fields(request)), value)
 
 
 def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, ...]:
+    """The sentences from which the reply to a literal request is drawn."""
     match request:
         case Compare() | BeforeYear():
             return wordings.verdict[value] if value else wordings.hedge
@@ -87,6 +76,8 @@ def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, .
 
 
 def _fields(request: Request) -> dict[str, object]:
-    """The request's slots, for the sentences; a year to compare with stands where the other film would."""
+    """The values of a request for the placeholders of a sentence."""
     fields = asdict(request)
-    return {"other": fields["year"], **fields} if isinstance(request, BeforeYear) else fields
+    if isinstance(request, BeforeYear):
+        fields["other"] = request.year  # the sentences compare with {other}: a film or a year
+    return fields

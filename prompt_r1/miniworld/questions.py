@@ -1,4 +1,4 @@
-"""The seven kinds of questions about a world, each standing for datasets of the paper.
+"""Questions about a world, of seven kinds, each of which stands for datasets of the paper.
 
 | kind       | stands for      | example                                                                     |
 |------------|-----------------|-----------------------------------------------------------------------------|
@@ -10,8 +10,8 @@
 | bridge_ood | MuSiQue        | pairs of relations that no training question has                            |
 | math_ood   | MathQA          | pairs of verbs that no training question has                                |
 
-A question is first its *slots* (what is meant), then a text. Which split a question lives in follows from its
-slots, so the splits are disjoint however many questions are drawn.
+A question has *slots*, which hold its meaning, and a text. The slots alone decide its split, so the splits
+are disjoint, whatever the number of questions drawn.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen
 OOD_KINDS = ("bridge_ood", "math_ood")
 
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
-# Every relation and every verb is still seen in training, in each place, only not together.
+# Training has every relation and every verb in each position, but not these pairs.
 OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
 SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
 OWNERS = ("Mia", "Leo", "Zoe", "Max", "Ida", "Tom")
@@ -43,6 +43,10 @@ POP_WORDINGS = {
     "year": ("Any idea when {film} came out?", "How far back does {film} go?"),
 }
 GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
+
+
+# The splits depend on the repr of the slots (_split_of): renaming one of these classes or fields moves
+# questions to other splits.
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Pop:
-    """`relation` of `film`, in casual words."""
+    """The `relation` of `film`, asked in casual words."""
 
     film: str
     relation: str
@@ -78,7 +82,7 @@ class Pop:
 
 @dataclass(frozen=True)
 class Problem:
-    """`owner` has `start` `things`; then `verbs` change it by `amounts`."""
+    """`owner` has `start` `things`; then the `verbs` change the number by `amounts`."""
 
     owner: str
     things: str
@@ -92,14 +96,14 @@ class Problem:
 
     @property
     def steps(self) -> list[int]:
-        """What each verb adds."""
+        """The change by each verb, with its sign."""
         moves = zip(self.verbs, self.amounts, strict=True)
         return [amount if SIGNS[verb] == "plus" else -amount for verb, amount in moves]
 
 
 @dataclass(frozen=True)
 class Gen:
-    """What is `film` about, in a sentence?"""
+    """What is `film` about?"""
 
     film: str
     kind: str = "gen"
@@ -110,7 +114,7 @@ Slots = Bridge | Compare | Pop | Problem | Gen
 
 @dataclass(frozen=True)
 class MiniQuestion:
-    """What a question means, beside the question as a game sees it; demonstrations follow the slots."""
+    """The slots of a question, which demonstrations use, and the question as a game sees it."""
 
     slots: Slots
     question: Question
@@ -118,7 +122,7 @@ class MiniQuestion:
 
 @dataclass(frozen=True)
 class MiniWorld:
-    """All that a seed gives to play with."""
+    """The world of a seed and its questions, by split."""
 
     world: World
     train: list[Question]
@@ -130,7 +134,7 @@ class MiniWorld:
 def mini_world(
     seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
 ) -> MiniWorld:
-    """The played world of `seed` and that many questions of each split."""
+    """Make the world of `seed`, with these numbers of questions in each split."""
     world = make_world(seed)
     counts: dict[Split, int] = {"train": train, "validation": validation, "test": test, "ood": ood}
     questions = {
@@ -143,9 +147,14 @@ def mini_world(
 def make_questions(
     world: World, split: Split, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
 ) -> list[MiniQuestion]:
-    """`count` different questions in random order: in training by the mix, else equally many of each kind."""
+    """Make `count` different questions in random order.
+
+    Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere. Raises UsageError
+    when the world has fewer questions.
+    """
     rng = random.Random(f"questions {split} {seed}")
-    kinds = list(kinds or (OOD_KINDS if split == "ood" else TRAINING_MIX))
+    default_kinds: Sequence[str] = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
+    kinds = list(kinds or default_kinds)
     if split == "train":
         drawn = rng.choices(kinds, [TRAINING_MIX[kind] for kind in kinds], k=count)
     else:
@@ -156,7 +165,7 @@ def make_questions(
 
 
 def answer_of(slots: Slots, world: World) -> str:
-    """The gold answer, from the facts of the world."""
+    """The gold answer, computed from the facts of the world."""
     facts = world.facts
     match slots:
         case Bridge(film, first, second):
@@ -172,8 +181,8 @@ def answer_of(slots: Slots, world: World) -> str:
             return f"a {genre} about a {hero}, directed by {director}"
 
 
-def text_of(slots: Slots, rng: random.Random) -> str:
-    """The question in words; casual kinds have several wordings."""
+def put_into_words(slots: Slots, rng: random.Random) -> str:
+    """The text of a question, in one of its wordings."""
     match slots:
         case Bridge(film, first, second):
             return f"{'What' if second == 'birthplace' else 'Who'} is the {second} of the {first} of {film}?"
@@ -195,15 +204,19 @@ def text_of(slots: Slots, rng: random.Random) -> str:
 
 
 def _new_question(world: World, split: Split, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
-    """A question of this kind that lives in `split` and is not among `texts`, to which it is added."""
+    """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
     names = world.train if split == "train" else world.test
     for _ in range(2000):
         slots = _draw_slots(kind, world, names.films, rng)
-        text = text_of(slots, rng)
+        text = put_into_words(slots, rng)
         if _split_of(slots, world) != split or text in texts:
             continue
         texts.add(text)
-        form: Kind = "text" if kind == "gen" else "math" if kind in ("math", "math_ood") else "qa"
+        form: Kind = "qa"
+        if kind == "gen":
+            form = "text"
+        elif kind in ("math", "math_ood"):
+            form = "math"
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
         return MiniQuestion(slots, Question(identity, kind, text, (answer_of(slots, world),), form))
     raise UsageError(
@@ -225,17 +238,19 @@ def _draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Rando
     if kind in ("math", "math_ood"):
         pairs = [(first, second) for first in SIGNS for second in SIGNS]
         verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == (kind == "math_ood")])
-        # Every total stays between 2 and 97.
+        # With these numbers every total is between 2 and 97.
         amounts = (rng.randint(2, 19), rng.randint(2, 19))
         return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
     if kind == "gen":
         return Gen(film)
-    raise UsageError(f"no kind of question is called {kind!r}: choose from {[*TRAINING_MIX, *OOD_KINDS]}")
+    raise UsageError(f"there is no kind of question {kind!r}: choose from {[*TRAINING_MIX, *OOD_KINDS]}")
 
 
 def _split_of(slots: Slots, world: World) -> Split:
-    """The one split that this question lives in: facts are cut by film, word problems and the two held-out
-    halves by a digest, whatever the wording."""
+    """The split of a question, whatever its wording.
+
+    Questions about facts are divided by film; word problems, and the halves validation and test, by a digest.
+    """
     digest = _digest(f"{world.seed} {slots}")
     if slots.kind in OOD_KINDS:
         return "ood"
@@ -246,5 +261,5 @@ def _split_of(slots: Slots, world: World) -> Split:
 
 
 def _digest(text: str) -> int:
-    """64 bits that are the same in every process, which Python's own hash is not."""
+    """A 64-bit hash that, unlike Python's, is the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -3,8 +3,8 @@
     python -m prompt_r1.miniworld.serve --port 8100 --seed 0 --fail 0.1
     python train.py --env mini@http://127.0.0.1:8100/v1
 
-Plain asyncio, this machine only. It is as deterministic as the mini environment is; faults and latencies are
-drawn anew at each request, so that a call that failed may succeed a moment later.
+Plain asyncio, this machine only. The replies are as deterministic as the mini environment's; faults and
+latencies are drawn anew for each request, so that a retry may succeed.
 """
 
 import argparse
@@ -20,13 +20,15 @@ from prompt_r1.miniworld.world import make_world
 
 FAULTS = ("500", "429", "reset", "hang", "garbage")
 LONGEST_HANG = 600.0  # seconds
-HEAVY_TAIL = 1.0  # sigma of the log-normal latencies: one call in a hundred takes ten times the median
+LATENCY_SIGMA = 1.0  # of the log-normal distribution: one call in a hundred takes ten times the median
 
 
 class MiniServer:
-    """`fail`: the share of requests that meet a fault. `latency`: the median of a reply, in seconds.
+    """Serves the models `mini` and `mini-b`.
 
-    `counts` has requests, replies, faults by name, and the peak of requests at one time.
+    `fail` is the share of requests that get one of FAULTS instead of a reply, `latency` the median seconds
+    of a reply. With `key`, requests with other keys are rejected. `counts` has requests, replies, faults by
+    name, and the peak number of concurrent requests.
     """
 
     def __init__(
@@ -48,12 +50,12 @@ class MiniServer:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, port: int = 0) -> None:
-        """Listen on this machine; `base_url` is then known. Port 0: any free one."""
+        """Listen on this machine, on any free port if `port` is 0, and set `base_url`."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def stop(self) -> None:
-        """Stop listening and end every connection."""
+        """Stop listening and close every connection."""
         assert self._server is not None
         self._server.close()
         for writer in self._open:
@@ -63,16 +65,16 @@ class MiniServer:
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Answer the requests of one connection, one after another."""
         self._open.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 first, *lines = head.split("\r\n")
-                headers = {
-                    name.strip().lower(): value.strip()
-                    for name, _, value in (line.partition(":") for line in lines)
-                }
+                headers = {}
+                for line in lines:
+                    name, _, value = line.partition(":")
+                    headers[name.strip().lower()] = value.strip()
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.split(" ", 2)
                 self.running += 1
@@ -97,7 +99,7 @@ class MiniServer:
         body: bytes,
     ) -> None:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
-            # Careless on purpose: what the client sent is in the message.
+            # Careless on purpose: the message contains the key that the client sent.
             return respond(writer, 401, error(f"wrong key in Authorization: {headers.get('authorization')}"))
         if request == "GET /v1/models":
             return respond(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
@@ -106,10 +108,11 @@ class MiniServer:
         self.counts["requests"] += 1
         status, reply = await self._complete(body)
         if self.latency:
-            await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, HEAVY_TAIL)))
+            await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, LATENCY_SIGMA)))
         if status == 200 and self.rng.random() < self.fail:
             return await self._fail(reader, writer, self.rng.choice(FAULTS), headers)
-        self.counts["replies"] += status == 200
+        if status == 200:
+            self.counts["replies"] += 1
         respond(writer, status, reply)
 
     async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
@@ -154,36 +157,39 @@ class MiniServer:
 
 
 def respond(writer: asyncio.StreamWriter, status: int, body: object, *headers: str) -> None:
-    """Write a whole response; a body that is no text is sent as JSON."""
+    """Write a complete response. A body that is not a string is sent as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     lines = [f"HTTP/1.1 {status} -", "Content-Type: application/json", f"Content-Length: {len(content)}"]
     writer.write("\r\n".join([*lines, *headers, "", ""]).encode() + content)
 
 
 def error(message: str, *, code: str = "") -> dict[str, object]:
-    """An error object as OpenAI's endpoints send it."""
+    """An error object in OpenAI's form."""
     return {"error": {"message": message, "code": code or None}}
 
 
 async def serve(port: int, server: MiniServer) -> None:
-    """Serve until the program is ended."""
+    """Serve until the program is stopped."""
     await server.start(port)
     print(f"the mini world at {server.base_url}", flush=True)
     await asyncio.Event().wait()
 
 
 def main() -> None:
-    """Serve from a command line."""
+    """Start the server from a command line."""
     parser = argparse.ArgumentParser(
         "python -m prompt_r1.miniworld.serve", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--port", type=int, default=8100, help="0: any free one (8100)")
+    parser.add_argument("--port", type=int, default=8100, help="port; 0: any free one (8100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world (0)")
-    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that meet a fault (0)")
+    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
     parser.add_argument(
-        "--latency", type=float, default=0.0, help="median seconds of a reply, heavy tail (0)"
+        "--latency",
+        type=float,
+        default=0.0,
+        help="median seconds of a reply; log-normal, with a heavy tail (0)",
     )
-    parser.add_argument("--key", default="", help="the only key that is let in; none: everybody is")
+    parser.add_argument("--key", default="", help="the only accepted API key (default: no key is needed)")
     given = parser.parse_args()
     server = MiniServer(
         seed=given.seed, fail=given.fail, latency=given.latency, key=given.key, rng=random.Random()
@@ -192,8 +198,8 @@ def main() -> None:
         asyncio.run(serve(given.port, server))
     except KeyboardInterrupt:
         pass
-    except OSError as trouble:
-        parser.error(f"cannot listen on port {given.port}: {trouble.strerror}")
+    except OSError as caught:
+        parser.error(f"cannot listen on port {given.port}: {caught.strerror}")
 
 
 if __name__ == "__main__":

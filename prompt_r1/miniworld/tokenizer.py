@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer for the mini world: small, but a Hugging Face tokenizer like any other."""
+"""A small byte-level BPE tokenizer for the mini world, in Hugging Face's format."""
 
 import re
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """Merges learned from `texts`. All 256 bytes are in the vocabulary, so any text survives a round trip.
+    """Train a tokenizer on `texts`. Its vocabulary has all 256 bytes, so any text can be encoded and decoded.
 
-    The tags are added tokens, one each, but not special: they are the agent's words, and decoding keeps them,
-    as with Qwen3's `<think>`.
+    Each tag is one added token, but not a special one: like Qwen3's `<think>`, it is text of the agent, which
+    decoding keeps.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,8 +49,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
 
 
 def plain_text(question: Question, turns: list[Turn]) -> str:
-    """The words of a demonstration without its tags, for `train_tokenizer`: merges must not learn pieces of
-    tags."""
+    """The text of a demonstration without tags, for `train_tokenizer`: no merge may contain part of a tag."""
     opening = f"user\nQuestion: {question.text}\n{INSTRUCTIONS['short']}"
     said = [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
     return re.sub("|".join(TAGS), "\n", "\n".join([opening, *said]))

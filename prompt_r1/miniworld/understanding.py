@@ -1,7 +1,7 @@
-"""What the mini environment can read: a prompt becomes a request, or None where it makes no sense.
+"""Parse a prompt into a request that the mini environment can answer, or None.
 
-Letter case, surrounding blanks and a "Question:" in front do not matter. A question may stand on a line of
-its own among others (instructions, say); it is not looked for inside a line.
+Letter case, blanks and a "Question:" in front do not matter. A question may be on a line of its own among
+other lines, such as instructions; it is not found inside a line.
 """
 
 import re
@@ -56,7 +56,7 @@ class Detailed:
 
 @dataclass(frozen=True)
 class Vague:
-    """Something, anything, about `subject`."""
+    """Anything about `subject`."""
 
     subject: str
 
@@ -66,7 +66,7 @@ Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to put a request: the named groups of `pattern` are the arguments of `build`."""
+    """A wording of a request: the named groups of `pattern` are the arguments of `build`."""
 
     pattern: re.Pattern[str]
     build: Callable[..., Request]
@@ -77,7 +77,7 @@ def _form(pattern: str, build: Callable[..., Request]) -> Form:
 
 
 def _wording(template: str) -> str:
-    """The pattern of a wording with a {film} in it."""
+    """The pattern of a wording that contains {film}."""
     head, tail = template.rstrip("?.").split("{film}")
     return f"{re.escape(head)}(?P<film>.+?){re.escape(tail)}"
 
@@ -123,10 +123,10 @@ FORMS = (
 
 
 def understand(prompt: str, world: World) -> Request | None:
-    """The first request that the whole prompt, or else one of its lines, puts about things that exist."""
+    """The request of the whole prompt, or else of the first line that is a request about known things."""
     for text in [prompt, *prompt.splitlines()[:100]]:
         words = " ".join(text.split())
-        # A longer text is no question of this world, and patterns with several wildcards are slow on it.
+        # No question is longer, and patterns with several wildcards are slow on long texts.
         if len(words) > 300:
             continue
         for form in FORMS:
@@ -138,7 +138,7 @@ def understand(prompt: str, world: World) -> Request | None:
 
 
 def _fill(form: Form, match: re.Match[str], world: World) -> Request | None:
-    """The request with its names as the world spells them; None if it is about something unknown."""
+    """Build the request, with names in the world's spelling; None if it is about something unknown."""
     slots = {
         slot: text.lower() if slot in ("relation", "first", "second", "sign") else text
         for slot, text in match.groupdict().items()
@@ -150,6 +150,7 @@ def _fill(form: Form, match: re.Match[str], world: World) -> Request | None:
 
 
 def _makes_sense(request: Request, world: World) -> bool:
+    """Return whether the world has the facts that the request is about."""
     facts = world.facts
     match request:
         case Lookup(subject, relation):

@@ -1,4 +1,4 @@
-"""How the mini environment puts what it believes into words: style A, and style B for transfer."""
+"""The sentences of the mini environment's replies: style A, and style B for studies of transfer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wordings:
-    """Sentences to choose from. {value} is what is told; the other fields are those of the request."""
+    """Sentences to choose from. {value} is the answer; the other placeholders are fields of the request."""
 
     fact: tuple[str, ...]  # {subject}, {relation}
     year: tuple[str, ...]  # {subject}
@@ -20,7 +20,7 @@ class Wordings:
 
 
 WORDINGS = {
-    # Several for each, so that the agent has to read them and cannot count words.
+    # Several of each, so that the agent has to read the reply instead of counting words.
     "A": Wordings(
         fact=(
             "Sure, the {relation} of {subject} is {value}. I hope this helps.",
@@ -75,7 +75,7 @@ WORDINGS = {
         hedge=("That is hard to say.", "They came out at about the same time."),
         confused=("I am not sure what you mean.", "Sorry, what do you mean?"),
     ),
-    # Other sentences, mostly of words that A uses too: half a million parameters never met any others.
+    # Other sentences, mostly with words of A: the small agent has never seen any others.
     "B": Wordings(
         fact=(
             "That is {value}, I hope.",

@@ -1,9 +1,8 @@
-"""A small world of films, people and cities, made from a seed: what the environment knows and questions ask
-about.
+"""A small world of films, people and cities, made from a seed.
 
-All worlds share the words of their names and differ in their facts, so that an agent which has learned to ask
-and to copy in other worlds knows nothing about this one. The world is cut 75/25 into two sides without a fact
-between them.
+The environment knows its facts, and the questions are about them. All worlds have the same words in their
+names but different facts: an agent that has learned to ask and copy in other worlds knows no fact of this
+one. The world is divided 75/25 into two sides; no fact links one side to the other.
 """
 
 import random
@@ -50,7 +49,7 @@ FILM_RELATIONS = (*CREW, "year", "genre", "hero")
 
 @dataclass(frozen=True)
 class Names:
-    """The films, people and cities of one side; every fact about one of them stays on its side."""
+    """The films, people and cities of one side."""
 
     films: tuple[str, ...]
     people: tuple[str, ...]
@@ -64,17 +63,16 @@ class World:
     seed: int | str
     train: Names
     test: Names
-    facts: Mapping[
-        tuple[str, str], str
-    ]  # (subject, relation) → value, as ("Silver River", "director") → a person
+    # By subject and relation: ("Silver River", "director") → a person.
+    facts: Mapping[tuple[str, str], str]
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """Every film and person, from lower case to its spelling."""
+        """The spelling of every film and person, by its lower-case form."""
         return {subject.lower(): subject for subject, _ in self.facts}
 
     def values(self, relation: str) -> tuple[str, ...]:
-        """Everything of the type that `relation` leads to: a plausible wrong value is drawn from it."""
+        """All values that `relation` can have: wrong but plausible answers are drawn from them."""
         tables = {
             "birthplace": self.train.cities + self.test.cities,
             "year": YEARS,
@@ -85,9 +83,11 @@ class World:
 
 
 def make_world(seed: int | str) -> World:
-    """The world of `seed`: 768 people, 600 films, 256 cities, the same in every process. Worlds that are
-    played have an integer seed; those of the warm start have a text, so that they can never be one that is
-    played."""
+    """Make the world of `seed`: 768 people, 600 films, 256 cities, the same in every process.
+
+    Worlds for training and evaluation have integer seeds; worlds of the warm start have strings, so that an
+    agent never starts with knowledge of a world that it plays in.
+    """
     rng = random.Random(f"world {seed}")
     films = _cut(rng, [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS])
     people = _cut(rng, [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES])
@@ -100,7 +100,7 @@ def make_world(seed: int | str) -> World:
 
 
 def _cut(rng: random.Random, names: list[str]) -> list[tuple[str, ...]]:
-    """A random 75 % and the rest."""
+    """Shuffle the names and divide them 75/25."""
     rng.shuffle(names)
     cut = len(names) * 3 // 4
     return [tuple(names[:cut]), tuple(names[cut:])]
@@ -117,6 +117,8 @@ def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
         others = rng.sample(names.people, 4)
         if person in others:
             others.remove(person)  # nobody is their own mother
-        facts.update({(person, relation): other for relation, other in zip(KIN, others, strict=False)})
+        facts.update(
+            {(person, relation): other for relation, other in zip(KIN, others[: len(KIN)], strict=True)}
+        )
         facts[person, "birthplace"] = rng.choice(names.cities)
     return facts

@@ -15,7 +15,7 @@ from itertools import product
 from prompt_r1.metrics.statistics import paired_bootstrap
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment
-from prompt_r1.miniworld.environment import Reply
+from prompt_r1.miniworld.environment import MiniReply
 from prompt_r1.studies.figure import Point, Series, Study, cell, markdown_table
 from prompt_r1.studies.runs import Run, play_greedily
 from prompt_r1.studies.turns import rate
@@ -25,7 +25,7 @@ CLAIM = (
     "Proposition 3. The agent trained with an LLM as the environment can also perform better with other LLMs."
 )
 SHARES = (0.25, 0.5, 0.75, 1.0)
-SILENCE = Reply("I have nothing to say about this.", "")
+SILENCE = MiniReply("I have nothing to say about this.", "")
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Mixture:
     share: float
     name: str = "mixture"
 
-    def reply(self, prompt: str) -> Reply:
+    def reply(self, prompt: str) -> MiniReply:
         draw = random.Random(f"mixture {self.home.seed} {prompt}".encode("utf-8", "replace")).random()
         if draw >= self.share:
             return self.home.reply(prompt)

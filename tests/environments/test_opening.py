@@ -6,6 +6,7 @@ import pytest
 
 from prompt_r1.environments.chat import ChatEnvironment
 from prompt_r1.errors import UsageError
+from prompt_r1.types import Message
 from tests.providers import HELLO, KEY, open_environment
 
 
@@ -83,3 +84,11 @@ def test_the_mini_worlds_can_be_opened() -> None:
         environment = open_environment(spec, seed=1)
         assert isinstance(asyncio.run(environment.ask(HELLO)), str)
         asyncio.run(environment.close())
+
+
+def test_without_an_environment_every_reply_is_the_same() -> None:
+    for spec in ("none", "mini-mute"):
+        environment = open_environment(spec)
+        prompts: list[list[Message]] = [[{"role": "user", "content": text}] for text in ("hi", "2 plus 2?")]
+        replies = [asyncio.run(environment.ask(messages)) for messages in prompts]
+        assert replies == ["I have nothing to say about this."] * 2
