@@ -139,10 +139,13 @@ def load_local(
     folder: Path, *, fields: Mapping[str, object], seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
     """Load the model in a folder. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
-    unknown = sorted(set(fields) - {"max_tokens", "temperature"})
-    numbers = all(isinstance(value, int | float) and value >= 0 for value in fields.values())
-    if unknown or not numbers:
-        raise UsageError(f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}")
+    settings: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+    for name, value in fields.items():
+        if name not in settings or not isinstance(value, int | float) or value < 0:
+            raise UsageError(
+                f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}"
+            )
+        settings[name] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
@@ -154,8 +157,8 @@ def load_local(
         name=f"hf:{folder.resolve().name}",
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        max_tokens=int(fields.get("max_tokens", MAX_TOKENS)),  # type: ignore[call-overload]
-        temperature=float(fields.get("temperature", 0.0)),  # type: ignore[arg-type]
+        max_tokens=int(settings["max_tokens"]),
+        temperature=settings["temperature"],
         seed=seed,
         system=ENVIRONMENT_SYSTEM,
     )

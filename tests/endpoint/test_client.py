@@ -242,6 +242,62 @@ def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
         assert asyncio.run(reply(environment)) == "Paris"
 
 
+# --- The check before a run ---
+
+
+def check(answers: dict[str, httpx.Response | Exception], **settings: object) -> list[str]:
+    """Check an endpoint with these answers by method, and return the methods of the requests."""
+    methods = []
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        methods.append(request.method)
+        answer = answers[request.method]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def one_check() -> None:
+        environment = chat(respond, **settings)
+        await environment.check()
+        await environment.close()
+
+    asyncio.run(one_check())
+    return methods
+
+
+LISTED = httpx.Response(200, json={"data": [{"id": "large"}]})
+NOT_LISTED = httpx.Response(200, json={"data": [{"id": "small"}]})
+
+
+def test_a_listed_model_passes_the_check_without_a_call() -> None:
+    assert check({"GET": LISTED}) == ["GET"]
+
+
+@pytest.mark.parametrize("listed", [NOT_LISTED, httpx.Response(404), httpx.ReadError("reset")])
+@pytest.mark.parametrize("answer", [OK, httpx.Response(503), httpx.ReadError("reset")])
+def test_a_model_that_is_not_listed_passes_unless_a_call_is_rejected(
+    listed: httpx.Response | Exception, answer: httpx.Response | Exception
+) -> None:
+    assert check({"GET": listed, "POST": answer}) == ["GET", "POST"]
+
+
+def test_a_wrong_key_or_model_fails_the_check_with_the_url() -> None:
+    for status in (401, 404):
+        wrong = httpx.Response(status, json=error_of(f"bad: {KEY}"))
+        with pytest.raises(FatalEnvError, match=r"large at https://llm.test/v1 cannot be used: .*\[key\]"):
+            check({"GET": NOT_LISTED, "POST": wrong})
+
+
+def test_a_refused_connection_fails_the_check() -> None:
+    with pytest.raises(UsageError, match=r"no server answers at https://llm.test/v1: ConnectError"):
+        check({"GET": httpx.ConnectError("refused")})
+
+
+def test_a_rejected_field_that_can_be_left_out_passes_the_check() -> None:
+    rejected = httpx.Response(400, json=error_of("temperature", param="temperature"))
+    assert check({"GET": NOT_LISTED, "POST": rejected}, fields={"temperature": 0}) == ["GET", "POST"]
+
+
 # --- The key ---
 
 

@@ -199,6 +199,17 @@ def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
 # --- Budgets ---
 
 
+def forty_calls(environment: MeteredEnvironment) -> list[str | BaseException]:
+    """The reply or the exception of each of forty concurrent calls."""
+
+    async def calls() -> list[str | BaseException]:
+        started = [text_of(environment, sample=number) for number in range(40)]
+        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
+            return await asyncio.gather(*started, return_exceptions=True)
+
+    return asyncio.run(calls())
+
+
 @pytest.mark.parametrize(
     ("limits", "calls"),
     [({"max_calls": 7}, 7), ({"max_tokens": 15 * 9}, 7), ({"max_usd": 9 * 60e-6}, 7)],
@@ -210,12 +221,7 @@ def test_forty_concurrent_games_never_exceed_the_budget(
     budget = Budget(**limits)
     environment = metered(source, tmp_path, budget=budget)
 
-    async def games() -> list[str | BaseException]:
-        asked = [text_of(environment, sample=number) for number in range(40)]
-        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    results = asyncio.run(games())
+    results = forty_calls(environment)
     assert all(isinstance(result, str | Resumable) for result in results)
     paid = sum(isinstance(result, str) for result in results)
     assert source.calls == paid and calls - 6 <= paid <= 9
@@ -246,12 +252,7 @@ def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budg
     for number in range(2):  # sequentially, so that a reply's length is known
         ask(environment, sample=number)
 
-    async def games() -> list[str | BaseException]:
-        asked = [text_of(environment, sample=number) for number in range(40)]
-        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    results = asyncio.run(games())
+    results = forty_calls(environment)
     assert all(isinstance(result, str | Resumable) for result in results)
     assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
 
@@ -336,4 +337,8 @@ def test_each_of_two_ranks_gets_half_of_the_rest_of_the_budget(tmp_path: Path) -
 def test_a_price_that_is_not_two_numbers_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--env-price takes IN,OUT"):
         parse_price(text)
+
+
+def test_a_price_is_in_dollars_per_million_tokens() -> None:
     assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)
+    assert parse_price("") == Price(0.0, 0.0)

@@ -1,11 +1,18 @@
-"""SPECs of environments, and the endpoints that the key is sent to."""
+"""Environments by SPEC: the names, the settings that reach them, and the key."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
+import torch
 
+from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.endpoint.client import ClientLimits
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.errors import UsageError
+from prompt_r1.environments.opening import Environments
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
 from tests.providers import HELLO, KEY, open_environment
 
@@ -92,3 +99,75 @@ def test_without_an_environment_every_reply_is_the_same() -> None:
         prompts: list[list[Message]] = [[{"role": "user", "content": text}] for text in ("hi", "2 plus 2?")]
         replies = [asyncio.run(environment.ask(messages)) for messages in prompts]
         assert replies == ["I have nothing to say about this."] * 2
+
+
+# --- Settings ---
+
+
+def chat_of(spec: str, **settings: object) -> ChatEnvironment:
+    [member] = open_environment(spec, **settings).members
+    assert isinstance(member._source, ChatEnvironment)
+    return member._source
+
+
+def test_the_settings_of_the_command_line_reach_the_client() -> None:
+    settings = {"env_concurrency": 3, "env_timeout": 7.0, "env_rpm": 60.0, "env_tpm": 900.0}
+    source = chat_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', **settings)
+    assert source._client._limits == ClientLimits(
+        concurrency=3, attempt_timeout=7.0, requests_per_minute=60.0, tokens_per_minute=900.0
+    )
+    assert source._client.fields == {"temperature": 0.7}
+    assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
+
+
+def environments(folder: Path | None = None, **settings: object) -> Environments:
+    ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
+    return Environments(EnvironmentConfig(**settings), seed=0, folder=folder, ranks=ranks)
+
+
+def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
+    opened = environments(env_args='{"temperature": 0.7}', env_price=("1,2",))
+    [plain] = opened.open("large@http://localhost:8000/v1").members
+    [other] = opened.open("large@http://localhost:8000/v1", fields={"top_p": 0.5}, prices=("3,4",)).members
+    assert (plain._source.parameters["temperature"], plain._price) == (0.7, Price(1, 2))
+    assert "temperature" not in other._source.parameters
+    assert (other._source.parameters["top_p"], other._price) == (0.5, Price(3, 4))
+
+
+def test_one_price_is_for_all_environments_or_each_has_its_own() -> None:
+    prices = {
+        ("1,2",): [Price(1, 2), Price(1, 2)],
+        ("1,2", "3,4"): [Price(1, 2), Price(3, 4)],
+        (): [Price(), Price()],
+    }
+    for given, expected in prices.items():
+        members = open_environment("mini,mini-b", env_price=given).members
+        assert [member._price for member in members] == expected
+    with pytest.raises(UsageError, match="one for each of the 2 environments"):
+        open_environment("mini,mini-b", env_price=("1,2", "3,4", "5,6"))
+
+
+def test_a_limit_in_dollars_without_a_price_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="--max-env-usd needs --env-price"):
+        environments(max_env_usd=5.0)
+
+
+def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
+    opened = environments(tmp_path, max_env_calls=2, journal="reuse")
+
+    async def calls() -> None:
+        first, second = opened.open("mini"), opened.open("mini-b")
+        reply = await first.ask(HELLO)
+        await second.ask(HELLO)
+        assert await opened.open("mini").ask(HELLO) == reply  # from the journal
+        with pytest.raises(Resumable, match="--max-env-calls 2 has no room"):
+            await first.ask(HELLO, sample=1)
+
+    asyncio.run(calls())
+    assert len((tmp_path / "journal/rank0.jsonl").read_text().splitlines()) == 2
+
+
+def test_environments_of_other_seeds_have_other_worlds() -> None:
+    question: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
+    replies = {asyncio.run(open_environment("mini", seed=seed).ask(question)) for seed in range(3)}
+    assert len(replies) == 3

@@ -104,34 +104,35 @@ def test_a_run_that_is_killed_and_resumed_pays_no_more_than_an_undisturbed_run(
         return await asyncio.create_subprocess_exec(*line, cwd=tmp_path, env=variables, **pipes)
 
     async def undisturbed(server: MiniServer) -> None:
-        assert await (await train(server, "whole")).wait() == 0
+        assert await (await train(server, "undisturbed")).wait() == 0
 
     async def killed(server: StoppingServer) -> None:
-        process = await train(server, "parts")
+        process = await train(server, "killed")
         await server.reached.wait()
         await asyncio.sleep(1)  # for replies that are on their way
         process.kill()
         await process.wait()
-        assert read_metrics(tmp_path / "parts")[-1]["step"] == 1  # in the middle of step 2
+        assert read_metrics(tmp_path / "killed")[-1]["step"] == 1  # in the middle of step 2
         paid = server.counts["replies"]
-        assert replies_of(tmp_path / "parts") == paid
+        assert replies_of(tmp_path / "killed") == paid
         server.last = 10**9
         server.go_on.set()
         await asyncio.sleep(0.5)
         server.counts["replies"] = paid  # the waiting requests are gone, without replies
-        assert await (await train(server, "parts")).wait() == 0
+        assert await (await train(server, "killed")).wait() == 0
 
-    whole = MiniServer(rng=random.Random(0))
-    with_server(undisturbed(whole), whole)
-    lines = read_metrics(tmp_path / "whole")
+    reference = MiniServer(rng=random.Random(0))
+    with_server(undisturbed(reference), reference)
+    lines = read_metrics(tmp_path / "undisturbed")
     in_two_steps = sum(line["env/paid"] for line in lines[:2])
-    parts = StoppingServer(last=int(in_two_steps + lines[2]["env/paid"] // 2))
-    with_server(killed(parts), parts)
-    print(f"calls paid: {whole.counts['replies']} whole, {parts.counts['replies']} in two parts")
-    assert replies_of(tmp_path / "parts") == replies_of(tmp_path / "whole") == whole.counts["replies"]
-    assert parts.counts["replies"] == whole.counts["replies"]
-    again = read_metrics(tmp_path / "parts")
-    assert [line["reward/mean"] for line in lines[1:]] == [line["reward/mean"] for line in again[1:]]
+    stopping = StoppingServer(last=int(in_two_steps + lines[2]["env/paid"] // 2))
+    with_server(killed(stopping), stopping)
+    paid, paid_after_kill = reference.counts["replies"], stopping.counts["replies"]
+    print(f"calls paid: {paid} undisturbed, {paid_after_kill} killed and resumed")
+    assert paid == paid_after_kill
+    assert replies_of(tmp_path / "undisturbed") == replies_of(tmp_path / "killed") == paid
+    resumed = read_metrics(tmp_path / "killed")
+    assert [line["reward/mean"] for line in lines[1:]] == [line["reward/mean"] for line in resumed[1:]]
 
 
 def replies_of(run: Path) -> int:
