@@ -242,6 +242,17 @@ def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
         assert asyncio.run(reply(environment)) == "Paris"
 
 
+def test_each_event_loop_has_connections_of_its_own() -> None:
+    """An httpx client that is used in another loop than its first raises, once a connection is reused."""
+
+    async def http_client() -> httpx.AsyncClient:
+        return client._connect().http
+
+    client = chat(Provider(OK))._client
+    first, second = asyncio.run(http_client()), asyncio.run(http_client())
+    assert first is not second
+
+
 # --- The check before a run ---
 
 
@@ -369,6 +380,18 @@ def test_the_limit_of_requests_per_minute_spreads_the_calls() -> None:
 
     asyncio.run(three_calls())
     assert sleep == [pytest.approx(1, abs=0.2), pytest.approx(2, abs=0.2)]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [httpx.Response(500), httpx.Response(400, json=error_of("no", param="max_tokens"))],
+    ids=["retry", "rejected field"],
+)
+def test_another_attempt_counts_against_the_limit_of_requests(failure: httpx.Response) -> None:
+    sleep = RecordedSleep()
+    provider = Provider(failure, OK)
+    assert ask(chat(provider, fields={"max_tokens": 5}, requests_per_minute=60, sleep=sleep)) == "Paris"
+    assert sleep == [pytest.approx(1, abs=0.2)]  # longer than the first back-off
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,15 @@ def test_a_failed_call_is_recorded_and_sent_again(tmp_path: Path) -> None:
         ask(metered(CountingSource(Outcome("fatal", reason="HTTP 401"))))
 
 
+def test_mode_replay_repeats_recorded_failures(tmp_path: Path) -> None:
+    environment = metered(CountingSource(Outcome("retry", reason="HTTP 500")), tmp_path)
+    with pytest.raises(EnvError):
+        ask(environment)
+    ask(environment, sample=1)
+    with pytest.raises(EnvError, match="HTTP 500"):
+        ask(metered(CountingSource(), tmp_path, mode="replay"))
+
+
 def test_a_torn_last_line_is_skipped_and_ended(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path))
     path = tmp_path / "rank0.jsonl"
@@ -297,10 +306,10 @@ def test_counts_are_by_outcome_and_reset_when_taken(tmp_path: Path) -> None:
     assert not any(environment.take_counts().values())
 
 
-@pytest.mark.parametrize("limit", [{"max_calls": 11}, {"max_tokens": 1100}, {"max_usd": 11.0}])
+@pytest.mark.parametrize("limit", [{"max_calls": 13}, {"max_tokens": 1300}, {"max_usd": 13.0}])
 def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> None:
-    call = Spending(calls=1, tokens=100, usd=1.0)
-    budget = Budget(**limit, spent=call, ranks=2)
+    call, spent = Spending(calls=1, tokens=100, usd=1.0), Spending(calls=3, tokens=300, usd=3.0)
+    budget = Budget(**limit, spent=spent, ranks=2)
 
     async def use_up() -> int:
         for number in range(99):
@@ -331,6 +340,7 @@ def test_each_of_two_ranks_gets_half_of_the_rest_of_the_budget(tmp_path: Path) -
 
     assert asyncio.run(use_up(open_environment())) == 3
     assert asyncio.run(use_up(open_environment())) == 1  # resumed: half of the other three
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["rank1.jsonl"]
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])

@@ -91,6 +91,16 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
+def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
+    policy = tiny.policy()
+    tokens = torch.tensor([local().encode(HELLO)])
+    policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
+    environment = LocalEnvironment(policy, tiny.tokenizer(), name="tiny", capacity=600)
+    outcome = asyncio.run(environment.call(HELLO))
+    assert (outcome.verdict, outcome.label, outcome.finish) == ("outcome", "empty", "stop")
+    assert (outcome.text, outcome.tokens_out) == ("", 1)
+
+
 def test_a_dialogue_that_is_too_long_is_an_outcome() -> None:
     outcome = asyncio.run(local(capacity=20).call(HELLO))
     assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", "context_length", "")

@@ -167,6 +167,20 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
     assert len((tmp_path / "journal/rank0.jsonl").read_text().splitlines()) == 2
 
 
+def test_journal_from_uses_the_replies_of_another_run(tmp_path: Path) -> None:
+    reply = asyncio.run(environments(tmp_path / "old").open("mini").ask(HELLO))
+    replay = environments(journal="replay", journal_from=(str(tmp_path / "old"),))
+    assert asyncio.run(replay.open("mini").ask(HELLO)) == reply
+
+
+def test_the_random_waits_of_a_client_depend_on_the_seed() -> None:
+    def first_draw(seed: int) -> float:
+        [member] = open_environment("large@http://localhost:8000/v1", seed=seed).members
+        return member._source._client._rng.random()
+
+    assert first_draw(1) == first_draw(1) != first_draw(2)
+
+
 def test_environments_of_other_seeds_have_other_worlds() -> None:
     question: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
     replies = {asyncio.run(open_environment("mini", seed=seed).ask(question)) for seed in range(3)}
