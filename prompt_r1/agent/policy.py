@@ -31,7 +31,7 @@ CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
 HUB_TIMEOUT = 10.0  # seconds
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """Scores of the N agent tokens of a packed row.
 
     A tuple, because FSDP2 finds no tensors in dataclasses.
@@ -82,7 +82,7 @@ class Policy(nn.Module):
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
 
-    def forward(self, packed: Packed) -> Scores:
+    def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
         shape = attention_shape(self.model.config)
         attend = choose_attention(self.device, self.compute, shape.heads, shape.kv_heads, shape.dim)
@@ -91,7 +91,7 @@ class Policy(nn.Module):
         )
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources) / self.temperature  # (N, hidden)
-        return Scores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets))
+        return TokenScores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets))
 
     def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
         """Last hidden states (B, T, hidden). Keywords are passed on to the attention of every layer."""

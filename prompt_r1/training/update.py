@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.policy import Policy, Scores
+from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
@@ -132,7 +132,7 @@ class Update:
             batch = replace(batch, ref=self._reference(batch.packed).logprobs)
         return batch
 
-    def record(self, batch: Batch, scores: Scores, loss: Loss) -> None:
+    def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch to the metrics of its optimiser step."""
         values = {**loss.metrics, "entropy": (batch.weights * scores.entropy).sum()}
         for name, value in values.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.agent.policy import Policy, Scores
+from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
@@ -96,9 +96,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
 class ImpossibleReference:
     """Calls every token impossible: the KL to it is infinite, but its slope is 1."""
 
-    def __call__(self, packed: Packed) -> Scores:
+    def __call__(self, packed: Packed) -> TokenScores:
         logprobs = torch.full((len(packed.targets),), -math.inf)
-        return Scores(logprobs, torch.zeros_like(logprobs))
+        return TokenScores(logprobs, torch.zeros_like(logprobs))
 
 
 def test_an_infinite_loss_with_a_finite_gradient_is_no_step():
@@ -183,7 +183,7 @@ class Counted(Policy):
 
     passes = 0
 
-    def forward(self, packed: Packed) -> Scores:
+    def forward(self, packed: Packed) -> TokenScores:
         self.passes += 1
         return super().forward(packed)
 
