@@ -182,8 +182,8 @@ def check(config: TrainConfig) -> None:
         )
     if "@http" in config.agent:
         raise UsageError(
-            f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained; give the "
-            "folder or hub id of its weights"
+            f"--agent {config.agent}: an agent behind an endpoint can play, but not be trained; give "
+            "the folder or hub id of its weights"
         )
     if "," in config.env and config.route != "session":
         raise UsageError(
