@@ -63,8 +63,7 @@ class Dialogue:
             self._say(COLOURS[name], content[self._shown[number] :])
             self._shown[number] = len(content)
         if ended:
-            self._write("\n" if self._shown else "")
-            self._shown = []
+            self._end_turn()
 
     def reply(self, text: str) -> None:
         """Write the reply of the environment."""
@@ -73,10 +72,15 @@ class Dialogue:
         self._write("\n\n")
 
     def note(self, label: str, text: str) -> None:
-        """Write a line of our own."""
+        """Write a line of our own; an error may have cut off the turn before it."""
+        self._end_turn()
         self._label(label)
         self._say("dim", text)
         self._write("\n")
+
+    def _end_turn(self) -> None:
+        self._write("\n" if self._shown else "")
+        self._shown = []
 
     def _label(self, label: str) -> None:
         self._write(label.ljust(INDENT))
