@@ -133,3 +133,8 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match="takes max_tokens and temperature"):
         load_local(folder, fields=fields, seed=0, slots=1, device=torch.device("cpu"))
+
+
+def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path) -> None:
+    environment = load_local(folder, fields={}, seed=0, slots=1, device=torch.device("cpu"))
+    assert environment._engine.max_tokens == tiny.model().config.max_position_embeddings

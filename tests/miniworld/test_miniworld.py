@@ -221,6 +221,14 @@ def test_asked_directly_the_environment_is_right_as_often_as_its_skills_say(styl
     assert abs(share_right(style, kind) - expected) < 0.045  # three standard errors
 
 
+@pytest.mark.parametrize("style, expected", [("A", 0.7 * 0.9), ("B", 0.55 * 0.5)])
+def test_a_comparison_that_the_environment_gets_wrong_often_has_no_answer(style, expected):
+    environment = MiniEnvironment(WORLD, style)
+    minis = make_questions(WORLD, "train", 1200, 0, kinds=["compare"])
+    unanswered = [environment.reply(mini.question.text).value == "" for mini in minis]
+    assert abs(sum(unanswered) / len(unanswered) - expected) < 0.045
+
+
 @pytest.mark.parametrize("style, low, high", [("A", 0.985, 1.0), ("B", 0.90, 0.955)])
 def test_clear_questions_are_almost_always_answered_right(style, low, high):
     environment = MiniEnvironment(WORLD, style)
