@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: running work is cancelled, and the run stops with a reason."""
+"""`Interrupt`: what a signal cancels, and when it ends the run."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from prompt_r1.errors import Resumable
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_cancels_pending_calls_of_the_environment(number):
+def test_a_signal_cancels_calls_that_wait_for_the_environment(number):
     cancelled = []
 
     async def ask() -> str:
@@ -32,14 +32,14 @@ def test_a_signal_cancels_pending_calls_of_the_environment(number):
     assert cancelled == ["ask", "ask"]
 
 
-def test_a_signal_during_an_update_stops_the_next_work():
+def test_after_a_signal_during_an_update_no_new_work_starts():
     async def work() -> None:
         pytest.fail("started after the signal")
 
     with Interrupt() as interrupt:
         interrupt.deferred = True
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGUSR1)  # the second changes nothing
+        os.kill(os.getpid(), signal.SIGUSR1)  # a second signal has no effect
         assert interrupt.reason == "SIGTERM was received"
         with pytest.raises(Resumable):
             asyncio.run(interrupt.guard(work()))
@@ -50,20 +50,20 @@ def test_a_signal_before_training_ends_the_run_at_once():
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_work_without_a_signal_returns_its_result_or_raises_its_error():
-    async def fine() -> int:
+def test_guard_returns_the_result_and_raises_the_errors_of_its_work():
+    async def succeed() -> int:
         return 7
 
-    async def broken() -> int:
+    async def fail() -> int:
         raise KeyError("mine")
 
     with Interrupt() as interrupt:
-        assert asyncio.run(interrupt.guard(fine())) == 7
+        assert asyncio.run(interrupt.guard(succeed())) == 7
         with pytest.raises(KeyError):
-            asyncio.run(interrupt.guard(broken()))
+            asyncio.run(interrupt.guard(fail()))
 
 
-def test_the_earlier_signal_handlers_are_restored():
+def test_the_previous_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with Interrupt():
         pass

@@ -1,4 +1,4 @@
-"""The run of the fault tests: a tiny agent that asks, and six questions."""
+"""Fixtures of the fault tests: the harness, and a short run with few questions."""
 
 import json
 from collections.abc import Iterator
@@ -6,40 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import Launcher, open_launcher
+from tests.faults.harness import FaultHarness
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    with open_launcher() as launcher:
-        yield launcher
+def harness() -> Iterator[FaultHarness]:
+    harness = FaultHarness()
+    try:
+        yield harness
+    finally:
+        harness.close()
 
 
 @pytest.fixture(scope="session")
 def arguments(asking_agent, tmp_path_factory) -> list[str]:
-    """The arguments of a run of a few seconds: games with calls, mini-batches, validations, checkpoints."""
+    """The arguments of a run of a few seconds, with calls, mini-batches, validations and checkpoints."""
     file: Path = tmp_path_factory.mktemp("questions") / "own.jsonl"
     rows = [{"question": f"Who is number {number}?", "answer": "Anna"} for number in range(6)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    settings = {
-        "agent": asking_agent,
-        "env": "mini",
-        "data": file,
-        "val-data": file,
-        "test-data": file,
-        "out": "run",
-        "steps": 5,
-        "questions": 4,
-        "group-size": 2,
-        "mini-batch": 4,
-        "max-turns": 3,
-        "max-new": 60,
-        "max-tokens": 900,
-        "lr": 1e-3,
-        "val-every": 2,
-        "val-limit": 2,
-        "save-every": 1,
-        "device": "cpu",
-        "kv-tokens": 20000,
-    }
-    return [f"--{name}={value}" for name, value in settings.items()]
+    settings = """
+        --env mini --out run --steps 5 --questions 4 --group-size 2 --mini-batch 4 --lr 0.001
+        --max-turns 3 --max-new 60 --max-tokens 900 --val-every 2 --val-limit 2 --save-every 1
+        --device cpu --kv-tokens 20000
+    """
+    data = ["--data", str(file), "--val-data", str(file), "--test-data", str(file)]
+    return ["--agent", str(asking_agent), *data, *settings.split()]

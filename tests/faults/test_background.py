@@ -13,13 +13,13 @@ from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import Ranks, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from tests import tiny
-from tests.distributed.test_parallel import free_ports
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.faults
 
 
-class ShardedRun:
-    """A sharded policy that learns, and its checkpoints."""
+class ShardedTraining:
+    """A sharded policy, its optimiser and its checkpoints."""
 
     def __init__(self, folder: Path, ranks: Ranks, *, seed: int) -> None:
         self.policy = tiny.policy(seed=seed)
@@ -41,25 +41,27 @@ class ShardedRun:
         return [full_tensor(weight.data).clone() for weight in self.policy.parameters()]
 
 
-def rank_of_two(rank: int, port: int, folder: Path) -> None:
+def save_and_load_on_rank(rank: int, port: int, folder: Path) -> None:
+    """Train while step 1 is written, then load step 1 and train again: the weights must be the same."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = start_ranks("cpu", "fsdp")
-    one = ShardedRun(folder, ranks, seed=0)
-    one.learn(1)
-    assert one.checkpoints.save(State(1)) == ""
-    for step in (2, 3):  # while step 1 is written
-        one.learn(step)
-    assert one.checkpoints.finish(wait=True) == ""
-    two = ShardedRun(folder, ranks, seed=1)
-    assert two.checkpoints.load(two.checkpoints.newest()).step == 1
+    saved = ShardedTraining(folder, ranks, seed=0)
+    saved.learn(1)
+    assert saved.checkpoints.save(State(1)) == ""
     for step in (2, 3):
-        two.learn(step)
-    assert all(torch.equal(*pair) for pair in zip(one.weights(), two.weights(), strict=True))
+        saved.learn(step)
+    assert saved.checkpoints.finish(wait=True) == ""
+    loaded = ShardedTraining(folder, ranks, seed=1)
+    assert loaded.checkpoints.load(loaded.checkpoints.newest()).step == 1
+    for step in (2, 3):
+        loaded.learn(step)
+    for got, want in zip(loaded.weights(), saved.weights(), strict=True):
+        assert torch.equal(got, want)
     stop_ranks(ranks)
 
 
-def test_a_sharded_checkpoint_that_is_written_beside_training_is_that_of_its_step(tmp_path):
+def test_a_sharded_checkpoint_written_in_the_background_holds_the_weights_of_its_step(tmp_path):
     [port] = free_ports(1)
-    mp.spawn(rank_of_two, (port, tmp_path), nprocs=2)
+    mp.spawn(save_and_load_on_rank, (port, tmp_path), nprocs=2)
     assert (tmp_path / "checkpoints/step-000001/manifest.json").exists()

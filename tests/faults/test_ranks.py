@@ -1,116 +1,133 @@
-"""Ranks that die, raise, hang or compute non-finite values; other numbers of ranks; two runs in a folder."""
+"""Faults of one rank (killed, raises, hangs, infinities), and a resume on another number of ranks."""
 
 import math
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.faults.runs import signal_in, tensors
+from tests.faults.harness import saved_tensors, signal_at
 from tests.programs import call, command
 
 pytestmark = pytest.mark.faults
 
 
-def start_torchrun(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    """Start two ranks under torchrun itself."""
-    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command("train.py", *arguments, ranks=2), cwd=folder, env=environment, **pipes)
+def start_under_torchrun(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    """Start `train.py` on two ranks under torchrun itself."""
+    return subprocess.Popen(
+        command("train.py", *arguments, ranks=2),
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
-def wait_for(happened) -> None:
-    end = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < end
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def ranks_of(torchrun: subprocess.Popen) -> list[int]:
-    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
-    by_rank = {}
+def processes_by_rank(launcher: subprocess.Popen) -> list[int]:
+    """The process ids of the ranks that torchrun started."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    by_rank: dict[int, int] = {}
     for child in map(int, children):
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        by_rank |= {int(entry[5:]): child for entry in variables if entry.startswith(b"RANK=")}
+        for variable in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"RANK="):
+                by_rank[int(variable.removeprefix(b"RANK="))] = child
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def test_a_rank_that_dies_ends_the_others_and_a_second_run_in_the_folder_is_refused(
-    arguments, launcher, tmp_path
+def metrics_lines(run: Path) -> list[str]:
+    path = run / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_killed_rank_stops_the_others_and_a_second_run_in_the_folder_is_refused(
+    arguments, harness, tmp_path
 ):
-    """Torchrun names the rank. The run can be resumed without torchrun."""
-    with start_torchrun(tmp_path, arguments) as torchrun:
-        wait_for(lambda: len(read_lines(tmp_path / "run")) >= 2)
-        ranks = ranks_of(torchrun)
-        for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)  # so that the run does not end meanwhile
+    """torchrun names the killed rank. The resumed run ends like one that was not interrupted."""
+    with start_under_torchrun(tmp_path, arguments) as launcher:
+        wait_until(lambda: len(metrics_lines(tmp_path / "run")) >= 2)
+        processes = processes_by_rank(launcher)
+        for process in processes:  # pause the run, so that it cannot end before the second one starts
+            os.kill(process, signal.SIGSTOP)
         refused = call(tmp_path, "train.py", *arguments)
-        for rank in ranks:
-            os.kill(rank, signal.SIGCONT)
-        died = time.monotonic()
-        os.kill(ranks[1], signal.SIGKILL)
-        output, _ = torchrun.communicate(timeout=60)
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+        killed_at = time.monotonic()
+        os.kill(processes[1], signal.SIGKILL)
+        output, _ = launcher.communicate(timeout=60)
     assert refused.returncode == 2 and "run is in use by process" in refused.stderr
-    assert torchrun.returncode != 0 and time.monotonic() - died < 30
+    assert launcher.returncode != 0 and time.monotonic() - killed_at < 30
     assert "rank      : 1 " in output and "Signal 9 (SIGKILL)" in output
-    assert launcher.run(tmp_path, arguments).codes == [0, 0]
-    whole = tmp_path / "whole"
-    assert launcher.run(whole, arguments).codes == [0, 0]
-    assert tensors(tmp_path / "run") == tensors(whole / "run")
+    assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
+    uninterrupted = tmp_path / "uninterrupted"
+    assert harness.run(uninterrupted, arguments).exit_codes == [0, 0]
+    assert saved_tensors(tmp_path / "run") == saved_tensors(uninterrupted / "run")
 
 
-def read_lines(run: Path) -> list[str]:
-    return (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+def test_a_rank_that_raises_stops_the_others_and_torchrun_names_it(arguments, tmp_path):
+    # A folder in place of rank 1's file of games: rank 1 cannot write it.
+    (tmp_path / "run/trajectories/step-000001-rank1.jsonl").mkdir(parents=True)
+    with start_under_torchrun(tmp_path, arguments) as launcher:
+        output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode != 0 and "rank      : 1 " in output and "IsADirectoryError" in output
 
 
-def test_a_rank_that_raises_ends_the_others_and_torchrun_names_it(arguments, tmp_path):
-    (tmp_path / "run/trajectories/step-000001-rank1.jsonl").mkdir(parents=True)  # it cannot write its games
-    with start_torchrun(tmp_path, arguments) as torchrun:
-        output, _ = torchrun.communicate(timeout=120)
-    assert torchrun.returncode != 0 and "rank      : 1 " in output and "IsADirectoryError" in output
-
-
-def test_a_rank_that_hangs_is_named_after_the_timeout(arguments, launcher, tmp_path):
-    on_event = signal_in("rollout", times=2, rank=1, targets=(1,), number=signal.SIGSTOP)
-    result = launcher.run(tmp_path, [*arguments, "--rank-timeout", "5"], on_event=on_event)
-    assert result.codes == [75, -9] and result.ended - result.signalled < 30
+def test_a_rank_that_hangs_is_named_after_the_rank_timeout(arguments, harness, tmp_path):
+    hang = signal_at("rollout", occurrence=2, rank=1, targets=(1,), number=signal.SIGSTOP)
+    process_run = harness.run(tmp_path, [*arguments, "--rank-timeout", "5"], fault=hang)
+    assert process_run.exit_codes == [75, -9] and process_run.seconds_after_fault < 30
     assert "rank 1 did not respond" in (tmp_path / "rank0.log").read_text()
-    assert launcher.run(tmp_path, arguments).codes == [0, 0]
+    assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
 
 
-def test_non_finite_gradients_of_one_rank_are_skipped_by_all_ranks_and_counted(arguments, launcher, tmp_path):
-    """Infinite advantages on rank 1 in step 1: both ranks skip the affected optimiser steps."""
-    assert launcher.run(tmp_path, arguments, poisoned=1, steps=1).codes == [0, 0]
-    skipped = [row.get("update/skipped", 0) for row in read_metrics(tmp_path / "run")]
+def test_optimiser_steps_with_infinities_on_one_rank_are_skipped_by_all_ranks(arguments, harness, tmp_path):
+    """Advantages are infinite on rank 1 in step 1: both ranks skip the affected optimiser steps."""
+    assert harness.run(tmp_path, arguments, infinite_rank=1, infinite_steps=1).exit_codes == [0, 0]
+    skipped = [line.get("update/skipped", 0) for line in read_metrics(tmp_path / "run")]
     assert skipped[1] > 0 and not any(skipped[2:])
-    assert all(math.isfinite(value) for row in read_metrics(tmp_path / "run")[2:] for value in row.values())
+    for line in read_metrics(tmp_path / "run")[2:]:
+        assert all(math.isfinite(value) for value in line.values())
 
 
-def test_non_finite_gradients_in_every_step_stop_the_run(arguments, launcher, tmp_path):
-    assert launcher.run(tmp_path, arguments, poisoned=1, steps=99).codes == [75, 75]
+def test_infinities_in_every_step_stop_the_run(arguments, harness, tmp_path):
+    assert harness.run(tmp_path, arguments, infinite_rank=1, infinite_steps=99).exit_codes == [75, 75]
     assert "not finite in" in (tmp_path / "rank0.log").read_text()
 
 
-MODES = [(2, ["ddp", "none"], 1), (2, ["fsdp", "none"], 1), (1, ["none", "fsdp"], 2)]
+# Ranks and --parallel before the kill, then after it.
+RANK_CHANGES = [(2, "ddp", 1, "none"), (2, "fsdp", 1, "none"), (1, "none", 2, "fsdp")]
 
 
-@pytest.mark.parametrize(("before", "modes", "after"), MODES)
-def test_a_run_resumes_with_another_number_of_ranks(arguments, launcher, tmp_path, before, modes, after):
-    """Games and losses are equal up to rounding, because the order of sums differs."""
-    on_event = signal_in("save", times=3, targets=tuple(range(before)))
-    result = launcher.run(tmp_path, [*arguments, "--parallel", modes[0]], ranks=before, on_event=on_event)
-    assert result.codes == [-9] * before
-    done = launcher.run(tmp_path, [*arguments, "--parallel", modes[1]], ranks=after)
+@pytest.mark.parametrize(("ranks_before", "parallel_before", "ranks_after", "parallel_after"), RANK_CHANGES)
+def test_a_run_resumes_on_another_number_of_ranks(
+    arguments, harness, tmp_path, ranks_before, parallel_before, ranks_after, parallel_after
+):
+    """The same games and losses as on a constant number of ranks, up to the order of sums."""
+    kill = signal_at("save", occurrence=3, targets=tuple(range(ranks_before)))
+    killed = harness.run(
+        tmp_path, [*arguments, "--parallel", parallel_before], ranks=ranks_before, fault=kill
+    )
+    assert killed.exit_codes == [-9] * ranks_before
+    resumed = harness.run(tmp_path, [*arguments, "--parallel", parallel_after], ranks=ranks_after)
     log = (tmp_path / "rank0.log").read_text()
-    assert done.codes == [0] * after and "Resuming after step" in log
-    assert launcher.run(tmp_path / "whole", arguments, ranks=1).codes == [0]
-    for mine, other in zip(read_metrics(tmp_path / "run"), read_metrics(tmp_path / "whole/run"), strict=True):
-        for name in ("step", "loss", "kl", "grad_norm", "reward/mean", "tokens/sampled", "val/reward"):
-            assert mine.get(name, 0) == pytest.approx(other.get(name, 0), rel=1e-3, abs=1e-5), (
-                mine["step"],
-                name,
-            )
+    assert resumed.exit_codes == [0] * ranks_after and "Resuming after step" in log
+    uninterrupted = tmp_path / "uninterrupted"
+    assert harness.run(uninterrupted, arguments, ranks=1).exit_codes == [0]
+    names = "step loss kl grad_norm reward/mean tokens/sampled val/reward".split()
+    lines = zip(read_metrics(tmp_path / "run"), read_metrics(uninterrupted / "run"), strict=True)
+    for got, want in lines:
+        for name in names:
+            expected = pytest.approx(want.get(name, 0), rel=1e-3, abs=1e-5)
+            assert got.get(name, 0) == expected, (got["step"], name)

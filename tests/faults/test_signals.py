@@ -1,13 +1,14 @@
-"""SIGTERM and SIGUSR1 in any phase: all ranks save the same step within 30 s, and the run can be resumed."""
+"""SIGTERM and SIGUSR1 at any moment: all ranks save the same step within 30 s, and the run can be resumed."""
 
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import Event, RunResult, curves, games, signal_in, tensors
+from tests.faults.harness import PhaseEvent, games_of, metrics_of, saved_tensors, signal_at
 
 pytestmark = pytest.mark.faults
 
@@ -15,71 +16,73 @@ SECONDS = 30
 
 
 def without_calls(lines: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Remove env metrics: the calls of a step that was cancelled are counted by the run that made them."""
+    """Leave out the counts of calls: a step abandoned after its games had counted theirs before the stop."""
     return [{name: value for name, value in line.items() if not name.startswith("env/")} for line in lines]
 
 
-def seconds_to_stop(result: RunResult) -> float:
-    """Seconds from the signal to the end of the last rank."""
-    return result.ended - result.signalled
-
-
-MOMENTS = [
+# Phase, signal, ranks that receive it, occurrence of the phase.
+SIGNALS = [
     ("rollout", signal.SIGTERM, (0, 1), 1),
-    ("backward", signal.SIGUSR1, (1,), 2),  # only one rank gets it
+    ("backward", signal.SIGUSR1, (1,), 2),  # only one of the ranks receives it
     ("validation", signal.SIGTERM, (0, 1), 2),
     ("save", signal.SIGUSR1, (0, 1), 2),
 ]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(launcher, arguments, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert launcher.run(folder, arguments).codes == [0, 0]
+def uninterrupted(harness, arguments, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert harness.run(folder, arguments).exit_codes == [0, 0]
     return folder / "run"
 
 
-@pytest.mark.parametrize(("phase", "number", "targets", "times"), MOMENTS, ids=[name for name, *_ in MOMENTS])
-def test_all_ranks_save_the_same_step_and_the_resumed_run_ends_like_an_undisturbed_one(
-    launcher, arguments, undisturbed, tmp_path, phase, number, targets, times
+@pytest.mark.parametrize(
+    ("phase", "number", "targets", "occurrence"), SIGNALS, ids=[phase for phase, *_ in SIGNALS]
+)
+def test_after_a_signal_all_ranks_save_one_step_and_the_resumed_run_ends_like_an_uninterrupted_one(
+    harness, arguments, uninterrupted, tmp_path, phase, number, targets, occurrence
 ):
-    on_event = signal_in(phase, times=times, rank=targets[0], targets=targets, number=number)
-    result = launcher.run(tmp_path, arguments, on_event=on_event)
+    fault = signal_at(phase, occurrence=occurrence, rank=targets[0], targets=targets, number=number)
+    stopped = harness.run(tmp_path, arguments, fault=fault)
     log = (tmp_path / "rank0.log").read_text()
-    assert result.codes == [75, 75], log
-    assert seconds_to_stop(result) < SECONDS and f"{number.name} was received; stopped after step" in log
-    assert launcher.run(tmp_path, arguments).codes == [0, 0]
+    assert stopped.exit_codes == [75, 75], log
+    assert stopped.seconds_after_fault < SECONDS
+    assert f"{number.name} was received; stopped after step" in log
+    assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
     run = tmp_path / "run"
-    assert tensors(run) == tensors(undisturbed) and games(run) == games(undisturbed)
-    assert without_calls(curves(run)) == without_calls(curves(undisturbed))
+    assert saved_tensors(run) == saved_tensors(uninterrupted)
+    assert games_of(run) == games_of(uninterrupted)
+    assert without_calls(metrics_of(run)) == without_calls(metrics_of(uninterrupted))
 
 
-def test_a_second_signal_while_saving_changes_nothing(launcher, arguments, tmp_path):
-    term = {"number": signal.SIGTERM}
-    pending = [signal_in("rollout", times=2, **term), signal_in("save", **term)]  # the save before the exit
+def test_a_second_signal_during_the_save_has_no_effect(harness, arguments, tmp_path):
+    signals = [
+        signal_at("rollout", occurrence=2, number=signal.SIGTERM),
+        signal_at("save", number=signal.SIGTERM),  # the save that the first signal causes
+    ]
 
-    def on_event(event: Event, processes: list[int]) -> bool:
-        if pending[0](event, processes):
-            pending.pop(0)
-        return not pending
+    def send_both(event: PhaseEvent, processes: list[int]) -> bool:
+        if signals[0](event, processes):
+            signals.pop(0)
+        return not signals
 
-    result = launcher.run(tmp_path, arguments, on_event=on_event)
-    assert result.codes == [75, 75] and not pending
-    assert launcher.run(tmp_path, arguments).codes == [0, 0]
+    stopped = harness.run(tmp_path, arguments, fault=send_both)
+    assert stopped.exit_codes == [75, 75] and not signals
+    assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
-    """An endpoint that accepts every call and answers none."""
+def unresponsive_endpoint() -> Iterator[str]:
+    """An endpoint that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
         yield f"mini@http://127.0.0.1:{server.getsockname()[1]}/v1"
 
 
-def test_calls_without_an_answer_do_not_delay_the_stop(launcher, arguments, silent, tmp_path):
-    arguments = [*arguments, "--env", silent]
+def test_calls_without_a_response_do_not_delay_the_stop(harness, arguments, unresponsive_endpoint, tmp_path):
     begin = time.monotonic()
-    result = launcher.run(tmp_path, arguments, on_event=signal_in("rollout", delay=3, number=signal.SIGTERM))
+    terminate = signal_at("rollout", delay=3, number=signal.SIGTERM)
+    stopped = harness.run(tmp_path, [*arguments, "--env", unresponsive_endpoint], fault=terminate)
     log = (tmp_path / "rank0.log").read_text()
-    assert result.codes == [75, 75], log
-    assert seconds_to_stop(result) < SECONDS and time.monotonic() - begin < 120
+    assert stopped.exit_codes == [75, 75], log
+    assert stopped.seconds_after_fault < SECONDS and time.monotonic() - begin < 120
     assert (tmp_path / "run/checkpoints/step-000000/manifest.json").exists()
