@@ -1,4 +1,4 @@
-"""The main job, shortened: `python train.py` must learn. Two minutes: `python -m pytest -m learning`."""
+"""`python train.py` learns, in a shortened run of two minutes: `python -m pytest -m learning`."""
 
 import subprocess
 from pathlib import Path
@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from prompt_r1.storage.run_log import read_metrics
+from tests.figures import check_figures
 from tests.programs import call
-from tests.test_pinned_run import check_figures
 
 pytestmark = pytest.mark.learning
 
-# Of the first three steps with seed 0. The agent is warm-started where the test runs, and rounding decides
-# which agent that gives: these figures hold for one kind of CPU and one version of torch.
+# The first three steps with seed 0. The agent is warm-started on the machine that runs the test, and rounding
+# changes its weights: these figures hold for one kind of CPU and one version of torch.
 PINNED_ON = ("AVX512", "2.13")
 FIGURES = {
     "loss": [-0.00061608, -0.000998541, -0.00081659],
@@ -27,7 +27,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def mini_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A folder in which `python train.py` was run with its own settings, but for fewer steps."""
+    """A folder with a run of `python train.py` that has fewer steps, and its process."""
     folder = tmp_path_factory.mktemp("mini")
     done = call(folder, "train.py", "--steps", "24", "--val-every", "12", seconds=600)
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def mini_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
 
 @pytest.mark.skipif(
     (torch.backends.cpu.get_cpu_capability(), torch.__version__.rpartition(".")[0]) != PINNED_ON,
-    reason=f"the figures are those of {' and torch '.join(PINNED_ON)}",
+    reason=f"the figures are pinned for {PINNED_ON[0]} and torch {PINNED_ON[1]}",
 )
 def test_the_first_steps_of_the_mini_run_give_the_pinned_figures(mini_run):
     folder, _ = mini_run
@@ -46,16 +46,15 @@ def test_the_first_steps_of_the_mini_run_give_the_pinned_figures(mini_run):
 def test_the_mini_run_learns_to_question_its_environment(mini_run):
     folder, done = mini_run
     lines = read_metrics(folder / "runs/mini-seed0")
-    before, after = lines[0], lines[-1]
+    before, after = lines[0], lines[-1]  # the first and last validation
     assert before["val/em"] <= 0.45 and after["val/em"] >= 0.70
     assert after["val/format"] >= 0.95
     assert max(line["engine/logprob_gap"] for line in lines[1:]) <= 1e-4
     assert "Collapse" not in done.stdout
 
-    alone = call(
+    evaluation = call(
         folder, "evaluate.py", "--method", "prompt-r1", "--env", "mini", "mini-mute", "--limit", "100"
     )
-    with_environment, mute = (
-        float(line.split("|")[5].split()[0]) for line in alone.stdout.splitlines() if "**all**" in line
-    )
-    assert with_environment >= 0.60 and mute <= 0.30
+    rows = [line.split("|") for line in evaluation.stdout.splitlines() if "**all**" in line]
+    em, em_of_mute_environment = [float(row[5].split()[0]) for row in rows]
+    assert em >= 0.60 and em_of_mute_environment <= 0.30

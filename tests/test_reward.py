@@ -1,4 +1,4 @@
-"""The reward against values worked out by hand from eqs 12-15."""
+"""The reward against values computed by hand from eqs 12-15."""
 
 import pytest
 
@@ -8,40 +8,35 @@ from tests.games import GOOD, HALF, RIGHT, WRONG, game_of_turns
 from tests.tiny import think
 
 TABLE = [
-    # rule, turns, format, total
+    # rule, turns, format reward, total reward
     ("release", [RIGHT], 0.6, -0.4),
     ("release", [GOOD, RIGHT], 1.0, 1.0),
     ("release", [GOOD, HALF], 1.0, 2 / 3),
     ("release", [GOOD, WRONG], 1.0, 0.0),
     ("release", [GOOD] * 4 + [RIGHT], 1.0, 1.0),
     ("release", [GOOD], 0.4, -0.6),
-    ("release", [GOOD] * 3, 0.4, -0.6),  # the leak of the released code: there 0.0
+    ("release", [GOOD] * 3, 0.4, -0.6),  # 0.0 in the released code, which opens the gate here
     ("release", [GOOD] * 5, 0.4, -0.6),
-    ("release", ["rubbish"], 0.0, -1.0),
-    ("release", [GOOD, "<answer>Anna Keller</answer>"], 0.9, -0.1),  # no thought: not complete, gate shut
+    ("release", ["no tags"], 0.0, -1.0),
+    ("release", [GOOD, "<answer>Anna Keller</answer>"], 0.9, -0.1),  # no think block: incomplete, gate shut
     ("release", [GOOD, think("", answer="Anna Keller")], 0.9, -0.1),
     ("release", [GOOD, RIGHT + " and more"], 0.9, -0.1),
     ("release", [GOOD, think("so", answer="")], 0.75, -0.25),
-    (
-        "release",
-        [think("", prompt="who?"), RIGHT],
-        0.6,
-        -0.4,
-    ),  # an interaction without a thought does not count
+    ("release", [think("", prompt="who?"), RIGHT], 0.6, -0.4),  # an empty think block: no interaction counted
     ("paper", [RIGHT], 1.0, -0.5),
     ("paper", [GOOD, RIGHT], 1.25, -0.25),
     ("paper", [GOOD, GOOD, RIGHT], 1.5, 1.0),
     ("paper", [GOOD, GOOD, HALF], 1.5, 2 / 3),
     ("paper", [GOOD] * 5, 1.25, -0.25),
-    ("paper", [GOOD] * 9, 1.25, -0.25),  # with more turns than the paper's, still not open without an answer
+    ("paper", [GOOD] * 9, 1.25, -0.25),  # more turns than the paper allows
     ("paper", [], 0.0, -1.5),
-    # Without an environment: R = -1 + fmt / 0.6, plus F1 when fmt is 0.6.
+    # Without an environment: R = -1 + format / 0.6, plus F1 when format is 0.6.
     ("alone", [RIGHT], 1.0, 1.0),
     ("alone", [HALF], 1.0, 2 / 3),
     ("alone", [WRONG], 1.0, 0.0),
     ("alone", ["<answer>Anna Keller</answer>"], 0.5 / 0.6, -1 + 0.5 / 0.6),
     ("alone", [think("so", answer="")], 0.35 / 0.6, -1 + 0.35 / 0.6),
-    ("alone", [GOOD], 0.0, -1.0),  # asking pays nothing where nobody replies
+    ("alone", [GOOD], 0.0, -1.0),  # interactions earn nothing without an environment
 ]
 
 
@@ -61,7 +56,7 @@ def test_no_answer_always_scores_below_a_well_formed_wrong_answer(rule, good_tur
 
 
 def test_a_rounding_error_of_the_sum_does_not_shut_the_gate():
-    """0.1 + 0.7 + 0.1 + 0.1 is 1 on paper and 0.9999999999999999 in floats."""
+    """0.1 + 0.7 + 0.1 + 0.1 is 0.9999999999999999 in floating point."""
     rule = Rule(alpha=0.1, beta=0.7, gamma=0.1, delta=0.1, epsilon=1.0, unanswered_cap=0.1)
     reward = score(game_of_turns(GOOD, RIGHT), rule=rule)
     assert reward.terms.sum < rule.epsilon
@@ -75,12 +70,12 @@ def test_rewards_stay_in_their_range(rule):
     assert all(-epsilon <= reward <= 1 for reward in rewards)
 
 
-def test_a_game_that_the_environment_broke_has_no_reward():
+def test_scoring_a_game_that_the_environment_broke_fails():
     with pytest.raises(AssertionError):
         score(game_of_turns(GOOD, stop="env_error"), rule=RULES["release"])
 
 
-def test_well_formed_wants_every_turn_clean_and_an_answer():
+def test_a_well_formed_game_has_only_clean_turns_and_an_answer():
     assert well_formed(game_of_turns(GOOD, RIGHT))
     assert not well_formed(game_of_turns(GOOD + "!", RIGHT))
     assert not well_formed(game_of_turns(GOOD))
@@ -88,11 +83,13 @@ def test_well_formed_wants_every_turn_clean_and_an_answer():
 
 
 def test_the_terms_of_the_format_reward_add_up_to_it_below_the_cap():
-    """Release: α 0.4 a good turn, β 0.25, γ 0.25, δ 0.1, cap 1."""
-    half = score(game_of_turns(GOOD, GOOD, "<answer></answer>"), rule=RULES["release"])
-    assert half.terms == FormatTerms(interactions=0.8, parsed=0.25) and half.format == 1.0
-    assert half.gate_is_open
-    shut = score(game_of_turns(GOOD, think("so", answer="")), rule=RULES["release"])
-    assert shut.terms == FormatTerms(interactions=0.4, parsed=0.25, complete=0.1) and not shut.gate_is_open
-    silent = score(game_of_turns(*[GOOD] * 3), rule=RULES["release"])
-    assert silent.terms.sum == pytest.approx(1.2) and silent.format == 0.4 and not silent.gate_is_open
+    """Release: α = 0.4 per good turn, β = γ = 0.25, δ = 0.1, cap 1."""
+    empty = score(game_of_turns(GOOD, GOOD, "<answer></answer>"), rule=RULES["release"])
+    assert empty.terms == FormatTerms(interactions=0.8, parsed=0.25) and empty.format == 1.0
+    assert empty.gate_is_open
+    below_cap = score(game_of_turns(GOOD, think("so", answer="")), rule=RULES["release"])
+    assert below_cap.terms == FormatTerms(interactions=0.4, parsed=0.25, complete=0.1)
+    assert not below_cap.gate_is_open
+    unanswered = score(game_of_turns(*[GOOD] * 3), rule=RULES["release"])
+    assert unanswered.terms.sum == pytest.approx(1.2) and unanswered.format == 0.4
+    assert not unanswered.gate_is_open
