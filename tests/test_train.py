@@ -1,56 +1,43 @@
-"""What train.py makes of its settings, seen in what it writes: metrics, games, checkpoints, agents."""
+"""The settings of train.py, checked in the metrics, games, checkpoints and agents that it writes."""
 
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import train
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
+from tests.tensors import load_tensors
 
-SMALL = [
-    "--env",
-    "mini",
-    "--questions",
-    "4",
-    "--group-size",
-    "4",
-    "--mini-batch",
-    "16",
-    "--max-turns",
-    "3",
-    "--max-new",
-    "80",
-    "--max-tokens",
-    "900",
-    "--lr",
-    "1e-3",
-    "--steps",
-    "1",
-    "--device",
-    "cpu",
-]
+SMALL = (
+    "--env mini --questions 4 --group-size 4 --mini-batch 16 --max-turns 3 --max-new 80 --max-tokens 900 "
+    "--lr 1e-3 --steps 1 --device cpu"
+).split()
 
 
 @pytest.fixture(scope="module")
-def babbler(tmp_path_factory) -> Path:
-    """An agent of random weights: no game earns anything, and no two games are alike."""
-    return tiny.save_agent(tmp_path_factory.mktemp("babbler"))
+def random_agent(tmp_path_factory) -> Path:
+    """An agent with random weights: all its games are different, and none is well-formed."""
+    return tiny.save_agent(tmp_path_factory.mktemp("random_agent"))
 
 
 def train_run(folder: Path, agent: Path, *line: object) -> Path:
-    """A run of train.py in this process: SMALL with other settings, without questions to validate or test on
-    where none are given.
+    """Run train.py in this process with SMALL and the given settings, and return the folder of the run.
+
+    There is no validation and no test unless `line` names their questions.
     """
     out = folder / "run"
-    unasked = [part for name in ("--val-data", "--test-data") if name not in line for part in (name, "none")]
-    train.main(["--agent", str(agent), "--out", str(out), *SMALL, *unasked, *map(str, line)])
+    arguments = ["--agent", str(agent), "--out", str(out), *SMALL, *map(str, line)]
+    for flag in ("--val-data", "--test-data"):
+        if flag not in line:
+            arguments += [flag, "none"]
+    train.main(arguments)
     return out
 
 
@@ -59,22 +46,18 @@ def games_of(run: Path, step: int) -> list[dict]:
     return [json.loads(row) for row in rows]
 
 
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    return {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
+def rows_of(output: str) -> dict[str, list[str]]:
+    """The cells of a printed Markdown table, by method: n, errors, EM, F1, reward, format, turns."""
+    rows: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        if line.startswith("| "):
+            method, _, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            rows[method] = cells
+    return rows
 
 
-def rows_of(table: str) -> dict[str, list[str]]:
-    """The numbers of a printed Markdown table, by method: n, errors, EM, F1, reward, format, turns."""
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in table.splitlines()
-        if line.startswith("| ")
-    ]
-    return {cells[0]: cells[2:] for cells in lines}
-
-
-def own_questions(folder: Path, *texts: str, copies: int = 1) -> Path:
-    """A file of questions; copies of one have ids of their own."""
+def write_questions(folder: Path, *texts: str, copies: int = 1) -> Path:
+    """Write a file of questions; the copies of a question have different ids."""
     rows = [
         {"id": f"{text} {copy}", "question": text, "answer": "Anna"}
         for copy in range(copies)
@@ -85,10 +68,10 @@ def own_questions(folder: Path, *texts: str, copies: int = 1) -> Path:
     return path
 
 
-def test_games_are_played_with_the_weights_of_the_step_before(asking_agent, tmp_path):
-    """What the engine has cached was computed with other weights once there was an update: kept, its
-    log-probabilities would not be those of the policy. The KL is to the frozen start, so it grows; with one
-    optimiser step a training step the advantages cancel, and it alone is left of the loss.
+def test_games_are_played_with_the_weights_of_the_previous_step(asking_agent, tmp_path):
+    """After an update the engine's KV cache is stale: if it were kept, the engine's log-probabilities would
+    differ from the policy's. The KL to the frozen reference grows. With one optimiser step per training step
+    the advantages cancel, so the loss is kl_coef * KL.
     """
     run = train_run(tmp_path, asking_agent, "--kl-coef", "0.25", "--steps", 3)
     first, second, third = read_metrics(run)[1:]
@@ -98,19 +81,19 @@ def test_games_are_played_with_the_weights_of_the_step_before(asking_agent, tmp_
     assert first["kl"] < 1e-6 and 1e-4 < second["kl"] < third["kl"]
 
 
-def test_every_game_has_a_random_seed_of_its_own(babbler, tmp_path):
-    """Two steps, each with the same question twice, and a run with another seed: 24 different games."""
-    data = own_questions(tmp_path, "Who?")
+def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
+    """Two steps with the same question twice, and one step with another seed: 24 different games."""
+    data = write_questions(tmp_path, "Who?")
     line = ["--data", data, "--questions", 2, "--lr", "1e-9", "--max-new", 12]
-    first = train_run(tmp_path / "0", babbler, *line, "--steps", 2)
-    second = train_run(tmp_path / "1", babbler, *line, "--seed", 1)
+    first = train_run(tmp_path / "0", random_agent, *line, "--steps", 2)
+    second = train_run(tmp_path / "1", random_agent, *line, "--seed", 1)
     games = [*games_of(first, 1), *games_of(first, 2), *games_of(second, 1)]
     assert len({game["turns"][0]["text"] for game in games}) == len(games) == 24
 
 
-def test_validation_and_the_table_at_the_end_are_greedy(asking_agent, tmp_path, capsys):
-    """The same question under ten ids is the same game ten times; in training it is not."""
-    data = own_questions(tmp_path, "Who is the director of Silver River?", copies=10)
+def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path, capsys):
+    """Ten copies of a question give ten equal games; in training they give different ones."""
+    data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
     line = ["--data", data, "--val-data", data, "--test-data", data, "--val-every", 1]
     run = train_run(tmp_path, asking_agent, *line, "--temperature", "0.7")
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
@@ -121,9 +104,9 @@ def test_validation_and_the_table_at_the_end_are_greedy(asking_agent, tmp_path, 
         assert rows[name][-2] in ("0.000", "1.000") and rows[name][-1].endswith(".000")
 
 
-def test_the_table_at_the_end_compares_the_untrained_with_the_best_agent(asking_agent, tmp_path, capsys):
-    """Tested on the questions of the validation, each agent's row is a line of the run again."""
-    data = own_questions(tmp_path, *"abcdefghijkl")
+def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_agent, tmp_path, capsys):
+    """The test questions are those of the validation, so each row equals the metrics of a validation."""
+    data = write_questions(tmp_path, *"abcdefghijkl")
     run = train_run(
         tmp_path, asking_agent, "--val-data", data, "--test-data", data, "--val-every", 2, "--steps", 3
     )
@@ -136,64 +119,39 @@ def test_the_table_at_the_end_compares_the_untrained_with_the_best_agent(asking_
         assert list(map(float, rows[name][2:])) == pytest.approx(expected, abs=6e-4), name
 
 
-def test_the_last_step_is_validated_whatever_the_interval(babbler, tmp_path):
-    run = train_run(
-        tmp_path,
-        babbler,
-        "--val-data",
-        "mini",
-        "--val-limit",
-        2,
-        "--val-every",
-        2,
-        "--max-new",
-        4,
-        "--steps",
-        3,
-    )
+def test_the_last_step_is_always_validated(random_agent, tmp_path):
+    line = "--val-data mini --val-limit 2 --val-every 2 --max-new 4 --steps 3".split()
+    run = train_run(tmp_path, random_agent, *line)
     assert [line["step"] for line in read_metrics(run) if "val/em" in line] == [0, 2, 3]
 
 
-def test_tokens_are_averaged_as_the_loss_says(asking_agent, tmp_path):
-    """In a first optimiser step every ratio is 1 and the KL is 0: the loss is minus the mean advantage, over
-    games or over tokens. The advantages of a group cancel only over games.
+def test_the_loss_is_averaged_over_games_or_over_tokens(asking_agent, tmp_path):
+    """In the first optimiser step every ratio is 1 and the KL is 0, so the loss is minus the mean advantage.
+    Over the games of a group the advantages cancel; over their tokens they do not.
     """
     for loss in ("sequence-mean", "token-mean"):
         run = train_run(tmp_path / loss, asking_agent, "--loss", loss)
-        games = games_of(run, 1)
-        weights = [game["sampled"].count("1") if loss == "token-mean" else 1 for game in games]
-        pairs = zip(games, weights, strict=True)
-        expected = -sum(game["advantage"] * weight for game, weight in pairs) / sum(weights)
+        advantages = []  # of each game, or of each token
+        for game in games_of(run, 1):
+            copies = game["sampled"].count("1") if loss == "token-mean" else 1
+            advantages += [game["advantage"]] * copies
+        expected = -sum(advantages) / len(advantages)
         assert (abs(expected) > 1e-3) == (loss == "token-mean")
         assert read_metrics(run)[1]["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_the_first_step_is_adamws_with_the_settings_of_the_command_line(asking_agent, tmp_path):
-    """w ← w (1 - lr · decay) - lr · m / (√v + ε), of the clipped gradient g: m = g and v = g² after the
-    correction of their bias.
+def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_agent, tmp_path):
+    """w ← w (1 - lr · decay) - lr · m / (√v + ε); after bias correction m = g and v = g², with g the clipped
+    gradient.
     """
     lr, beta1, beta2, decay, clip = 2e-3, 0.8, 0.95, 0.3, 0.01
-    run = train_run(
-        tmp_path,
-        asking_agent,
-        "--lr",
-        lr,
-        "--beta1",
-        beta1,
-        "--beta2",
-        beta2,
-        "--weight-decay",
-        decay,
-        "--grad-clip",
-        clip,
-    )
+    line = ["--lr", lr, "--beta1", beta1, "--beta2", beta2, "--weight-decay", decay, "--grad-clip", clip]
+    run = train_run(tmp_path, asking_agent, *line)
     assert read_metrics(run)[1]["grad_norm"] > 2 * clip
-    before, after = weights_in(asking_agent), weights_in(run / "agent")
-    saved = weights_in(run / "checkpoints/step-000001")
-    first, second = (
-        {name: saved[f"adam/model.{name}/{moment}"] for name in before}
-        for moment in ("exp_avg", "exp_avg_sq")
-    )
+    before, after = load_tensors(asking_agent), load_tensors(run / "agent")
+    saved = load_tensors(run / "checkpoints/step-000001")
+    first = {name: saved[f"adam/model.{name}/exp_avg"] for name in before}
+    second = {name: saved[f"adam/model.{name}/exp_avg_sq"] for name in before}
     norm = torch.cat([moment.flatten() for moment in first.values()]).norm().item()
     assert norm == pytest.approx((1 - beta1) * clip, rel=1e-3)
     for name, old in before.items():
@@ -203,15 +161,15 @@ def test_the_first_step_is_adamws_with_the_settings_of_the_command_line(asking_a
         assert torch.allclose(after[name], expected, atol=1e-5), name
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """An endpoint that lists its model, and then refuses every call for good."""
+class UnauthorizedEndpoint(BaseHTTPRequestHandler):
+    """An endpoint that lists its model, and rejects every call with status 401."""
 
     def do_GET(self) -> None:
         self.respond(200, {"data": [{"id": "mini"}]})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.respond(401, {"error": {"message": "this key may not ask"}})
+        self.respond(401, {"error": {"message": "invalid key"}})
 
     def respond(self, status: int, body: object) -> None:
         content = json.dumps(body).encode()
@@ -225,8 +183,8 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def refusing():
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+def unauthorized_endpoint() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), UnauthorizedEndpoint) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"mini@http://127.0.0.1:{server.server_port}/v1"
@@ -234,9 +192,11 @@ def refusing():
         thread.join()
 
 
-def test_an_environment_that_refuses_the_first_step_leaves_no_checkpoint(asking_agent, refusing, tmp_path):
-    """The user has a key to mend: nothing was trained that could go on."""
-    with pytest.raises(FatalEnvError, match="may not ask"):
-        train_run(tmp_path, asking_agent, "--env", refusing)
+def test_an_environment_that_fails_in_the_first_step_leaves_no_checkpoint(
+    asking_agent, unauthorized_endpoint, tmp_path
+):
+    """Nothing has been trained, so there is nothing to resume."""
+    with pytest.raises(FatalEnvError, match="invalid key"):
+        train_run(tmp_path, asking_agent, "--env", unauthorized_endpoint)
     assert not list((tmp_path / "run/checkpoints").glob("*"))
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0]

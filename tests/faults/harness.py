@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from prompt_r1.storage.run_log import read_metrics
 from tests.paths import ROOT
+from tests.tensors import load_tensors
 
 STOP_READING = b"stop reading"
 
@@ -210,9 +209,8 @@ def saved_tensors(run: Path) -> dict[str, bytes]:
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     tensors: dict[str, bytes] = {}
     for folder in (newest, run / "agent"):
-        for path in folder.glob("*.safetensors"):
-            for name, tensor in load_file(path).items():
-                tensors[f"{folder.name} {name}"] = tensor.numpy().tobytes()
+        for name, tensor in load_tensors(folder).items():
+            tensors[f"{folder.name} {name}"] = tensor.numpy().tobytes()
     return tensors
 
 
