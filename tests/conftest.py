@@ -1,9 +1,9 @@
-"""Settings of the whole suite."""
+"""Settings and fixtures of all tests."""
 
 import os
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a hub; transformers reads it when it is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # read by transformers when it is imported
 
 import hypothesis
 import pytest
@@ -12,28 +12,28 @@ import torch
 from tests import tiny
 from tests.programs import CallHere, caller_in_this_process
 
-# Tiny models are faster on one thread, and tests that run side by side do not fight for cores.
+# Tiny models are faster on one thread, and the test processes do not compete for cores.
 torch.set_num_threads(1)
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# The time of an example depends on the load of the machine: no deadline.
+hypothesis.settings.register_profile("no-deadline", deadline=None)
+hypothesis.settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")
 def asking_agent(tmp_path_factory) -> Path:
-    """The folder of a tiny agent that asks its environment and answers."""
-    return tiny.save_asking_agent(tmp_path_factory.mktemp("asking"))
+    """The folder of a tiny agent that prompts its environment and answers."""
+    return tiny.save_asking_agent(tmp_path_factory.mktemp("asking_agent"))
 
 
 @pytest.fixture
 def call_here(monkeypatch, capfd) -> CallHere:
-    """Run an entry point as from a shell, but in this process."""
+    """Runs an entry point as from a shell, but in this process."""
     return caller_in_this_process(monkeypatch, capfd)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the marked tests more time: they train, are killed and resumed, or wait on purpose."""
+    """Give the marked tests a longer timeout."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("learning", "slow", "faults")):
             item.add_marker(pytest.mark.timeout(900))

@@ -1,4 +1,4 @@
-"""Games without an engine: of random tokens, or of given turns."""
+"""Makes games without an engine, from random tokens or from given turns."""
 
 import random
 
@@ -23,12 +23,12 @@ WRONG = think("so", answer="Bob")
 
 
 def game_of_turns(*texts: str, stop="answered") -> Trajectory:
-    """A game whose agent wrote these turns; it has no tokens."""
+    """A game with these turns of the agent; it has no tokens."""
     return Trajectory(ANNA, turns=[Turn(text, parse(text), "r") for text in texts], stop=stop)
 
 
 def random_game(seed: int, *, stop="answered") -> Trajectory:
-    """A game of random tokens: context, agent, context, agent; three games each have the same opening."""
+    """A game of random tokens: context, agent, context, agent. Games 3n to 3n + 2 share their opening."""
     rng = random.Random(seed)
     trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop=stop)
     trajectory.add_context(tiny.random_tokens(7, seed=seed // 3))
@@ -48,14 +48,14 @@ def random_scored_games(count: int = 6) -> list[ScoredGame]:
 
 
 def naive_logprobs(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
-    """(N,) float64 log-probabilities of the agent's tokens of one game on its own, from all logits."""
+    """(N,) float64 log-probabilities of the agent's tokens of one game, from the logits of all its tokens."""
     tokens = torch.tensor(trajectory.tokens)
     log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
     return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
 
 
 def record_logprobs_of(policy: Policy, games: list[ScoredGame]) -> list[ScoredGame]:
-    """Give the games the policy's own log-probabilities, as the engine would have recorded them."""
+    """Record the policy's log-probabilities in the games, as the engine would."""
     for game in games:
         trajectory = game.trajectory
         with torch.no_grad():
@@ -64,14 +64,25 @@ def record_logprobs_of(policy: Policy, games: list[ScoredGame]) -> list[ScoredGa
     return games
 
 
+def change_logprobs(games: list[ScoredGame], *, seed: int) -> None:
+    """Move the recorded log-probabilities by up to 0.4 nats, as if older weights had sampled the games."""
+    rng = random.Random(seed)
+    for game in games:
+        trajectory = game.trajectory
+        for position, sampled in enumerate(trajectory.sampled):
+            if sampled:
+                trajectory.logprobs[position] += rng.uniform(-0.4, 0.4)
+
+
 def siblings(seed: int, count: int) -> list[Trajectory]:
-    """Games of one question: a common opening, then the agent's tokens and replies of random lengths."""
+    """Games of one question: a common opening, then random turns and replies."""
     rng = random.Random(seed)
     opening = tiny.random_tokens(rng.randint(3, 12), seed=seed)
-    return [_game_with(opening, seed=100 * seed + number) for number in range(count)]
+    return [_continue_opening(opening, seed=100 * seed + number) for number in range(count)]
 
 
-def _game_with(opening: list[int], *, seed: int) -> Trajectory:
+def _continue_opening(opening: list[int], *, seed: int) -> Trajectory:
+    """A game of one to three random turns after an opening."""
     rng = random.Random(seed)
     game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
     game.add_context(opening)

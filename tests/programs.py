@@ -1,4 +1,4 @@
-"""Run the entry points as a user does."""
+"""Runs the entry points as a user does."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ import train
 from prompt_r1.cli.command_line import run_program
 from tests.paths import ROOT
 
-# Settings of a training of a few seconds: small steps, short games.
+# Settings of a training run of a few seconds: few questions, short games.
 SMALL: list[str] = (
     "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 5 --lr 1e-3 "
     "--device cpu"
@@ -26,7 +26,7 @@ MAINS = {"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate
 
 
 def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
-    """The command line of an entry point; with `ranks` through torchrun."""
+    """The command line of an entry point, under torchrun when `ranks` is given."""
     launcher = [sys.executable]
     if ranks:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -36,7 +36,7 @@ def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:
 def call(
     folder: Path, *line: str | Path, ranks: int = 0, seconds: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run an entry point in a folder, in a process of its own."""
+    """Run an entry point in a folder, in a new process."""
     return subprocess.run(
         command(*line, ranks=ranks),
         cwd=folder,
@@ -49,7 +49,7 @@ def call(
 
 @dataclass
 class Ended:
-    """How an entry point ended that ran in this process."""
+    """The exit code and output of an entry point that ran in this process."""
 
     returncode: object
     stdout: str
@@ -60,14 +60,14 @@ CallHere = Callable[..., Ended]
 
 
 def caller_in_this_process(monkeypatch, capfd) -> CallHere:
-    """A function that runs an entry point in a folder, in this process: nothing is imported again."""
+    """A function that runs an entry point in a folder in this process, which saves the imports."""
 
     def call_here(folder: Path, *line: str | Path) -> Ended:
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.argv", list(map(str, line)))
         capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_:
             run_program(MAINS[str(line[0])])
-        return Ended(left.value.code, *capfd.readouterr())
+        return Ended(exit_.value.code, *capfd.readouterr())
 
     return call_here

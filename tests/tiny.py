@@ -1,4 +1,4 @@
-"""Small real things for tests: a byte-level ChatML tokenizer, a random Qwen3, a scripted environment."""
+"""Tiny models and fakes: a byte-level ChatML tokenizer, a random Qwen3, a scripted agent and environment."""
 
 import random
 from functools import cache
@@ -14,7 +14,7 @@ from prompt_r1.errors import EnvError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import Completion, Message
 
-# Like Qwen3's: the thinking of earlier turns is dropped when the dialogue is rendered again.
+# Like Qwen3's template: rendering a dialogue drops the think blocks of earlier turns.
 QWEN3_LIKE_TEMPLATE = (
     "{%- for m in messages %}"
     "{%- if m.role == 'assistant' %}"
@@ -28,7 +28,7 @@ QWEN3_LIKE_TEMPLATE = (
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token; control tokens as in Qwen3: some special, <think> and </think> not."""
+    """Every byte is a token. As in Qwen3, <think> and </think> are added tokens, but not special ones."""
     vocabulary = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,14 +43,23 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = True) -> Qwen3ForCausalLM:
-    """A random Qwen3 whose logits are spread enough for greedy decoding to mean something."""
+    """A random Qwen3. Its weights are large, so that greedy decoding does not depend on rounding."""
     attention.register()
     config = Qwen3Config(
-        vocab_size=len(tokenizer()), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=kv_heads, head_dim=16, intermediate_size=64, max_position_embeddings=4096,
-        tie_word_embeddings=tied, initializer_range=0.3, attn_implementation=attention.NAME,
-        eos_token_id=tokenizer().eos_token_id, pad_token_id=tokenizer().pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer()),
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+        attn_implementation=attention.NAME,
+        eos_token_id=tokenizer().eos_token_id,
+        pad_token_id=tokenizer().pad_token_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).eval()
@@ -81,7 +90,7 @@ def random_tokens(length: int, *, seed: int) -> list[int]:
 
 
 class ScriptedAgent:
-    """Generates the given texts, turn by turn, whatever it reads; records the arguments of each call."""
+    """Generates the given texts turn by turn, and records the arguments of each call."""
 
     def __init__(self, texts: list[str], *, finished: bool = True) -> None:
         self.texts = list(texts)
@@ -100,7 +109,7 @@ class ScriptedAgent:
 
 
 class ScriptedEnvironment:
-    """Gives the replies one by one; an exception in the list is raised instead."""
+    """Returns the replies one by one; an exception in the list is raised."""
 
     name = "scripted"
 
@@ -120,13 +129,13 @@ class ScriptedEnvironment:
 
 
 def think(content: str, *, prompt: str | None = None, answer: str | None = None) -> str:
-    """A well-formed turn."""
+    """A well-formed turn: a think block, then a prompt or an answer."""
     name, text = ("interaction_prompt", prompt) if prompt is not None else ("answer", answer)
     return f"<think>{content}</think>\n<{name}>{text}</{name}>"
 
 
 def save_asking_agent(folder: Path) -> Path:
-    """An agent that has learnt a few turns by heart: it asks one of two things, or answers."""
+    """Train an agent to write one of three turns, two prompts and an answer, and save it."""
     turns = [think("a", prompt="Who?"), think("b", prompt="When was it?"), think("c", answer="Anna")]
     codec = Codec(tokenizer(), INSTRUCTIONS["short"])
     network, rng = model(), random.Random(0)

@@ -1,17 +1,17 @@
-"""The alarm over the curves: silent on runs that learn, loud on runs that break."""
+"""`Watchdog`: no alarm for a run that learns, an alarm for each metric that collapses."""
 
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from prompt_r1.training.collapse import Watchdog
 
-Curve = Callable[[int], float]
+Curve = Callable[[int], float]  # the value of a metric in a step
 
-# A run of 60 steps that learns, as the mini runs do.
+# The metrics of a run that learns, like those of the mini runs.
 HEALTHY: dict[str, Curve] = {
     "format": lambda step: min(1.0, 0.85 + step / 200),
     "stop/answered": lambda step: min(1.0, 0.9 + step / 200),
@@ -22,24 +22,30 @@ HEALTHY: dict[str, Curve] = {
 }
 
 
-def run(name: str = "", collapse: Curve = lambda step: 0.0) -> list[dict[str, float]]:
-    """The lines of a noisy run; from step 40 on the curve called `name` is `collapse`."""
-    rng, lines = random.Random(0), []
+def noisy_run(later_curves: dict[str, Curve] = HEALTHY) -> list[dict[str, float]]:
+    """The metrics of 60 steps, with noise; from step 40 on `later_curves` replace the healthy ones."""
+    rng = random.Random(0)
+    lines = []
     for step in range(1, 61):
-        curves = {**HEALTHY, name: collapse} if name and step >= 40 else HEALTHY
-        lines.append(
-            {key: curve(step) * rng.uniform(0.9, 1.1) for key, curve in curves.items()} | {"step": step}
-        )
+        curves = HEALTHY | later_curves if step >= 40 else HEALTHY
+        line = {name: curve(step) * rng.uniform(0.9, 1.1) for name, curve in curves.items()}
+        lines.append(line | {"step": step})
     return lines
 
 
 def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
+    """The step and text of each alarm."""
     watchdog = Watchdog()
     return [(int(line["step"]), alarm) for line in lines for alarm in watchdog.see(line)]
 
 
+def alarms_for(name: str, values: Sequence[float]) -> list[tuple[int, str]]:
+    """The alarms for a run with one metric, from step 0 on."""
+    return alarms([{"step": step, name: value} for step, value in enumerate(values)])
+
+
 def test_a_run_that_learns_gives_no_alarm():
-    assert alarms(run()) == []
+    assert alarms(noisy_run()) == []
 
 
 COLLAPSES: dict[str, Curve] = {
@@ -53,8 +59,8 @@ COLLAPSES: dict[str, Curve] = {
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_a_curve_that_collapses_is_told_once_and_by_its_name(name):
-    [(step, alarm)] = alarms(run(name, COLLAPSES[name]))
+def test_a_collapsed_metric_is_reported_once_by_name(name):
+    [(step, alarm)] = alarms(noisy_run({name: COLLAPSES[name]}))
     assert 40 < step < 60 and alarm.startswith(f"{name} is ")
 
 
@@ -67,7 +73,7 @@ STEADY = {
     "grad_norm": 0.3,
 }
 
-# Curve, its usual value, the last value without an alarm and the first one with it.
+# Metric, its usual value, a value just without an alarm and one just with it.
 LIMITS = [
     ("format", 1.0, 0.51, 0.49),
     ("stop/answered", 0.6, 0.31, 0.29),
@@ -83,85 +89,82 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "usual", "fine", "collapsed"), LIMITS)
-def test_each_curve_has_its_limit(name, usual, fine, collapsed):
-    def after(value: float) -> list[str]:
+def test_each_metric_has_its_limit(name, usual, fine, collapsed):
+    def alarming_after(value: float) -> list[str]:
         values = [usual] * 10 + [value] * 5
-        told = alarms([{"step": step, **STEADY, name: value} for step, value in enumerate(values)])
-        return [alarm.split()[0] for _, alarm in told]
+        lines = [{"step": step, **STEADY, name: value} for step, value in enumerate(values)]
+        return [alarm.split()[0] for _, alarm in alarms(lines)]
 
-    assert after(fine) == [] and after(collapsed) == [name]
+    assert alarming_after(fine) == [] and alarming_after(collapsed) == [name]
 
 
-@pytest.mark.parametrize(("usual", "told"), [(0.19, 0), (0.21, 1)])
-def test_a_rate_that_was_never_above_a_fifth_has_nothing_to_lose(usual, told):
-    lines = [{"step": step, "format": usual if step < 10 else 0.0} for step in range(20)]
-    assert len(alarms(lines)) == told
+@pytest.mark.parametrize(("usual", "count"), [(0.19, 0), (0.21, 1)])
+def test_a_rate_that_was_never_above_a_fifth_cannot_collapse(usual, count):
+    assert len(alarms_for("format", [usual] * 10 + [0.0] * 10)) == count
 
 
 def test_a_slow_decline_is_measured_from_the_best_window():
-    values = [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)]
-    [(step, _)] = alarms([{"step": step, "format": value} for step, value in enumerate(values)])
+    [(step, _)] = alarms_for("format", [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)])
     assert step == 10 + 29  # the median of its window is 0.46, that of the best window 0.96
 
 
-def test_gradients_that_begin_after_steps_without_any_have_not_exploded():
-    """Groups whose games are all alike have no gradient."""
-    values = [0.0] * 10 + [0.3] * 10
-    assert alarms([{"step": step, "grad_norm": value} for step, value in enumerate(values)]) == []
+def test_gradients_that_start_after_steps_without_any_have_not_exploded():
+    """A step has no gradient when the games of each group have equal rewards."""
+    assert alarms_for("grad_norm", [0.0] * 10 + [0.3] * 10) == []
 
 
-def test_a_curve_is_judged_from_its_sixth_line_on():
-    """A window that is not full has no median to speak of, and the first full one is the measure."""
-    assert [step for step, _ in alarms([{"step": step, "kl": 2.0} for step in range(1, 9)])] == [6]
-    values = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert alarms([{"step": step, "format": value} for step, value in enumerate(values)]) == []
+def test_a_metric_is_judged_from_its_sixth_value_on():
+    """The first full window is the reference of the later ones."""
+    assert [step for step, _ in alarms_for("kl", [2.0] * 8)] == [5]
+    assert alarms_for("format", [1.0] + [0.0] * 7) == []
 
 
-def test_the_middle_of_five_lines_is_what_counts():
-    for bad, told in ((2, 0), (3, 1)):
-        lines = [{"step": step, "format": 0.0 if 10 <= step < 10 + bad else 1.0} for step in range(20)]
-        assert len(alarms(lines)) == told
+def test_the_median_of_five_values_decides():
+    for bad_steps, count in ((2, 0), (3, 1)):
+        values = [1.0] * 10 + [0.0] * bad_steps + [1.0] * (10 - bad_steps)
+        assert len(alarms_for("format", values)) == count
 
 
-def test_text_that_turns_to_noise_is_an_alarm_too():
-    assert [alarm.split()[0] for _, alarm in alarms(run("entropy", lambda step: 4.0))] == ["entropy"]
+def test_entropy_that_is_too_high_is_an_alarm():
+    noise = noisy_run({"entropy": lambda step: 4.0})
+    assert [alarm.split()[0] for _, alarm in alarms(noise)] == ["entropy"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_is_an_alarm_at_once(value):
-    lines = run()
+    lines = noisy_run()
     lines[2]["grad_norm"] = value
     assert [step for step, _ in alarms(lines)] == [3]
 
 
-def test_a_single_bad_step_is_noise():
-    lines = run()
+def test_a_single_bad_step_is_no_alarm():
+    lines = noisy_run()
     lines[45] |= {"format": 0.0, "reward/mean": -1.0, "kl": 50.0, "grad_norm": 90.0}
     assert alarms(lines) == []
 
 
-def test_steps_whose_games_the_environment_broke_say_nothing_of_the_agent():
-    lines = run()
+def test_steps_whose_games_the_environment_broke_are_ignored():
+    lines = noisy_run()
     for line in lines[40:]:
         line |= {"format": 0.0, "stop/answered": 0.0, "entropy": 0.0, "groups/dropped": 1.0}
     assert alarms(lines) == []
 
 
-def test_an_agent_that_begins_with_nothing_has_nothing_to_lose():
-    quiet = dict.fromkeys(HEALTHY, 0.0) | {"entropy": 4.0, "reward/mean": -1.0}
-    assert alarms([{"step": step, **quiet} for step in range(30)]) == []
+def test_an_agent_that_never_scored_gives_no_alarm():
+    untrained = dict.fromkeys(HEALTHY, 0.0) | {"entropy": 4.0, "reward/mean": -1.0}
+    assert alarms([{"step": step, **untrained} for step in range(30)]) == []
 
 
-def test_a_curve_that_recovers_and_collapses_again_is_told_again():
-    lines = run("format", COLLAPSES["format"])
-    told = alarms([*lines, *run()[20:40], *lines[40:]])
-    assert len(told) == 2
+def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
+    lines = noisy_run({"format": COLLAPSES["format"]})
+    assert len(alarms([*lines, *noisy_run()[20:40], *lines[40:]])) == 2
 
 
-def test_a_watchdog_that_is_given_the_lines_again_goes_on_as_before():
-    lines = run("kl", COLLAPSES["kl"])
-    fresh, at = Watchdog(), 50
-    for line in json.loads(json.dumps(lines[:at])):
-        fresh.see(line)
-    told = [alarm for line in lines[at:] for alarm in fresh.see(line)]
-    assert told == [alarm for step, alarm in alarms(lines) if step > at]
+def test_a_watchdog_that_replays_earlier_lines_gives_the_same_later_alarms():
+    lines = noisy_run({"kl": COLLAPSES["kl"]})
+    resumed_after = 50
+    watchdog = Watchdog()
+    for line in json.loads(json.dumps(lines[:resumed_after])):
+        watchdog.see(line)
+    later_alarms = [alarm for line in lines[resumed_after:] for alarm in watchdog.see(line)]
+    assert later_alarms == [alarm for step, alarm in alarms(lines) if step > resumed_after]

@@ -1,4 +1,4 @@
-"""`--explain`: what it tells is what training does, it is the same every time, and it fits the screen."""
+"""`--explain`: its numbers are those of training, its output is reproducible and fits the screen."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import torch
 
 from prompt_r1.agent.agent import load_policy
 from prompt_r1.cli.command_line import train_config
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import grpo_loss
@@ -18,80 +19,83 @@ from train import learn
 
 
 @pytest.fixture(scope="module")
-def config(asking_agent):
-    return train_config(
-        ["--agent", str(asking_agent), "--max-new", "80", "--max-tokens", "900", "--device", "cpu"]
-    )[0]
+def config(asking_agent) -> TrainConfig:
+    settings = "--max-new 80 --max-tokens 900 --device cpu".split()
+    return train_config(["--agent", str(asking_agent), *settings])[0]
 
 
-@pytest.fixture(scope="module")
-def told(config):
+def explanation(config: TrainConfig) -> str:
+    """The output of `--explain`."""
     lines: list[str] = []
     explain(config, lines.append)
     return "\n".join(lines)
 
 
 @pytest.fixture(scope="module")
-def taught(config):
+def output(config) -> str:
+    return explanation(config)
+
+
+@pytest.fixture(scope="module")
+def walkthrough(config):
     return explain_step.make_walkthrough(config, start_ranks("cpu"))
 
 
-def test_it_is_the_same_every_time_and_readable_at_100_columns(config, told):
-    again: list[str] = []
-    explain(config, again.append)
-    assert "\n".join(again) == told
-    assert max(map(len, told.splitlines())) <= 100
+def test_the_output_is_reproducible_and_fits_100_columns(config, output):
+    assert explanation(config) == output
+    assert max(map(len, output.splitlines())) <= 100
 
 
-def test_it_names_every_part_of_the_algorithm_in_order(told):
-    parts = ["protocol.Codec.opening", "rollout.play", "agent.engine.Engine.generate", "protocol.parse",
-             "reward.score", "grpo.group_advantages", "training.batch.collate", "agent.policy.Policy.forward",
-             "grpo.grpo_loss"]  # fmt: skip
-    places = [told.index(part) for part in parts]
-    assert places == sorted(places)
+def test_the_output_names_every_function_of_the_algorithm_in_order(output):
+    functions = """
+        protocol.Codec.opening rollout.play agent.engine.Engine.generate protocol.parse reward.score
+        grpo.group_advantages training.batch.collate agent.policy.Policy.forward grpo.grpo_loss
+    """
+    positions = [output.index(name) for name in functions.split()]
+    assert positions == sorted(positions)
 
 
-def test_its_numbers_are_those_of_the_functions(taught, told):
-    rewards = [sample.reward.total for sample in taught.games]
+def test_the_output_has_the_numbers_of_the_walkthrough(walkthrough, output):
+    rewards = [game.reward.total for game in walkthrough.games]
     assert len(set(rewards)) > 1
-    for sample in taught.games:
-        assert f"{sample.reward.total:6.3f}" in told and f"= {sample.advantage:+.4f}" in told
+    for game in walkthrough.games:
+        assert f"{game.reward.total:6.3f}" in output and f"= {game.advantage:+.4f}" in output
     centre = sum(rewards) / len(rewards)
     spread = (sum((reward - centre) ** 2 for reward in rewards) / (len(rewards) - 1)) ** 0.5
-    assert f"mean = {centre:.4f}, std (n - 1) = {spread:.4f}" in told
-    for snapshot in (taught.step.before, taught.step.after):
-        assert f"{sum(loss.total.item() for loss in snapshot.losses):+9.5f}" in told
+    assert f"mean = {centre:.4f}, std (n - 1) = {spread:.4f}" in output
+    for snapshot in (walkthrough.step.before, walkthrough.step.after):
+        assert f"{sum(loss.total.item() for loss in snapshot.losses):+9.5f}" in output
 
 
-def test_the_step_is_the_one_that_training_takes(taught, config, asking_agent):
-    """The lesson's loss and gradient, game by game, against the trainer's own updater on the whole group."""
+def test_the_step_of_the_walkthrough_equals_the_step_of_training(walkthrough, config, asking_agent):
+    """Its loss and gradient, computed game by game, against `Update` on the whole group."""
     policy = load_policy(asking_agent, device=torch.device("cpu"))
     reference = load_policy(asking_agent, device=torch.device("cpu")).requires_grad_(False)
-    [whole] = collate(taught.games, partial(sequence_mean_weight, games=len(taught.games)),
-                      tokens_per_batch=10**6, device=policy.device)  # fmt: skip
-    loss = sum(loss.total.item() for loss in taught.step.before.losses)
+    weight = partial(sequence_mean_weight, games=len(walkthrough.games))
+    [batch] = collate(walkthrough.games, weight, tokens_per_batch=10**6, device=policy.device)
+    loss = sum(loss.total.item() for loss in walkthrough.step.before.losses)
     update = Update(config, policy, reference, start_ranks("cpu"))
-    metrics = learn(update, [taught.games], clip=config.clip, kl_coef=config.kl_coef)
-    assert metrics["grad_norm"] == pytest.approx(taught.step.grad_norm, rel=1e-4)
+    metrics = learn(update, [walkthrough.games], clip=config.clip, kl_coef=config.kl_coef)
+    assert metrics["grad_norm"] == pytest.approx(walkthrough.step.grad_norm, rel=1e-4)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
     with torch.no_grad():
-        logprobs = policy(whole.packed).logprobs
         after = grpo_loss(
-            logprobs,
-            whole.engine,
-            whole.engine,
-            whole.advantages,
-            whole.weights,
+            policy(batch.packed).logprobs,
+            batch.engine,
+            batch.engine,
+            batch.advantages,
+            batch.weights,
             clip=config.clip,
-            kl_coef=config.kl_coef,
+            kl_coef=0.0,  # the surrogate alone
         )
-    told = sum(loss.metrics["loss"].item() - config.kl_coef * loss.metrics["kl"].item()
-               for loss in taught.step.after.losses)  # fmt: skip
-    kl_to_sampler = config.kl_coef * after.metrics["kl"].item()
-    assert after.total.item() - kl_to_sampler == pytest.approx(told, abs=1e-5)
+    surrogate = 0.0
+    for loss_of_game in walkthrough.step.after.losses:
+        metrics = loss_of_game.metrics
+        surrogate += metrics["loss"].item() - config.kl_coef * metrics["kl"].item()
+    assert after.total.item() == pytest.approx(surrogate, abs=1e-5)
 
 
-def test_groups_without_spread_are_a_clear_error(taught, config):
-    game = taught.games[0].trajectory
+def test_a_group_with_equal_rewards_is_refused(walkthrough, config):
+    game = walkthrough.games[0].trajectory
     with pytest.raises(UsageError, match="try another --seed"):
         explain_step.choose_group([[game, game]], config)

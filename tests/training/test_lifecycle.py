@@ -1,4 +1,4 @@
-"""When a run saves, stops and goes back."""
+"""When a run saves, exports, stops, resumes and rolls back."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.games import ONE_RANK
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), lr=1e-2, steps=99, save_every=4
 )
-WELL = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, "turns": 2.0}
+HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, "turns": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -31,63 +31,70 @@ def base(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("base"))
 
 
-class Run:
-    """A keeper whose steps are ours: each one moves the weights, and has the metrics that we give."""
+class ScriptedRun:
+    """A `Lifecycle` with scripted steps: each writes its number into a weight, and has the given metrics."""
 
     def __init__(self, folder: Path, base: Path, **options) -> None:
         config = replace(CONFIG, **options)
         self.policy = tiny.policy()
         optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
-        log = Log(folder, quiet=False)
+        log, clock = Log(folder, quiet=False), Clock()
         self.sampler = QuestionSampler([Question("q", "own", "Who?", ("Anna",))] * 50, seed=0)
-        self.refreshed: list[float] = []  # the first weight, whenever the copy that plays is renewed
+        self.refreshed: list[float] = []  # the first weight at each refresh of the engine
         console = Console(log, steps=99, priced=False)
         self.lifecycle = Lifecycle(
-            config, ONE_RANK, log, console, Clock(), Interrupt(), self.policy, optimizer, self.sampler, base,
+            config=config,
+            ranks=ONE_RANK,
+            log=log,
+            console=console,
+            clock=clock,
+            interrupt=Interrupt(),
+            policy=self.policy,
+            optimizer=optimizer,
+            sampler=self.sampler,
+            start=base,
             refresh=lambda: self.refreshed.append(self.weight()),
-        )  # fmt: skip
+        )
         self.state = self.lifecycle.begin()
 
     def weight(self) -> float:
         return next(self.policy.parameters())[0, 0].item()
 
     def step(self, **metrics: float) -> None:
-        """Do the next step; its number goes into a weight."""
+        """Take the next step and complete it with metrics; `val_em` stands for "val/em"."""
         number = self.state.step + 1
         self.sampler.take(2)
         with torch.no_grad():
             next(self.policy.parameters())[0, 0] = number
-        metrics = {
-            "step": number,
-            **WELL,
-            **{name.replace("_", "/"): value for name, value in metrics.items()},
-        }
-        self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), metrics
-        self.state = self.lifecycle.complete(self.state, dict(metrics))
+        line = {"step": number, **HEALTHY}
+        for name, value in metrics.items():
+            line[name.replace("_", "/")] = value
+        self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), line
+        self.state = self.lifecycle.complete(self.state, dict(line))
 
     def collapse(self) -> None:
-        """Steps that are lost to the format gate, until the watchdog sees it."""
+        """Take steps without a well-formed game, until the watchdog raises the alarm."""
         for _ in range(4):
             self.step(format=0.0)
 
 
-def test_what_validates_better_is_saved_and_exported_at_once(base, tmp_path):
-    run = Run(tmp_path, base)
+def test_an_agent_that_validates_better_is_saved_and_exported_at_once(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
     for em in (0.2, 0.5, 0.4):
         run.step(val_em=em, val_reward=0.0)
     assert run.state.best_step == 1 == exported_step(tmp_path / "agent")
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [0, 1]
 
 
-def test_equal_answers_are_told_apart_by_the_reward(base, tmp_path):
-    run = Run(tmp_path, base)
+def test_the_reward_decides_between_agents_with_equal_em(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
     for reward in (0.2, 0.5, 0.4, 0.5):
         run.step(val_em=0.0, val_reward=reward)
-    assert run.state.best_step == 1  # of equals the first
+    assert run.state.best_step == 1  # the first of two equal rewards
 
 
-def test_without_validation_the_newest_agent_is_kept(base, tmp_path):
-    run = Run(tmp_path, base, val_data=(), steps=6)
+def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
+    run = ScriptedRun(tmp_path, base, val_data=(), steps=6)
     run.step()
     assert checkpoints_of(tmp_path) == []  # nothing has been trained yet
     for _ in range(5):
@@ -98,59 +105,59 @@ def test_without_validation_the_newest_agent_is_kept(base, tmp_path):
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
-def test_an_export_that_fails_is_told_and_the_best_step_stays(base, tmp_path, capsys):
-    """Else the run would never try again, and the folder would hold an older agent than it says."""
-    run = Run(tmp_path, base)
+def test_a_failed_export_is_reported_and_leaves_the_best_step_unchanged(base, tmp_path, capsys):
+    """Otherwise the run would not try again, and its best step would not be that of the exported agent."""
+    run = ScriptedRun(tmp_path, base)
     run.step(val_em=0.2, val_reward=0.1)
-    in_the_way = tmp_path / ".agent.tmp"
-    in_the_way.touch()  # the agent is written to a folder of this name first
+    obstacle = tmp_path / ".agent.tmp"
+    obstacle.touch()  # the agent is first written to a folder of this name
     run.step(val_em=0.5, val_reward=0.3)
     assert (run.state.best_step, run.state.best_em, run.state.best_reward) == (0, 0.2, 0.1)
     assert exported_step(tmp_path / "agent") == 0
     assert f"{tmp_path / 'agent'} could not be written: File exists. The older one" in capsys.readouterr().out
-    in_the_way.unlink()
+    obstacle.unlink()
     run.step(val_em=0.4, val_reward=0.3)
     assert run.state.best_step == 2 == exported_step(tmp_path / "agent")
 
 
-def test_a_resumed_run_plays_with_the_weights_of_its_checkpoint(base, tmp_path):
-    begun(base, tmp_path)
-    assert Run(tmp_path, base).refreshed == [4.0]
+def test_resuming_refreshes_the_engine_with_the_weights_of_the_checkpoint(base, tmp_path):
+    run_to_step_6(base, tmp_path)
+    assert ScriptedRun(tmp_path, base).refreshed == [4.0]
 
 
-def test_a_resumed_run_goes_on_with_the_next_questions(base, tmp_path):
-    begun(base, tmp_path)
-    again = Run(tmp_path, base)
-    assert again.sampler.state() == again.state.sampler == {"epoch": 0, "position": 10}
+def test_a_resumed_run_continues_with_the_next_questions(base, tmp_path):
+    run_to_step_6(base, tmp_path)
+    resumed = ScriptedRun(tmp_path, base)
+    assert resumed.sampler.state() == resumed.state.sampler == {"epoch": 0, "position": 10}
 
 
-def test_a_checkpoint_that_fails_is_told_and_the_second_in_a_row_stops_the_run(base, tmp_path, capsys):
-    run = Run(tmp_path, base, save_every=1)
+def test_a_failed_checkpoint_is_reported_and_two_in_a_row_stop_the_run(base, tmp_path, capsys):
+    run = ScriptedRun(tmp_path, base, save_every=1)
     folder = tmp_path / "checkpoints"
-    in_the_way = [folder / f".step-{step:06d}.tmp" for step in (2, 4, 5)]
+    obstacles = [folder / f".step-{step:06d}.tmp" for step in (2, 4, 5)]
     run.step()
     run.step()
-    for path in in_the_way:
-        path.touch()  # a checkpoint is written to a folder of this name first
+    for path in obstacles:
+        path.touch()  # a checkpoint is first written to a folder of this name
     run.step()
-    told = f"{folder / 'step-000002'} could not be written: File exists. The older one stays"
-    assert told in capsys.readouterr().out
+    message = f"{folder / 'step-000002'} could not be written: File exists. The older one stays"
+    assert message in capsys.readouterr().out
     run.step()
-    run.step()  # step 3 has been saved in between: the second failure, but not in a row
+    run.step()  # the second failure is not in a row with the first: step 3 was saved
     with pytest.raises(Resumable, match=r"step-000005 could not be written: .* for the second time in a row"):
         run.step()
     assert [int(path.name[5:]) for path in checkpoints_of(tmp_path)] == [1, 3]
 
 
-def test_a_last_save_that_fails_says_that_the_step_is_not_saved(base, tmp_path):
-    run = begun(base, tmp_path)
+def test_a_failed_save_on_stop_reports_that_the_step_is_not_saved(base, tmp_path):
+    run = run_to_step_6(base, tmp_path)
     (tmp_path / "checkpoints/.step-000006.tmp").touch()
     with pytest.raises(Resumable, match="step 6 is not saved: make room"):
         run.lifecycle.save(run.state, wait=True)
 
 
-def test_a_signal_during_a_step_ends_the_run_when_the_step_is_done(base, tmp_path):
-    run = Run(tmp_path, base)
+def test_a_signal_during_a_step_ends_the_run_after_the_step(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
     assert run.lifecycle.interrupt.deferred  # there is something to save
     run.lifecycle.interrupt.name = "SIGTERM"
     with pytest.raises(Resumable, match="SIGTERM was received"):
@@ -158,8 +165,8 @@ def test_a_signal_during_a_step_ends_the_run_when_the_step_is_done(base, tmp_pat
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
 
 
-def test_each_checkpoint_comes_with_a_report_of_the_run_so_far(base, tmp_path):
-    run = Run(tmp_path, base)
+def test_a_report_is_written_with_each_checkpoint(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
     for _ in range(4):
         run.step()
     assert not (tmp_path / "report.html").exists()
@@ -167,9 +174,9 @@ def test_each_checkpoint_comes_with_a_report_of_the_run_so_far(base, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
-def begun(base: Path, folder: Path, **options) -> Run:
-    """A run that validated best at step 1, and has gone on to step 6."""
-    run = Run(folder, base, **options)
+def run_to_step_6(base: Path, folder: Path, **options) -> ScriptedRun:
+    """A run that validated best at step 1 and has completed step 6."""
+    run = ScriptedRun(folder, base, **options)
     run.step(val_em=0.2, val_reward=0.0)
     run.step(val_em=0.5, val_reward=0.0)
     for _ in range(5):
@@ -177,54 +184,54 @@ def begun(base: Path, folder: Path, **options) -> Run:
     return run
 
 
-def test_a_collapse_is_told_and_the_run_goes_on(base, tmp_path, capsys):
-    run = begun(base, tmp_path)
+def test_with_on_collapse_warn_a_collapse_is_reported_and_the_run_continues(base, tmp_path, capsys):
+    run = run_to_step_6(base, tmp_path)
     run.collapse()
     assert run.state.step == 10
     assert "Collapse at step 9: format is 0" in capsys.readouterr().out
 
 
-def test_a_collapse_stops_the_run_until_it_is_told_to_go_on(base, tmp_path):
-    run = begun(base, tmp_path, on_collapse="stop")
+def test_with_on_collapse_stop_a_collapsed_run_resumes_only_with_warn(base, tmp_path):
+    run = run_to_step_6(base, tmp_path, on_collapse="stop")
     with pytest.raises(Resumable, match="training has collapsed: format is 0"):
         run.collapse()
     run.lifecycle.save(run.state, wait=True)
-    for _ in range(2):  # a queue may start it again and again
+    for _ in range(2):  # a job queue may restart it repeatedly
         with pytest.raises(UsageError, match=r"collapsed at step 9 \(format\); .* --on-collapse warn"):
-            Run(tmp_path, base, on_collapse="stop")
-    again = Run(tmp_path, base, on_collapse="warn")
-    assert again.state.step == 9
-    again.step(format=0.0)  # the alarm was given before the stop
-    assert again.state.step == 10
+            ScriptedRun(tmp_path, base, on_collapse="stop")
+    resumed = ScriptedRun(tmp_path, base, on_collapse="warn")
+    assert resumed.state.step == 9
+    resumed.step(format=0.0)  # the alarm is not raised again
+    assert resumed.state.step == 10
 
 
-def test_a_rollback_goes_back_to_the_best_agent_with_half_the_learning_rate(base, tmp_path):
-    run = begun(base, tmp_path, on_collapse="rollback")
+def test_a_rollback_restores_the_best_agent_and_halves_the_learning_rate(base, tmp_path):
+    run = run_to_step_6(base, tmp_path, on_collapse="rollback")
     for _ in range(3):
         run.step(format=0.0)
     assert run.state == State(1, {"epoch": 0, "position": 4}, {}, 1, 0.5, 0.0, rollbacks=1)
     assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
     assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
-    assert run.lifecycle.watchdog.recent["format"] == [1.0, 1.0]  # the undone lines are forgotten
+    assert run.lifecycle.watchdog.recent["format"] == [1.0, 1.0]  # without the undone steps
     undone = (tmp_path / "metrics-before-rollback-1.jsonl").read_text().splitlines()
     assert [json.loads(text)["step"] for text in undone] == [2, 3, 4, 5, 6, 7, 8, 9]
     for _ in range(3):
         run.step()
-    resumed = Run(tmp_path, base, on_collapse="rollback")
+    resumed = ScriptedRun(tmp_path, base, on_collapse="rollback")
     assert resumed.state.step == 4 and resumed.state.rollbacks == 1
     assert resumed.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
 
 
-def test_rollbacks_come_to_an_end(base, tmp_path):
-    run = begun(base, tmp_path, on_collapse="rollback")
+def test_the_number_of_rollbacks_is_limited(base, tmp_path):
+    run = run_to_step_6(base, tmp_path, on_collapse="rollback")
     run.state.rollbacks = MAX_ROLLBACKS
     with pytest.raises(Resumable, match=f"after {MAX_ROLLBACKS} rollbacks"):
         run.collapse()
 
 
-def test_a_run_that_never_validated_has_nothing_to_go_back_to(base, tmp_path):
-    run = Run(tmp_path, base, on_collapse="rollback")
+def test_a_run_without_a_validation_cannot_roll_back(base, tmp_path):
+    run = ScriptedRun(tmp_path, base, on_collapse="rollback")
     for _ in range(7):
         run.step()
     with pytest.raises(Resumable, match="after 0 rollbacks"):
@@ -232,30 +239,29 @@ def test_a_run_that_never_validated_has_nothing_to_go_back_to(base, tmp_path):
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 8]
 
 
-def test_steps_without_a_game_to_train_on_end_the_run(base, tmp_path):
-    run = Run(tmp_path, base)
-    lost = {"groups_dropped": 1.0}
+def test_consecutive_steps_without_an_intact_group_end_the_run(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
     for _ in range(IDLE_STEPS - 1):
-        run.step(**lost)
+        run.step(groups_dropped=1.0)
     run.step()
     for _ in range(IDLE_STEPS - 1):
-        run.step(**lost)
+        run.step(groups_dropped=1.0)
     with pytest.raises(Resumable, match="broke every group of 3 steps"):
-        run.step(**lost)
+        run.step(groups_dropped=1.0)
 
 
-def test_a_kill_between_an_export_and_its_checkpoint_is_mended(base, tmp_path):
-    run = begun(base, tmp_path)
-    (tmp_path / "agent/training.json").write_text('{"step": 6}')  # as if step 6 had validated better
-    again = Run(tmp_path, base)
-    assert again.state.step == 4 and again.weight() == 4 and again.refreshed == [4.0]
+def test_an_export_without_its_checkpoint_is_repaired_on_resume(base, tmp_path):
+    run = run_to_step_6(base, tmp_path)
+    (tmp_path / "agent/training.json").write_text('{"step": 6}')  # as if killed after the export of step 6
+    resumed = ScriptedRun(tmp_path, base)
+    assert resumed.state.step == 4 and resumed.weight() == 4 and resumed.refreshed == [4.0]
     assert exported_step(tmp_path / "agent") == 1 == run.state.best_step
 
 
-def test_a_step_whose_validation_was_interrupted_is_completed_first(base, tmp_path):
-    run = begun(base, tmp_path)
-    run.state.line = {"step": 6, "em": 0.25}  # its update is done, its line is not the one that counts
+def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
+    run = run_to_step_6(base, tmp_path)
+    run.state.line = {"step": 6, "em": 0.25}  # updated, but not completed: its line is in the state
     run.lifecycle.save(run.state, wait=True)
-    again = Run(tmp_path, base)
-    assert again.state.step == 6 and again.state.line == {"step": 6, "em": 0.25}
+    resumed = ScriptedRun(tmp_path, base)
+    assert resumed.state.step == 6 and resumed.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]

@@ -1,8 +1,7 @@
-"""The update: one optimiser step a mini-batch, the same on one rank and on two."""
+"""`Update` and the loop of train.py over it: one optimiser step per mini-batch."""
 
 import math
-import random
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,250 +14,273 @@ from prompt_r1.errors import Resumable
 from prompt_r1.training.update import MAX_SKIPPED, Update, split
 from prompt_r1.types import ScoredGame
 from tests import tiny
-from tests.games import CPU, ONE_RANK, naive_logprobs, random_scored_games, record_logprobs_of
+from tests.games import (
+    CPU,
+    ONE_RANK,
+    change_logprobs,
+    naive_logprobs,
+    random_scored_games,
+    record_logprobs_of,
+)
 from train import learn
 
 
 class Learner:
-    """An update with the settings of these tests, and the loop of train.py over it."""
+    """An `Update` with the settings of these tests, and the loop of train.py over it."""
 
     def __init__(
         self, policy: Policy, *, reference: Policy | None = None, ranks: Ranks = ONE_RANK, **settings
     ) -> None:
-        config = TrainConfig(**{"lr": 1e-3, "kl_coef": 0.01, "tokens_per_batch": 64, **settings})
-        self.update = Update(config, policy, reference, ranks)
-        self._learn = partial(learn, self.update, clip=config.clip, kl_coef=config.kl_coef)
+        self.config = TrainConfig(**{"lr": 1e-3, "kl_coef": 0.01, "tokens_per_batch": 64, **settings})
+        self.update = Update(self.config, policy, reference, ranks)
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        return self._learn(mini_batches)
+        return learn(self.update, mini_batches, clip=self.config.clip, kl_coef=self.config.kl_coef)
 
 
-def test_better_games_become_likelier_and_worse_ones_less_likely():
+def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
+    return [weight.detach().clone() for weight in policy.parameters()]
+
+
+def same_weights(policy: Policy, weights: list[torch.Tensor]) -> bool:
+    return all(torch.equal(got, want) for got, want in zip(policy.parameters(), weights, strict=True))
+
+
+def test_games_with_positive_advantages_become_more_likely_and_others_less():
     policy = tiny.policy()
-    better, worse = record_logprobs_of(policy, random_scored_games(2))
-    better, worse = (
-        ScoredGame(better.trajectory, better.reward, 1.0),
-        ScoredGame(worse.trajectory, worse.reward, -1.0),
-    )
-    before = [_likelihood(policy, sample) for sample in (better, worse)]
+    games = record_logprobs_of(policy, random_scored_games(2))
+    better, worse = replace(games[0], advantage=1.0), replace(games[1], advantage=-1.0)
+    better_before, worse_before = log_likelihood(policy, better), log_likelihood(policy, worse)
     Learner(policy).learn([[better, worse]])
-    after = [_likelihood(policy, sample) for sample in (better, worse)]
-    assert after[0] > before[0] and after[1] < before[1]
+    assert log_likelihood(policy, better) > better_before
+    assert log_likelihood(policy, worse) < worse_before
 
 
-def _likelihood(policy, sample: ScoredGame) -> float:
+def log_likelihood(policy: Policy, game: ScoredGame) -> float:
+    """The sum of the log-probabilities of the agent's tokens."""
     with torch.no_grad():
-        return policy(pack([[sample.trajectory]], CPU)).logprobs.sum().item()
+        return policy(pack([[game.trajectory]], CPU)).logprobs.sum().item()
 
 
 def test_the_gap_between_engine_and_policy_is_measured_before_the_weights_move():
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(4))
-    assert Learner(policy).learn([samples[:2], samples[2:]])["engine/logprob_gap"] < 1e-5
+    games = record_logprobs_of(policy, random_scored_games(4))
+    assert Learner(policy).learn([games[:2], games[2:]])["engine/logprob_gap"] < 1e-5
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(4))
-    position = samples[0].trajectory.sampled.index(True)
-    samples[0].trajectory.logprobs[position] -= 0.25
-    assert Learner(policy).learn([samples])["engine/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
+    games = record_logprobs_of(policy, random_scored_games(4))
+    position = games[0].trajectory.sampled.index(True)
+    games[0].trajectory.logprobs[position] -= 0.25
+    assert Learner(policy).learn([games])["engine/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
 
 
-def test_the_kl_to_the_frozen_reference_grows_from_zero_and_pulls_back():
+def test_the_kl_to_the_frozen_reference_grows_from_zero():
     reference = tiny.policy().requires_grad_(False)
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(4))
-    first = Learner(policy, reference=reference).learn([samples])
-    second = Learner(policy, reference=reference).learn([samples])
+    games = record_logprobs_of(policy, random_scored_games(4))
+    first = Learner(policy, reference=reference).learn([games])
+    second = Learner(policy, reference=reference).learn([games])
     assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] > 1e-6
     assert not any(parameter.grad is not None for parameter in reference.parameters())
 
 
-def test_a_mini_batch_without_games_is_no_step():
+def test_a_mini_batch_without_games_takes_no_optimiser_step():
     policy = tiny.policy()
-    before = [parameter.clone() for parameter in policy.parameters()]
+    before = copy_of_weights(policy)
     metrics = Learner(policy).learn([[], []])
     assert metrics["loss"] == 0 and math.isfinite(metrics["grad_norm"])
-    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+    assert same_weights(policy, before)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
-    """The other optimiser steps of the update are taken, and the means are theirs."""
+    """The other optimiser steps of the update are taken, and the metrics are those of these steps."""
     policy, twin = tiny.policy(), tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(4))
-    poisoned = [ScoredGame(samples[0].trajectory, samples[0].reward, float("inf")), samples[1]]
-    metrics = Learner(policy).learn([samples[2:], poisoned])
-    expected = Learner(twin).learn([samples[2:]])
+    games = record_logprobs_of(policy, random_scored_games(4))
+    with_infinity = [replace(games[0], advantage=math.inf), games[1]]
+    metrics = Learner(policy).learn([games[2:], with_infinity])
+    expected = Learner(twin).learn([games[2:]])
     assert metrics.pop("update/skipped") == 1 and expected.pop("update/skipped") == 0
     assert metrics == expected
-    for got, want in zip(policy.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(got, want)
+    assert same_weights(policy, copy_of_weights(twin))
 
 
-class ImpossibleReference:
-    """Calls every token impossible: the KL to it is infinite, but its slope is 1."""
+class ZeroProbabilityReference:
+    """Gives every token probability 0: the KL to it is infinite, but has a finite gradient."""
 
     def __call__(self, packed: Packed) -> TokenScores:
         logprobs = torch.full((len(packed.targets),), -math.inf)
         return TokenScores(logprobs, torch.zeros_like(logprobs))
 
 
-def test_an_infinite_loss_with_a_finite_gradient_is_no_step():
+def test_an_infinite_loss_with_a_finite_gradient_is_skipped():
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(2))
-    before = [parameter.clone() for parameter in policy.parameters()]
-    seen: list[bool] = []
+    games = record_logprobs_of(policy, random_scored_games(2))
+    before = copy_of_weights(policy)
+    finite: list[bool] = []  # of each gradient
     for parameter in policy.parameters():
-        parameter.register_hook(lambda gradient: seen.append(bool(gradient.isfinite().all())))
-    assert Learner(policy, reference=ImpossibleReference()).learn([samples])["update/skipped"] == 1
-    assert seen and all(seen)
-    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+        parameter.register_hook(lambda gradient: finite.append(bool(gradient.isfinite().all())))
+    assert Learner(policy, reference=ZeroProbabilityReference()).learn([games])["update/skipped"] == 1
+    assert finite and all(finite)
+    assert same_weights(policy, before)
 
 
-def test_an_infinite_gradient_of_a_finite_loss_is_no_step():
+def test_an_infinite_gradient_of_a_finite_loss_is_skipped():
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(2))
-    before = [parameter.clone() for parameter in policy.parameters()]
+    games = record_logprobs_of(policy, random_scored_games(2))
+    before = copy_of_weights(policy)
     first = next(policy.parameters())
     hook = first.register_hook(lambda gradient: gradient.fill_(math.inf))
-    trainer = Learner(policy)
-    assert trainer.learn([samples])["update/skipped"] == 1
-    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+    learner = Learner(policy)
+    assert learner.learn([games])["update/skipped"] == 1
+    assert same_weights(policy, before)
     hook.remove()
-    assert trainer.learn([samples])["update/skipped"] == 0  # nothing of that gradient is left
+    assert learner.learn([games])["update/skipped"] == 0  # the infinite gradient was discarded
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
-class BesideABrokenRank(Ranks):
-    """One of two ranks; the other one's maxima are all 0.5."""
+class RanksWithMaxima(Ranks):
+    """One of two ranks; all maxima of the other one are 0.5: its gap, and its flag for a non-finite loss."""
 
     def max(self, values: list[float]) -> list[float]:
         return [max(float(value), 0.5) for value in values]
 
 
-def test_what_breaks_on_another_rank_is_no_step_here_and_its_gap_counts():
+def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_gap_is_reported():
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(2))
-    before = [parameter.clone() for parameter in policy.parameters()]
-    metrics = Learner(policy, ranks=BesideABrokenRank(rank=0, count=1, device=CPU)).learn([samples])
+    games = record_logprobs_of(policy, random_scored_games(2))
+    before = copy_of_weights(policy)
+    ranks = RanksWithMaxima(rank=0, count=1, device=CPU)
+    metrics = Learner(policy, ranks=ranks).learn([games])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
-    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+    assert same_weights(policy, before)
 
 
-@pytest.mark.parametrize(("limit", "stepped_on"), [(0.01, 0.01), (math.inf, None)])
-def test_a_gradient_is_clipped_to_the_largest_norm_and_its_own_norm_is_told(limit, stepped_on):
+@pytest.mark.parametrize(("limit", "norm_of_step"), [(0.01, 0.01), (math.inf, None)])
+def test_the_gradient_is_clipped_and_its_norm_before_clipping_is_reported(limit, norm_of_step):
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(4))
-    trainer = Learner(policy, grad_clip=limit)
-    norms: list[float] = []
-    trainer.update.optimizer.register_step_pre_hook(
-        lambda *_: norms.append(torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item())
-    )
-    told = trainer.learn([samples])["grad_norm"]
-    assert told > 0.1
-    assert norms == pytest.approx([stepped_on or told], rel=1e-4)
+    games = record_logprobs_of(policy, random_scored_games(4))
+    learner = Learner(policy, grad_clip=limit)
+    norms: list[float] = []  # of the gradient in each optimiser step
+
+    def record_norm(*_: object) -> None:
+        gradients = [parameter.grad.flatten() for parameter in policy.parameters()]
+        norms.append(torch.cat(gradients).norm().item())
+
+    learner.update.optimizer.register_step_pre_hook(record_norm)
+    grad_norm = learner.learn([games])["grad_norm"]
+    assert grad_norm > 0.1
+    assert norms == pytest.approx([norm_of_step or grad_norm], rel=1e-4)
 
 
-def test_the_run_stops_when_step_after_step_is_skipped():
+def test_five_skipped_steps_in_a_row_stop_the_run():
     policy = tiny.policy()
     good = record_logprobs_of(policy, random_scored_games(2))
-    bad = [ScoredGame(good[0].trajectory, good[0].reward, float("nan"))]
-    trainer = Learner(policy, lr=0.0)
-    trainer.learn([bad] * (MAX_SKIPPED - 1))
-    trainer.update.check_finite()
-    trainer.learn([good, *[bad] * (MAX_SKIPPED - 1)])
-    trainer.update.check_finite()
-    trainer.learn([bad])
+    bad = [replace(good[0], advantage=math.nan)]
+    learner = Learner(policy, lr=0.0)
+    learner.learn([bad] * (MAX_SKIPPED - 1))
+    learner.update.check_finite()
+    learner.learn([good, *[bad] * (MAX_SKIPPED - 1)])
+    learner.update.check_finite()
+    learner.learn([bad])
     with pytest.raises(Resumable, match="not finite in 5 optimiser steps in a row"):
-        trainer.update.check_finite()
+        learner.update.check_finite()
 
 
-def test_mini_batches_after_the_first_have_ratios():
+def test_ratios_of_later_mini_batches_are_clipped():
     policy = tiny.policy()
-    samples = record_logprobs_of(policy, random_scored_games(6))
-    metrics = Learner(policy, lr=0.05).learn([samples, samples])
+    games = record_logprobs_of(policy, random_scored_games(6))
+    metrics = Learner(policy, lr=0.05).learn([games, games])
     assert metrics["clip_frac"] > 0
 
 
-class Counted(Policy):
-    """A policy that counts its passes."""
+class CountingPolicy(Policy):
+    """A policy that counts its forward passes."""
 
-    passes = 0
+    forwards = 0
 
     def forward(self, packed: Packed) -> TokenScores:
-        self.passes += 1
+        self.forwards += 1
         return super().forward(packed)
 
 
-def test_old_and_reference_log_probs_cost_no_pass_that_is_not_needed():
-    """In float32 the engine's are the old ones. In bfloat16 the first mini-batch's are its own forward's, the
-    later ones' are computed before the first step. The reference scores each game once.
+def test_old_and_reference_log_probs_take_no_unnecessary_forward_passes():
+    """In float32 the old log-probabilities are the engine's. In bfloat16 those of the first mini-batch come
+    from its own forward pass, and the later ones are computed before the first step. The reference has one
+    forward pass per mini-batch.
     """
-    for compute, passes in [(torch.float32, 3), (torch.bfloat16, 5)]:
-        policy = Counted(tiny.model(), compute=compute)
-        reference = Counted(tiny.model().requires_grad_(False), compute=compute)
+    for compute, forwards in [(torch.float32, 3), (torch.bfloat16, 5)]:
+        policy = CountingPolicy(tiny.model(), compute=compute)
+        reference = CountingPolicy(tiny.model().requires_grad_(False), compute=compute)
         Learner(policy, reference=reference, tokens_per_batch=10_000).learn([random_scored_games(2)] * 3)
-        assert policy.passes == passes and reference.passes == 3
+        assert policy.forwards == forwards and reference.forwards == 3
 
 
 def test_in_bfloat16_nothing_is_clipped_before_the_weights_move():
-    """The engine's log-probabilities may stray (here by a lot): none of it is in the ratios."""
+    """The engine's log-probabilities differ from the policy's (here by a lot), but are not in the ratios."""
     policy = Policy(tiny.model(), compute=torch.bfloat16)
     metrics = Learner(policy, lr=0.0).learn([random_scored_games(4), random_scored_games(2)])
     assert metrics["clip_frac"] == 0 and metrics["kl"] == 0 and metrics["engine/logprob_gap"] > 0.5
 
 
-def naive_gradients(samples, references, *, clip, kl_coef, token_mean) -> list[torch.Tensor]:
-    """Eq. 17 with float64 weights, game by game, from all logits; ratios from the recorded log-probs."""
+def naive_gradients(
+    games: list[ScoredGame],
+    references: list[torch.Tensor],
+    *,
+    clip: float,
+    kl_coef: float,
+    token_mean: bool,
+) -> list[torch.Tensor]:
+    """The gradients of eq. 17 in float64, game by game; the recorded log-probabilities are the old ones."""
     model = tiny.model().double()
-    tokens = sum(sum(sample.trajectory.sampled) for sample in samples)
-    for sample, reference in zip(samples, references, strict=True):
-        trajectory, advantage = sample.trajectory, sample.advantage
-        old = torch.tensor(
-            [lp for lp, own in zip(trajectory.logprobs, trajectory.sampled, strict=True) if own]
-        )
-        now = naive_logprobs(model, trajectory)
-        ratio = (now - old).exp()
+    tokens = sum(sum(game.trajectory.sampled) for game in games)
+    for game, reference in zip(games, references, strict=True):
+        trajectory, advantage = game.trajectory, game.advantage
+        old = torch.tensor(trajectory.logprobs)[torch.tensor(trajectory.sampled)]
+        new = naive_logprobs(model, trajectory)
+        ratio = (new - old).exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-        kl = (reference - now).exp() - (reference - now) - 1
+        kl = (reference - new).exp() - (reference - new) - 1
         terms = -surrogate + kl_coef * kl
-        (terms.sum() / tokens if token_mean else terms.mean() / len(samples)).backward()
+        loss = terms.sum() / tokens if token_mean else terms.mean() / len(games)
+        loss.backward()
     return [parameter.grad for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 10_000])
 def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, tokens_per_batch):
-    """Games with stale old log-probabilities: in the second mini-batch, after a step of size 0."""
+    """The recorded log-probabilities differ from the policy's. The learning rate is 0."""
     policy, frozen = tiny.policy(), tiny.policy(seed=1).requires_grad_(False)
-    samples = record_logprobs_of(policy, random_scored_games(7))
-    rng = random.Random(0)
-    for sample in samples:
-        own = sample.trajectory.sampled
-        sample.trajectory.logprobs = [
-            lp + rng.uniform(-0.4, 0.4) * s for lp, s in zip(sample.trajectory.logprobs, own, strict=True)
-        ]
+    games = record_logprobs_of(policy, random_scored_games(7))
+    change_logprobs(games, seed=0)
     with torch.no_grad():
-        references = [naive_logprobs(frozen.model.double(), sample.trajectory) for sample in samples]
-    want = naive_gradients(samples, references, clip=0.2, kl_coef=0.1, token_mean=token_mean)
+        references = [naive_logprobs(frozen.model.double(), game.trajectory) for game in games]
+    want = naive_gradients(games, references, clip=0.2, kl_coef=0.1, token_mean=token_mean)
 
-    knobs = {
-        "kl_coef": 0.1,
-        "loss": "token-mean" if token_mean else "sequence-mean",
-        "tokens_per_batch": tokens_per_batch,
-    }
-    trainer = Learner(policy, reference=tiny.policy(seed=1), lr=0.0, grad_clip=math.inf, **knobs)
-    got: list[torch.Tensor] = []
-    trainer.update.optimizer.register_step_pre_hook(
-        lambda optimizer, *_: got.__setitem__(slice(None), [p.grad.clone() for p in policy.parameters()])
+    learner = Learner(
+        policy,
+        reference=tiny.policy(seed=1),
+        lr=0.0,
+        grad_clip=math.inf,
+        kl_coef=0.1,
+        loss="token-mean" if token_mean else "sequence-mean",
+        tokens_per_batch=tokens_per_batch,
     )
-    trainer.learn([samples[:1], samples])
-    error = sum((a - b).norm() ** 2 for a, b in zip(got, want, strict=True)) ** 0.5
-    assert error < 1e-5 * sum(b.norm() ** 2 for b in want) ** 0.5
+    gradients_of_steps: list[list[torch.Tensor]] = []
+
+    def record_gradients(*_: object) -> None:
+        gradients_of_steps.append([parameter.grad.clone() for parameter in policy.parameters()])
+
+    learner.update.optimizer.register_step_pre_hook(record_gradients)
+    learner.learn([games[:1], games])
+    got = torch.cat([gradient.flatten() for gradient in gradients_of_steps[1]])
+    expected = torch.cat([gradient.flatten() for gradient in want])
+    assert (got - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_mini_batches_of_questions_keep_groups_whole_and_of_games_do_not():
+def test_mini_batches_counted_in_questions_do_not_split_groups():
     groups = [random_scored_games(5) for _ in range(4)]
     by_game = split(groups, games=20, group_size=5, mini_batch=8, numbers=range(4))
     assert [len(games) for games in by_game] == [8, 8, 4]
     by_question = TrainConfig(questions=4, mini_batch=2, mini_batch_of="questions").games_per_update
-    halves = split(groups, games=20, group_size=5, mini_batch=by_question, numbers=range(4))
-    assert halves == [groups[0] + groups[1], groups[2] + groups[3]]
+    whole_groups = split(groups, games=20, group_size=5, mini_batch=by_question, numbers=range(4))
+    assert whole_groups == [groups[0] + groups[1], groups[2] + groups[3]]

@@ -1,4 +1,4 @@
-"""Means and tables against numbers worked out by hand; the records that the curves are made of."""
+"""Validation metrics, results tables and the metrics of a step, against numbers computed by hand."""
 
 import asyncio
 from dataclasses import replace
@@ -20,21 +20,21 @@ RULE = RULES["release"]
 
 
 def result(game: Trajectory) -> GameResult:
-    """The result of a game that was scored by RULE."""
+    """Score a game by RULE and return its result."""
     [reward] = score_games([game], rule=RULE)
     return result_of_game(ScoredGame(game, reward, None))
 
 
-def test_a_failed_call_is_counted_apart_and_lowers_no_mean():
+def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():
     broken = game_of_turns(GOOD, stop="env_error")
     broken.error = "HTTP 500"
-    averages = mean_metrics(map(result, [game_of_turns(GOOD, RIGHT), game_of_turns(WRONG), broken]))
-    assert (averages["n"], averages["errors"]) == (2, 1)
-    assert averages["em"] == 0.5 and averages["reward"] == pytest.approx((1.0 - 0.4) / 2)
-    assert averages["turns"] == 1.5
+    means = mean_metrics(map(result, [game_of_turns(GOOD, RIGHT), game_of_turns(WRONG), broken]))
+    assert (means["n"], means["errors"]) == (2, 1)
+    assert means["em"] == 0.5 and means["reward"] == pytest.approx((1.0 - 0.4) / 2)
+    assert means["turns"] == 1.5
 
 
-def test_the_table_has_a_row_a_dataset_and_the_mean_of_the_questions():
+def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions():
     results = [
         GameResult("1", "a", "x", 1.0, 1.0),
         GameResult("2", "a", "x", 0.0, 0.5),
@@ -45,13 +45,12 @@ def test_the_table_has_a_row_a_dataset_and_the_mean_of_the_questions():
     assert "| **direct** | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in lines
 
 
-def test_nothing_scored_gives_a_table_and_no_division_by_zero():
-    assert "| 0 | 1 | – | – |" in results_table(
-        {"direct": [failed_result(Question("1", "a", "?", ("x",)), "down")]}
-    )
+def test_a_table_of_failed_calls_only_has_no_means():
+    failed = failed_result(Question("1", "a", "?", ("x",)), "down")
+    assert "| 0 | 1 | – | – |" in results_table({"direct": [failed]})
 
 
-def test_the_environment_alone_is_asked_for_the_answer_only():
+def test_ask_directly_asks_the_environment_for_the_answer_only():
     questions = [Question("1", "a", "Who?", ("Anna",)), Question("2", "a", "Who else?", ("Bob",))]
     environment = ScriptedEnvironment(["Anna", EnvError("down")])
     right, failed = asyncio.run(ask_directly(questions, environment.ask))
@@ -59,19 +58,16 @@ def test_the_environment_alone_is_asked_for_the_answer_only():
     assert right.em == 1.0 and failed.error == "down"
 
 
-def test_the_curves_leave_out_broken_games_but_count_them():
-    records = [
-        result(game)
-        for game in (game_of_turns(GOOD, RIGHT), game_of_turns(WRONG), game_of_turns(GOOD, stop="env_error"))
-    ]
-    metrics = game_metrics(records)
+def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means():
+    broken = result(game_of_turns(GOOD, stop="env_error"))
+    metrics = game_metrics([result(game_of_turns(GOOD, RIGHT)), result(game_of_turns(WRONG)), broken])
     assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
     assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
-    assert game_metrics(records[2:])["reward/mean"] == 0.0
+    assert game_metrics([broken])["reward/mean"] == 0.0
 
 
 def test_the_intervals_of_a_step_count_questions_not_games():
-    """Five equal games of a question are no five observations: repeating each game moves no bound."""
+    """Five equal games of a question are one observation: repeating each game leaves the bounds unchanged."""
     questions = [Question(str(number), "test", "?", ("Anna Keller",)) for number in range(8)]
     endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
     games = [
@@ -81,19 +77,18 @@ def test_the_intervals_of_a_step_count_questions_not_games():
     once = game_metrics([result(game) for game in games])
     five_times = game_metrics([result(game) for game in games for _ in range(5)])
     assert (once["em_low"], once["em_high"]) == pytest.approx(wilson(5, 8))
-    assert all(
-        five_times[name] == pytest.approx(once[name]) for name in once if name.endswith(("low", "high"))
-    )
+    bounds = [name for name in once if name.endswith(("low", "high"))]
+    assert all(five_times[name] == pytest.approx(once[name]) for name in bounds)
     assert "em_low" in once and "reward/mean_high" in once and "format_low" in once
 
 
-def test_the_shares_of_groups_are_over_the_kept_groups_and_over_all():
-    """One of three groups broke; of the two others one has equal rewards."""
+def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones():
+    """One of three groups is broken; one of the other two has equal rewards."""
     right, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)
     broken = game_of_turns(GOOD, stop="env_error")
     games_PG = score_and_compare([[broken, broken], [right, right], [right, wrong]], RULE)
     metrics = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
     assert metrics["groups/dropped"] == pytest.approx(1 / 3) and metrics["groups/no_spread"] == 1 / 2
     assert metrics["games/s"] == 3.0
-    nothing = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
-    assert nothing["groups/dropped"] == 1 and nothing["groups/no_spread"] == 0
+    only_broken = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
+    assert only_broken["groups/dropped"] == 1 and only_broken["groups/no_spread"] == 0
