@@ -39,13 +39,8 @@ UGLY_TURNS = [
         False,
     ),
     ("<think>a</think><answer>b</answer><interaction_prompt>p</interaction_prompt>", "a", None, "b", False),
-    (
-        "<answer>b</answer><think>a</think>",
-        "a",
-        None,
-        None,
-        False,
-    ),  # only an action after the think block counts
+    # Only an action after the think block counts.
+    ("<answer>b</answer><think>a</think>", "a", None, None, False),
     ("<think>a</think><think>c</think><answer>b</answer>", "a", None, "b", False),
     ("<THINK>a</THINK><ANSWER>b</ANSWER>", None, None, None, False),
     ("<think>a</think>< answer>b</answer>", "a", None, None, False),

@@ -38,7 +38,7 @@ class ScriptedRun:
         config = replace(CONFIG, **options)
         self.policy = tiny.policy()
         optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
-        log, clock = Log(folder, quiet=False), Clock()
+        log = Log(folder, quiet=False)
         self.sampler = QuestionSampler([Question("q", "own", "Who?", ("Anna",))] * 50, seed=0)
         self.refreshed: list[float] = []  # the first weight at each refresh of the engine
         console = Console(log, steps=99, priced=False)
@@ -47,7 +47,7 @@ class ScriptedRun:
             ranks=ONE_RANK,
             log=log,
             console=console,
-            clock=clock,
+            clock=Clock(),
             interrupt=Interrupt(),
             policy=self.policy,
             optimizer=optimizer,
