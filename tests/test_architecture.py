@@ -1,6 +1,7 @@
 """The rules of the rooms that a machine can check: imports, homes of packages, docstrings, names."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,3 +153,55 @@ def test_names_that_the_method_imports_are_explained_where_they_are_defined():
                 if alias.name in known and not ast.get_docstring(known[alias.name]):
                     unexplained.append(f"{name_of(path)}: {alias.name}")
     assert not unexplained
+
+
+# docs/map.md: a heading `## ROOMS (core)` or `(extra)`, then a row for each file.
+MAP = (ROOT / "docs/map.md").read_text("utf-8")
+MAP_ROWS = re.findall(r"^\| `([\w./]+\.(?:py|js|css|html))` \| (.+) \|$", MAP, re.MULTILINE)
+
+
+def rooms_marked(mark: str) -> set[str]:
+    """The rooms of the map's sections that are marked `core` or `extra`."""
+    sections = re.split(r"^## ", MAP, flags=re.MULTILINE)
+    marked = [section for section in sections if f"({mark})" in section.splitlines()[0]]
+    return {Path(file).parts[0] for section in marked for file in re.findall(r"^\| `(\S+)`", section, re.M)}
+
+
+def test_the_map_has_one_line_for_each_file():
+    package = [
+        path for path in (ROOT / "prompt_r1").rglob("*") if path.suffix in (".py", ".js", ".css", ".html")
+    ]
+    files = [path.relative_to(ROOT / "prompt_r1").as_posix() for path in package]
+    files += [name_of(path) for path in [*ENTRY_POINTS, *(ROOT / "benchmarks").glob("*.py")]]
+    assert sorted(file for file, _ in MAP_ROWS) == sorted(f for f in files if not f.endswith("__init__.py"))
+
+
+def test_the_map_lists_the_rooms_in_the_order_of_their_imports():
+    rooms = dict.fromkeys(Path(file).parts[0].removesuffix(".py") for file, _ in MAP_ROWS)
+    assert tuple(rooms) == (*ROOMS, "train", "infer", "evaluate", "benchmarks")
+
+
+def files_imported_by(script: Path) -> set[Path]:
+    """The files of the package that a script imports, directly or through other files."""
+    found, waiting = set(), [script]
+    while waiting:
+        for module in imported(TREES[waiting.pop()]):
+            path = ROOT / module.replace(".", "/")
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if file in TREES and file not in found:
+                found.add(file)
+                waiting.append(file)
+    return found
+
+
+def test_training_and_inference_import_no_room_that_the_map_marks_as_extra():
+    extra = rooms_marked("extra") - {"benchmarks"}
+    assert extra == {"evaluation", "baselines", "studies"}
+    files = files_imported_by(ROOT / "train.py") | files_imported_by(ROOT / "infer.py")
+    assert not [name_of(path) for path in files - set(ENTRY_POINTS) if room_of(path) in extra]
+
+
+def test_training_imports_every_room_that_the_map_marks_as_core():
+    files = files_imported_by(ROOT / "train.py") - set(ENTRY_POINTS)
+    core = {room.removesuffix(".py") for room in rooms_marked("core")}
+    assert core == {room_of(path) for path in files} - {"__init__"}
