@@ -1,7 +1,7 @@
-"""Rows of files → questions, and the order in which training sees them.
+"""Question files, and the order in which training sees the questions.
 
-`python -m prompt_r1.data convert|mix|audit` makes such files from the datasets' raw dumps, mixes them for
-training, and looks for what is wrong with them.
+`python -m prompt_r1.data convert|mix|audit` makes question files from the datasets' raw dumps, draws a
+training mix, and checks files.
 """
 
 from prompt_r1.data.files import load_questions

@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.data convert|mix|audit`: make files of questions, and look at what is in them."""
+"""Convert raw dumps to question files, draw a training mix, or check question files."""
 
 import argparse
 from dataclasses import replace
@@ -7,104 +7,130 @@ from pathlib import Path
 from typing import TypeAlias
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.data.audit import audit_file, report
+from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.files import check_writable, load_questions, write_questions
-from prompt_r1.data.mixture import mix
-from prompt_r1.data.mixture import report as mix_report
-from prompt_r1.data.sources import SOURCES, squad
+from prompt_r1.data.mixture import mix, mix_report
+from prompt_r1.data.sources import SOURCES, Source, squad
 from prompt_r1.errors import UsageError
-
-
-def main(arguments: list[str]) -> None:
-    """Run one of the commands."""
-    parser = argparse.ArgumentParser("python -m prompt_r1.data", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="convert|mix|audit")
-    for add in (_add_convert, _add_mix, _add_audit):
-        add(commands)
-    given = parser.parse_args(arguments)
-    given.command(given)
-
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def main(arguments: list[str]) -> None:
+    """Run one of the commands convert, mix and audit."""
+    parser = argparse.ArgumentParser("python -m prompt_r1.data", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="convert|mix|audit")
+    _add_convert(commands)
+    _add_mix(commands)
+    _add_audit(commands)
+    options = parser.parse_args(arguments)
+    options.command(options)
+
+
 def _add_convert(commands: Commands) -> None:
-    parser = commands.add_parser("convert", help="a raw dump → a file of questions", allow_abbrev=False)
+    parser = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
     add = parser.add_argument
-    named = [*SOURCES, "questions"]
-    add("--from", dest="source", required=True, choices=named, help="questions: .jsonl or published .parquet")
-    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="as it ships")
-    add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as the published files")
-    add("--where", nargs="+", default=[], metavar="FIELD=VALUE", help="only such rows, e.g. set=train")
-    add("--one-gold", action="store_true", help="without aliases, as the published files")
+    names = [*SOURCES, "questions"]
+    add(
+        "--from",
+        dest="source",
+        required=True,
+        choices=names,
+        help="dataset; questions: rewrite a .jsonl or .parquet question file",
+    )
+    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="raw files")
+    add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as published")
+    add("--where", nargs="+", default=[], metavar="FIELD=VALUE", help="keep only such rows, e.g. set=train")
+    add("--one-gold", action="store_true", help="keep only the first gold, as in the published files")
     add("--aliases", type=Path, metavar="FILE", help="2wiki: id_aliases.json")
-    add("--with-context", action="store_true", help="squad: the context before the question")
-    add("--unanswerable", default="", metavar="TEXT", help="squad: their gold; else they are left out")
+    add("--with-context", action="store_true", help="squad: put the context before the question")
+    add("--unanswerable", default="", metavar="TEXT", help="squad: gold of unanswerable questions (left out)")
     parser.set_defaults(command=_convert)
 
 
-def _convert(given: argparse.Namespace) -> None:
-    check_writable(given.out)
-    if given.source == "questions":
-        if len(given.files) > 1:
-            raise UsageError("--from questions rewrites one file; `mix` joins several")
-        questions = load_questions(given.files[0])
-        write_questions(given.out, questions)
-        print(f"{given.out}: {len(questions):,} questions")
+def _convert(options: argparse.Namespace) -> None:
+    check_writable(options.out)
+    if options.source == "questions":
+        _rewrite_questions(options)
         return
-    source = SOURCES[given.source]
-    if given.source == "squad":
-        reading = partial(squad, with_context=given.with_context, unanswerable=given.unanswerable)
-        source = replace(source, convert=reading)
-    elif given.with_context or given.unanswerable:
-        raise UsageError("--with-context and --unanswerable are for --from squad")
-    if given.aliases and given.source != "2wiki":
-        raise UsageError("--aliases is for --from 2wiki")
-    pairs = [condition.partition("=") for condition in given.where]
-    if not all(mark for _, mark, _ in pairs):
-        raise UsageError("--where wants FIELD=VALUE, e.g. set=train")
     conversion = convert(
-        given.source,
-        source,
-        given.files,
-        where={name: value for name, _, value in pairs},
-        aliases=read_aliases(given.aliases) if given.aliases else {},
-        one_gold=given.one_gold,
+        options.source,
+        _chosen_source(options),
+        options.files,
+        where=_conditions(options.where),
+        aliases=read_aliases(options.aliases) if options.aliases else {},
+        one_gold=options.one_gold,
     )
     if not conversion.questions:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in conversion.left_out.items())
         raise UsageError(
-            f"{given.files[0]}: no question is left of {conversion.rows:,} rows ({reasons or 'empty'})"
+            f"{options.files[0]}: none of the {conversion.rows:,} rows is left ({reasons or 'empty'})"
         )
-    print(write_conversion(given.out, conversion, given.files))
+    print(write_conversion(options.out, conversion, options.files))
+
+
+def _rewrite_questions(options: argparse.Namespace) -> None:
+    if len(options.files) > 1:
+        raise UsageError("--from questions rewrites one file; use `mix` to join several")
+    questions = load_questions(options.files[0])
+    write_questions(options.out, questions)
+    print(f"{options.out}: {len(questions):,} questions")
+
+
+def _chosen_source(options: argparse.Namespace) -> Source:
+    """The dataset of --from, with its own options. Raises UsageError for options of another dataset."""
+    source = SOURCES[options.source]
+    if options.aliases and options.source != "2wiki":
+        raise UsageError("--aliases is only for --from 2wiki")
+    if options.source == "squad":
+        reader = partial(squad, with_context=options.with_context, unanswerable=options.unanswerable)
+        return replace(source, convert=reader)
+    if options.with_context or options.unanswerable:
+        raise UsageError("--with-context and --unanswerable are only for --from squad")
+    return source
+
+
+def _conditions(texts: list[str]) -> dict[str, str]:
+    """The conditions of --where: field → value."""
+    conditions = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark:
+            raise UsageError("--where needs FIELD=VALUE, e.g. set=train")
+        conditions[name] = value
+    return conditions
 
 
 def _add_mix(commands: Commands) -> None:
-    parser = commands.add_parser("mix", help="as many questions of each dataset", allow_abbrev=False)
+    parser = commands.add_parser(
+        "mix", help="draw the same number of questions from each dataset", allow_abbrev=False
+    )
     add = parser.add_argument
     add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE")
     add("--out", required=True, type=Path, metavar="FILE")
-    add("--per-dataset", type=int, default=5_120, metavar="N", help="questions of each (5120)")
-    add("--val-out", type=Path, metavar="FILE", help="other questions, for validation")
-    add("--val-per-dataset", type=int, default=256, metavar="N", help="of each (256)")
-    add("--exclude", nargs="+", default=[], type=Path, metavar="FILE", help="none of these questions")
+    add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
+    add("--val-out", type=Path, metavar="FILE", help="also write other questions, for validation")
+    add("--val-per-dataset", type=int, default=256, metavar="N", help="of each dataset (256)")
+    add("--exclude", nargs="+", default=[], type=Path, metavar="FILE", help="leave out their questions")
     add("--seed", type=int, default=0, metavar="N", help="(0)")
     parser.set_defaults(command=_mix)
 
 
-def _mix(given: argparse.Namespace) -> None:
-    outs = [given.out, *([given.val_out] if given.val_out else [])]
-    sizes = [given.per_dataset, given.val_per_dataset][: len(outs)]
+def _mix(options: argparse.Namespace) -> None:
+    outs, sizes = [options.out], [options.per_dataset]
+    if options.val_out:
+        outs.append(options.val_out)
+        sizes.append(options.val_per_dataset)
     for path in outs:
         check_writable(path)
     if min(sizes) < 1:
         raise UsageError("--per-dataset and --val-per-dataset must be at least 1")
-    if not {path.resolve() for path in outs}.isdisjoint(path.resolve() for path in given.files):
+    if not {path.resolve() for path in outs}.isdisjoint(path.resolve() for path in options.files):
         raise UsageError("--out and --val-out must not be among the files of --in")
-    questions = [question for path in given.files for question in load_questions(path)]
-    excluded = [question for path in given.exclude for question in load_questions(path)]
-    result = mix(questions, sizes, seed=given.seed, exclude=excluded)
+    questions = [question for path in options.files for question in load_questions(path)]
+    excluded = [question for path in options.exclude for question in load_questions(path)]
+    result = mix(questions, sizes, seed=options.seed, exclude=excluded)
     for path, part in zip(outs, result.parts, strict=True):
         write_questions(path, part)
         print(f"{path}: {len(part):,} questions")
@@ -112,17 +138,17 @@ def _mix(given: argparse.Namespace) -> None:
 
 
 def _add_audit(commands: Commands) -> None:
-    parser = commands.add_parser("audit", help="what is wrong with files of questions", allow_abbrev=False)
+    parser = commands.add_parser("audit", help="find problems in question files", allow_abbrev=False)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .parquet")
-    parser.add_argument("--examples", type=int, default=5, metavar="N", help="shown of each finding (5)")
+    parser.add_argument("--examples", type=int, default=5, metavar="N", help="shown of each kind (5)")
     parser.set_defaults(command=_audit)
 
 
-def _audit(given: argparse.Namespace) -> None:
-    audits = [audit_file(path) for path in given.files]
-    print(report(audits, examples=given.examples))
+def _audit(options: argparse.Namespace) -> None:
+    audits = [audit_file(path) for path in options.files]
+    print(audit_report(audits, examples=options.examples))
     if any(audit.bad for audit in audits):
-        raise SystemExit(1)  # such a file cannot be trained on or evaluated
+        raise SystemExit(1)  # files with bad rows cannot be used for training or evaluation
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The training mix: as many questions of each dataset, seeded (the paper: 5,120 of each of eight)."""
+"""Draw the training mix: equally many questions of each dataset (in the paper, 5,120 of each of eight)."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.data.fields import digest, question_key
+from prompt_r1.data.fields import id_from_text, question_key
 from prompt_r1.types import Question
 
-TRAINED = (
+PAPER_DATASETS = (
     "2WikiMultihopQA",
     "HotpotQA",
     "GSM8K",
@@ -21,65 +21,68 @@ TRAINED = (
 
 @dataclass(frozen=True)
 class Mix:
-    """Shuffled parts without a common question, and how many each dataset had and gave."""
+    """Shuffled parts that share no question, and how many questions each dataset had and contributed."""
 
     parts: list[list[Question]]
-    available: dict[str, int]  # dataset → different questions that may be drawn
-    drawn: dict[str, list[int]]  # dataset → how many went to each part
+    available: dict[str, int]  # dataset → distinct questions that may be drawn
+    drawn: dict[str, list[int]]  # dataset → its number of questions in each part
 
 
 def mix(
     questions: Sequence[Question], sizes: Sequence[int], *, seed: int, exclude: Sequence[Question] = ()
 ) -> Mix:
-    """`sizes[i]` questions of each dataset for part i, at random; a small dataset fills the last part first.
+    """Draw `sizes[i]` random questions of each dataset for part i.
 
-    A question is drawn once, whatever its case and blanks, and never if it is in `exclude` (the test files).
+    The last part is filled first when a dataset is too small. Questions that differ only in case or white
+    space count as one, and questions in `exclude` (the test files) are never drawn.
     """
-    taken = {question_key(question.text) for question in exclude}
+    seen = {question_key(question.text) for question in exclude}
     by_dataset: dict[str, list[Question]] = {}
     for question in questions:
         key = question_key(question.text)
-        if key not in taken:
-            taken.add(key)
+        if key not in seen:
+            seen.add(key)
             by_dataset.setdefault(question.dataset, []).append(question)
     parts: list[list[Question]] = [[] for _ in sizes]
     drawn: dict[str, list[int]] = {}
-    for dataset, its in sorted(by_dataset.items()):
-        random.Random(f"mix {seed} {dataset}").shuffle(its)
-        start, counts = 0, [0] * len(sizes)
-        # Validation is small and must not come out empty, so the last part is filled first.
-        for place in reversed(range(len(sizes))):
-            chosen = its[start : start + sizes[place]]
-            parts[place] += chosen
-            counts[place] = len(chosen)
+    for dataset, candidates in sorted(by_dataset.items()):
+        random.Random(f"mix {seed} {dataset}").shuffle(candidates)
+        start = 0
+        drawn[dataset] = [0] * len(sizes)
+        # The last part is the small validation set, which must not end up empty.
+        for index in reversed(range(len(sizes))):
+            chosen = candidates[start : start + sizes[index]]
+            parts[index] += chosen
+            drawn[dataset][index] = len(chosen)
             start += len(chosen)
-        drawn[dataset] = counts
-    for place, part in enumerate(parts):
-        random.Random(f"mix {seed} {place}").shuffle(part)
-    available = {dataset: len(its) for dataset, its in sorted(by_dataset.items())}
-    return Mix([_with_own_ids(part) for part in parts], available, drawn)
+    for index, part in enumerate(parts):
+        random.Random(f"mix {seed} {index}").shuffle(part)
+    available = {dataset: len(candidates) for dataset, candidates in sorted(by_dataset.items())}
+    return Mix([_with_unique_ids(part) for part in parts], available, drawn)
 
 
-def report(result: Mix, sizes: Sequence[int], wanted: Sequence[str] = TRAINED) -> str:
-    """A line a dataset: what it gave, and what is missing."""
+def mix_report(result: Mix, sizes: Sequence[int], wanted: Sequence[str] = PAPER_DATASETS) -> str:
+    """One line per dataset with the number of questions drawn, and one with the datasets that are missing."""
     lines = []
     for dataset, counts in result.drawn.items():
         line = f"  {dataset}: {' + '.join(f'{count:,}' for count in counts)} of {result.available[dataset]:,}"
         short = sum(sizes) - sum(counts)
-        lines.append(line + (f" ({short:,} fewer than asked for)" if short else ""))
+        if short:
+            line += f" ({short:,} fewer than requested)"
+        lines.append(line)
     missing = [dataset for dataset in wanted if dataset not in result.drawn]
     if missing:
-        lines.append(f"  not in the mix, but trained on in the paper: {', '.join(missing)}")
+        lines.append(f"  datasets of the paper's mix that are missing: {', '.join(missing)}")
     return "\n".join(lines)
 
 
-def _with_own_ids(questions: list[Question]) -> list[Question]:
-    """Two datasets may number their questions alike."""
+def _with_unique_ids(questions: list[Question]) -> list[Question]:
+    """Replace ids that occur twice: two datasets may use the same ones."""
     ids: set[str] = set()
     result = []
     for question in questions:
         if question.id in ids:
-            question = replace(question, id=digest(question.text))
+            question = replace(question, id=id_from_text(question.text))
         ids.add(question.id)
         result.append(question)
     return result

@@ -1,4 +1,4 @@
-"""Question sets by the names that a user writes."""
+"""Load questions by the names that a user gives to --data."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,11 +9,17 @@ from prompt_r1.types import Question
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
-    """The questions of `mini` (its `split`, or mini:SPLIT) and of files, one after the other."""
+    """Concatenate the questions of the given names: files, `mini` (its `split`), or `mini:SPLIT`.
+
+    Raises UsageError for a file that cannot be read and for an unknown split.
+    """
     questions: list[Question] = []
     for name in names:
-        world, _, part = name.partition(":")
-        questions += _mini_questions(part or split, seed) if world == "mini" else load_questions(Path(name))
+        world, _, named_split = name.partition(":")
+        if world == "mini":
+            questions += _mini_questions(named_split or split, seed)
+        else:
+            questions += load_questions(Path(name))
     return questions
 
 

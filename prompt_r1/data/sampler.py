@@ -8,7 +8,7 @@ from prompt_r1.types import Question
 
 
 class QuestionSampler:
-    """Question after question in shuffled epochs: the same order for the same seed, and resumable."""
+    """Yields questions in shuffled epochs. The order depends only on the seed, and can be resumed."""
 
     def __init__(self, questions: Sequence[Question], *, seed: int) -> None:
         assert questions, "no questions to sample from"
@@ -17,7 +17,7 @@ class QuestionSampler:
         self._start_epoch(0)
 
     def take(self, count: int) -> list[Question]:
-        """The next `count` questions, over the end of the epoch if need be."""
+        """The next `count` questions, continuing into the next epoch if necessary."""
         taken: list[Question] = []
         while len(taken) < count:
             if self.position == len(self.questions):
@@ -28,14 +28,16 @@ class QuestionSampler:
         return taken
 
     def state(self) -> dict[str, int]:
-        """Where the sampler is; the order itself follows from the seed."""
+        """The position in the data. The order of the epoch follows from the seed."""
         return {"epoch": self.epoch, "position": self.position}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on where `state` was taken. Raises UsageError when the data has become shorter than that."""
+        """Continue from `state`. Raises UsageError if the data is now shorter than its position."""
         if not 0 <= state["position"] <= len(self.questions):
-            raise UsageError(f"the checkpoint stopped at question {state['position']}, but the data has only "
-                             f"{len(self.questions)}: give the data that the run began with")  # fmt: skip
+            raise UsageError(
+                f"the checkpoint stopped at question {state['position']}, but the data has only "
+                f"{len(self.questions)} questions: give the same --data as when the run began"
+            )
         self._start_epoch(state["epoch"])
         self.position = state["position"]
 

@@ -1,28 +1,35 @@
-"""One row of each dataset's raw dump → question and golds, as the paper poses them.
+"""Convert one row of each dataset's raw dump to a question and its gold answers, as in the paper.
 
-`SOURCES` names them for `convert --from`. What a dataset marks as unusable is left out with a reason
-(LeftOut); what is not as the dataset ships it is a BadRow.
+`SOURCES` has the datasets by their names for `convert --from`. The functions raise LeftOut for a row that the
+dataset itself marks as unusable, and BadRow for a row that does not have the dataset's layout.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from prompt_r1.data.fields import BadRow, bare_problem, gold_of, golds_of, name_of, text_of
+from prompt_r1.data.fields import (
+    BadRow,
+    Fields,
+    describe,
+    gold_answers,
+    text_field,
+    text_or_number,
+    without_dapo_wrapper,
+)
 
-Fields = Mapping[str, object]
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 
 
 class LeftOut(Exception):
-    """Why the dataset itself does not want this row asked: counted, and reported."""
+    """The dataset marks this row as unusable, and why. The rows are counted by this reason."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A question in the making; `id` is the dataset's own, or ""."""
+    """The question of a row. `id` is the dataset's own, or "" if it has none."""
 
     text: str
     answers: tuple[str, ...]
@@ -31,7 +38,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: the paper's name, the columns that `convert` reads, and how."""
+    """A dataset: its name in the paper, the columns to read, and the function that converts a row."""
 
     dataset: str
     columns: tuple[str, ...]
@@ -39,62 +46,63 @@ class Source:
 
 
 def hotpotqa(row: Fields) -> Draft:
-    """HotpotQA, and 2WikiMultihopQA, which ships in its format; their test splits have no answers."""
-    return Draft(text_of(row, "question"), (_answer(row, "answer"),), _id(row, "_id", "id"))
+    """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
+    return Draft(text_field(row, "question"), (_answer(row, "answer"),), _id(row, "_id", "id"))
 
 
 def musique(row: Fields) -> Draft:
-    """MuSiQue: the Full variant pairs each question with an unanswerable twin."""
+    """MuSiQue. The Full variant has an unanswerable copy of each question."""
     if row.get("answerable") is False:
         raise LeftOut("unanswerable")
     answer = _answer(row, "answer")
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
-    return Draft(text_of(row, "question"), _unique([answer, *aliases], "answer_aliases"), _id(row, "id"))
+    return Draft(text_field(row, "question"), _unique([answer, *aliases], "answer_aliases"), _id(row, "id"))
 
 
 def popqa(row: Fields) -> Draft:
-    """PopQA: `possible_answers` is a text that holds a JSON list."""
+    """PopQA. `possible_answers` is a text that contains a JSON list."""
     value = row.get("possible_answers")
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            raise BadRow("the field possible_answers is no JSON list") from None
+            raise BadRow("the field possible_answers is not a JSON list") from None
     golds = _unique(_list(value, "possible_answers"), "possible_answers")
-    return Draft(text_of(row, "question"), golds, _id(row, "id"))
+    return Draft(text_field(row, "question"), golds, _id(row, "id"))
 
 
 def gsm8k(row: Fields) -> Draft:
-    """GSM8K: the gold is what follows the last "####" of the worked answer; no thousands, no dollars."""
-    _, mark, number = text_of(row, "answer").rpartition("####")
+    """GSM8K. The gold answer follows the last "####" of the solution; commas and dollar signs are removed."""
+    _, mark, number = text_field(row, "answer").rpartition("####")
     if not mark:
-        raise BadRow("the field answer has no line that begins with ####")
+        raise BadRow("the field answer has no ####")
     number = re.sub(r"[,$\s]", "", number)
-    return Draft(text_of(row, "question"), (gold_of(number, "answer"),))
+    return Draft(text_field(row, "question"), (text_or_number(number, "answer"),))
 
 
 def dapo(row: Fields) -> Draft:
-    """DAPO-Math-17k, and its processed form, where prompt and solution are texts; without the wrapper."""
+    """DAPO-Math-17k, and its processed form, whose prompt and solution are texts. The wrapper is removed."""
     prompt = row.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
         prompt = prompt[0].get("content")
     reward_model = row.get("reward_model")
     gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else row.get("solution")
-    return Draft(bare_problem(text_of({"prompt": prompt}, "prompt")), golds_of(gold, "ground_truth"))
+    text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
+    return Draft(text, gold_answers(gold, "ground_truth"))
 
 
 def booksum(row: Fields) -> Draft:
-    """BookSum, title → human summary: the nearest that the dump allows.
+    """BookSum: book and chapter → summary written by people.
 
-    The paper had a model write its titles and texts from the chapters, which nobody can repeat; its own rows
-    are in its published files. Reads kmfoda/booksum (.csv) and ubaada/booksum-complete-cleaned.
+    A model wrote the paper's titles and texts from the chapters. They cannot be reproduced from the dump,
+    but are in the paper's published files. Reads kmfoda/booksum (.csv) and ubaada/booksum-complete-cleaned.
     """
     if "book_title" in row:
-        title = f"{text_of(row, 'book_title')}, {text_of(row, 'chapter_id')}"
+        title = f"{text_field(row, 'book_title')}, {text_field(row, 'chapter_id')}"
         summaries = _list(row.get("summary"), "summary")
         texts = [part.get("text") for part in summaries if isinstance(part, dict)]
     else:
-        title = text_of(row, "book_id").replace(".", ", ")
+        title = text_field(row, "book_id").replace(".", ", ")
         texts = [row.get("summary_text")]
     golds = [text for text in texts if isinstance(text, str) and text.strip()]
     if not golds:
@@ -103,76 +111,75 @@ def booksum(row: Fields) -> Draft:
 
 
 def writingprompts(row: Fields) -> Draft:
-    """WritingPrompts: prompt → story, both tokenised in the dump."""
-    prompt, story = (
-        detokenise(WRITING_TAGS.sub("", text_of(row, "prompt"))),
-        detokenise(text_of(row, "story")),
-    )
+    """WritingPrompts: prompt → story. The dump has both tokenised."""
+    prompt = detokenise(WRITING_TAGS.sub("", text_field(row, "prompt")))
+    story = detokenise(text_field(row, "story"))
     if not prompt or not story:
         raise LeftOut("empty prompt or story")
     return Draft(f"Please write a short article based on the given title: '{prompt}'", (story,))
 
 
 def mathqa(row: Fields) -> Draft:
-    """MathQA: the gold is the text of the right option; the options are not shown."""
-    options = text_of(row, "options")
-    marks = list(re.finditer(r"(?<![^\s,\['\"])([a-e]) \) ", options))
-    ends = [mark.start() for mark in marks[1:]] + [len(options)]
+    """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
+    options = text_field(row, "options")
+    letters = list(re.finditer(r"(?<![^\s,\['\"])([a-e]) \) ", options))  # "a ) 38 , b ) 27.675"
+    ends = [letter.start() for letter in letters[1:]] + [len(options)]
     texts = {
-        mark[1]: options[mark.end() : end].strip(" ,[]'\"") for mark, end in zip(marks, ends, strict=True)
+        letter[1]: options[letter.end() : end].strip(" ,[]'\"")
+        for letter, end in zip(letters, ends, strict=True)
     }
-    gold = texts.get(text_of(row, "correct").strip())
+    gold = texts.get(text_field(row, "correct").strip())
     if not gold:
         raise LeftOut("no text of the right option")
-    return Draft(text_of(row, "Problem"), (gold,))
+    return Draft(text_field(row, "Problem"), (gold,))
 
 
 def squad(row: Fields, *, with_context: bool = False, unanswerable: str = "") -> Draft:
-    """SQuAD v2: without contexts, as in the paper, unless `with_context`.
+    """SQuAD v2, without contexts as in the paper unless `with_context`.
 
-    A question without golds is unanswerable: left out, unless `unanswerable` says what would be right.
+    A question without gold answers is unanswerable. It is left out, unless `unanswerable` gives its gold.
     """
     answers = row.get("answers")
     golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
-    golds = [text_of(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
+    golds = [text_field(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
     if not golds and not unanswerable:
         raise LeftOut("unanswerable")
-    text = text_of(row, "question")
+    text = text_field(row, "question")
     if with_context:
-        text = f"{text_of(row, 'context')}\n\n{text}"
+        text = f"{text_field(row, 'context')}\n\n{text}"
     return Draft(text, _unique(golds or [unanswerable], "answers"), _id(row, "id"))
 
 
 def triviaqa(row: Fields) -> Draft:
-    """TriviaQA: the answer and its aliases; capitals in the official JSON, small letters on the hub."""
-    row = {key.lower(): part for key, part in row.items()}
+    """TriviaQA: the answer and its aliases. Keys are capitalised in the official JSON, not on the hub."""
+    row = {key.lower(): value for key, value in row.items()}
     answer = row.get("answer")
     if not isinstance(answer, dict):
         raise LeftOut(NO_ANSWER)
-    answer = {key.lower(): part for key, part in answer.items()}
+    answer = {key.lower(): value for key, value in answer.items()}
     value = _answer(answer, "value")
     aliases = _list(answer.get("aliases") or [], "aliases")
     golds = _unique([value, *aliases], "aliases")
-    return Draft(text_of(row, "question"), golds, _id(row, "question_id", "questionid"))
+    return Draft(text_field(row, "question"), golds, _id(row, "question_id", "questionid"))
 
 
 def xsum(row: Fields) -> Draft:
-    """XSum upside down, as in the paper: summary → article."""
-    document, summary = row.get("document"), text_of(row, "summary")
+    """XSum in reverse, as in the paper: summary → article."""
+    document, summary = row.get("document"), text_field(row, "summary")
     if not isinstance(document, str) or not document.strip():
         raise LeftOut("no article")
     return Draft(f"Please write an article: {summary}", (document,), _id(row, "id"))
 
 
 def narrativeqa(row: Fields) -> Draft:
-    """NarrativeQA without its books; qaps.csv, or the hub's nested rows."""
+    """NarrativeQA, without its books. Reads qaps.csv, or the hub's nested rows."""
     question = row.get("question")
     if isinstance(question, dict):
         golds = _list(row.get("answers"), "answers")
-        golds = [text_of(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
-        return Draft(text_of(question, "text"), _unique(golds, "answers"))
+        golds = [text_field(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
+        return Draft(text_field(question, "text"), _unique(golds, "answers"))
     golds = [row[name] for name in ("answer1", "answer2") if name in row]
-    return Draft(text_of(row, "question"), _unique(golds, "answer1"))
+    return Draft(text_field(row, "question"), _unique(golds, "answer1"))
 
 
 SOURCES = {
@@ -193,7 +200,7 @@ SOURCES = {
 
 
 def detokenise(text: str) -> str:
-    """Words and punctuation as people write them: `` were n't '' → "weren't", <newline> → a new line."""
+    """Undo the tokenisation of WritingPrompts: `` were n't '' → "weren't", <newline> → a line break."""
     text = re.sub(r"\s*<newline>\s*", "\n", text)
     text = re.sub(r"`` ?", '"', re.sub(r" ?''", '"', text))
     text = re.sub(r"(?<=\w) (n't|'(?:s|m|d|ll|re|ve)\b)", r"\1", text, flags=re.IGNORECASE)
@@ -203,26 +210,34 @@ def detokenise(text: str) -> str:
 
 
 def _list(value: object, field: str) -> list[object]:
-    """The value, if it is a list. Raises BadRow."""
+    """Return the value. Raises BadRow if it is not a list."""
     if not isinstance(value, list):
-        raise BadRow(f"the field {field} must be a list, not {name_of(value)}")
+        raise BadRow(f"the field {field} must be a list, not {describe(value)}")
     return value
 
 
 def _answer(row: Fields, field: str) -> str:
+    """The answer of a row. Raises LeftOut if it is empty, as in test splits."""
     if row.get(field) in (None, "", "<unk>"):
         raise LeftOut(NO_ANSWER)
-    return gold_of(row[field], field)
+    return text_or_number(row[field], field)
 
 
 def _unique(golds: list[object], field: str) -> tuple[str, ...]:
-    """The golds without blanks and repeats, in their order."""
-    texts = [gold_of(gold, field) for gold in golds if not (isinstance(gold, str) and not gold.strip())]
+    """The gold answers in their order, without blank ones and repeats. Raises LeftOut if none is left."""
+    texts = []
+    for gold in golds:
+        if isinstance(gold, str) and not gold.strip():
+            continue
+        texts.append(text_or_number(gold, field))
     if not texts:
         raise LeftOut(NO_ANSWER)
     return tuple(dict.fromkeys(texts))
 
 
 def _id(row: Fields, *fields: str) -> str:
-    value = next((row[field] for field in fields if row.get(field) is not None), "")
-    return gold_of(value, fields[0]) if value != "" else ""
+    """The first of these fields that is set, or "" if none is."""
+    for field in fields:
+        if row.get(field) not in (None, ""):
+            return text_or_number(row[field], field)
+    return ""
