@@ -173,7 +173,11 @@ def test_the_map_has_one_line_for_each_file():
     ]
     files = [path.relative_to(ROOT / "prompt_r1").as_posix() for path in package]
     files += [name_of(path) for path in [*ENTRY_POINTS, *(ROOT / "benchmarks").glob("*.py")]]
-    assert sorted(file for file, _ in MAP_ROWS) == sorted(f for f in files if not f.endswith("__init__.py"))
+    expected = {file for file in files if not file.endswith("__init__.py")}
+    listed = [file for file, _ in MAP_ROWS]
+    assert not expected - set(listed), "docs/map.md lacks a row for these files"
+    assert not set(listed) - expected, "docs/map.md has rows for files that do not exist"
+    assert len(listed) == len(set(listed)), "docs/map.md has two rows for a file"
 
 
 def test_the_map_lists_the_rooms_in_the_order_of_their_imports():

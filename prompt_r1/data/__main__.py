@@ -45,7 +45,7 @@ def _add_convert(commands: Commands) -> None:
     add("--one-gold", action="store_true", help="keep only the first gold, as in the published files")
     add("--aliases", type=Path, metavar="FILE", help="2wiki: id_aliases.json")
     add("--with-context", action="store_true", help="squad: put the context before the question")
-    add("--unanswerable", default="", metavar="TEXT", help="squad: gold of unanswerable questions (left out)")
+    add("--unanswerable", default="", metavar="TEXT", help="squad: their gold (default: leave them out)")
     parser.set_defaults(command=_convert)
 
 
@@ -107,13 +107,13 @@ def _add_mix(commands: Commands) -> None:
         "mix", help="draw the same number of questions from each dataset", allow_abbrev=False
     )
     add = parser.add_argument
-    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE")
-    add("--out", required=True, type=Path, metavar="FILE")
+    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="question files")
+    add("--out", required=True, type=Path, metavar="FILE", help=".jsonl or .parquet")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
     add("--val-out", type=Path, metavar="FILE", help="also write other questions, for validation")
     add("--val-per-dataset", type=int, default=256, metavar="N", help="of each dataset (256)")
     add("--exclude", nargs="+", default=[], type=Path, metavar="FILE", help="leave out their questions")
-    add("--seed", type=int, default=0, metavar="N", help="(0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
     parser.set_defaults(command=_mix)
 
 
