@@ -9,9 +9,9 @@ from typing import TypeAlias
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
+from prompt_r1.data.datasets import DATASETS, Dataset, squad
 from prompt_r1.data.files import check_writable, load_questions, write_questions
 from prompt_r1.data.mixture import mix, mix_report
-from prompt_r1.data.sources import SOURCES, Source, squad
 from prompt_r1.errors import UsageError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
 def _add_convert(commands: Commands) -> None:
     parser = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
     add = parser.add_argument
-    names = [*SOURCES, "questions"]
+    names = [*DATASETS, "questions"]
     add(
         "--from",
         dest="source",
@@ -56,7 +56,7 @@ def _convert(options: argparse.Namespace) -> None:
         return
     conversion = convert(
         options.source,
-        _chosen_source(options),
+        _chosen_dataset(options),
         options.files,
         where=_conditions(options.where),
         aliases=read_aliases(options.aliases) if options.aliases else {},
@@ -78,17 +78,17 @@ def _rewrite_questions(options: argparse.Namespace) -> None:
     print(f"{options.out}: {len(questions):,} questions")
 
 
-def _chosen_source(options: argparse.Namespace) -> Source:
+def _chosen_dataset(options: argparse.Namespace) -> Dataset:
     """The dataset of --from, with its own options. Raises UsageError for options of another dataset."""
-    source = SOURCES[options.source]
+    dataset = DATASETS[options.source]
     if options.aliases and options.source != "2wiki":
         raise UsageError("--aliases is only for --from 2wiki")
     if options.source == "squad":
         reader = partial(squad, with_context=options.with_context, unanswerable=options.unanswerable)
-        return replace(source, convert=reader)
+        return replace(dataset, convert=reader)
     if options.with_context or options.unanswerable:
         raise UsageError("--with-context and --unanswerable are only for --from squad")
-    return source
+    return dataset
 
 
 def _conditions(texts: list[str]) -> dict[str, str]:

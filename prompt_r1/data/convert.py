@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from prompt_r1.data.datasets import Dataset, Draft, LeftOut
 from prompt_r1.data.fields import BadRow, Fields, id_from_text, kind_of, question_key
 from prompt_r1.data.files import write_questions
 from prompt_r1.data.raw import raw_rows
-from prompt_r1.data.sources import Draft, LeftOut, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import normalise
 from prompt_r1.types import Question
@@ -26,8 +26,8 @@ class Conversion:
 
 
 def convert(
-    name: str,
-    source: Source,
+    prefix: str,
+    dataset: Dataset,
     paths: Sequence[Path],
     *,
     where: Mapping[str, str] | None = None,
@@ -36,7 +36,7 @@ def convert(
 ) -> Conversion:
     """The questions of raw dumps in the order of the files, without repeats.
 
-    `name` is the prefix of the ids. `where` selects rows whose fields have the given values, `aliases` adds
+    The ids begin with `prefix`. `where` selects rows whose fields have the given values, `aliases` adds
     gold answers by the row's `answer_id`, and `one_gold` keeps only the first gold answer. Raises UsageError
     with the file, the row and the reason.
     """
@@ -45,10 +45,10 @@ def convert(
     left_out: Counter[str] = Counter()
     rows = 0
     for path in paths:
-        for number, row in raw_rows(path, (*source.columns, *(where or {}))):
+        for number, row in raw_rows(path, (*dataset.columns, *(where or {}))):
             rows += 1
             try:
-                draft = _draft(source, row, where or {}, aliases or {})
+                draft = _draft(dataset, row, where or {}, aliases or {})
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
@@ -60,16 +60,16 @@ def convert(
                 same = set(answers) == set(questions[key].answers)
                 left_out["asked before" if same else "asked before, with other golds"] += 1
                 continue
-            id = f"{name}-{draft.id}"
-            if not draft.id or id in ids:
-                id = id_from_text(draft.text)
-            ids.add(id)
-            questions[key] = Question(id, source.dataset, draft.text, answers, kind_of(source.dataset))
+            question_id = f"{prefix}-{draft.id}"
+            if not draft.id or question_id in ids:
+                question_id = id_from_text(draft.text)
+            ids.add(question_id)
+            questions[key] = Question(question_id, dataset.name, draft.text, answers, kind_of(dataset.name))
     return Conversion(list(questions.values()), rows, left_out)
 
 
 def _draft(
-    source: Source, row: Fields, where: Mapping[str, str], aliases: Mapping[str, Sequence[str]]
+    dataset: Dataset, row: Fields, where: Mapping[str, str], aliases: Mapping[str, Sequence[str]]
 ) -> Draft:
     """The question of a row. Raises LeftOut or BadRow if there is none."""
     for field, value in where.items():
@@ -77,7 +77,7 @@ def _draft(
             raise BadRow(f"the field {field} is missing")
         if str(row[field]) != value:
             raise LeftOut(f"{field} is not {value}")
-    draft = source.convert(row)
+    draft = dataset.convert(row)
     more = aliases.get(str(row.get("answer_id")), ())
     answers = tuple(dict.fromkeys([*draft.answers, *more]))  # without repeats
     if not any(normalise(answer) for answer in answers):

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
+from prompt_r1.data.datasets import DATASETS, detokenise
 from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING
 from prompt_r1.data.files import load_questions
-from prompt_r1.data.sources import SOURCES, detokenise
 from prompt_r1.errors import UsageError
 
 Rows = list[dict[str, object]]
@@ -244,7 +244,7 @@ def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layo
 
 
 def test_every_dataset_that_convert_knows_is_tested() -> None:
-    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(SOURCES)
+    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(DATASETS)
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:

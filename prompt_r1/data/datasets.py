@@ -1,6 +1,6 @@
 """Convert one row of each dataset's raw dump to a question and its gold answers, as in the paper.
 
-`SOURCES` has the datasets by their names for `convert --from`. The functions raise LeftOut for a row that the
+`DATASETS` has them by their names for `convert --from`. The functions raise LeftOut for a row that the
 dataset itself marks as unusable, and BadRow for a row that does not have the dataset's layout.
 """
 
@@ -37,10 +37,10 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Source:
+class Dataset:
     """A dataset: its name in the paper, the columns to read, and the function that converts a row."""
 
-    dataset: str
+    name: str
     columns: tuple[str, ...]
     convert: Callable[[Fields], Draft]
 
@@ -182,20 +182,22 @@ def narrativeqa(row: Fields) -> Draft:
     return Draft(text_field(row, "question"), _unique(golds, "answer1"))
 
 
-SOURCES = {
-    "2wiki": Source("2WikiMultihopQA", ("_id", "id", "question", "answer", "answer_id"), hotpotqa),
-    "booksum": Source("BookSum", ("book_id", "summary_text", "book_title", "chapter_id", "summary"), booksum),
-    "dapo": Source("DAPO-Math", ("prompt", "reward_model", "solution"), dapo),
-    "gsm8k": Source("GSM8K", ("question", "answer"), gsm8k),
-    "hotpotqa": Source("HotpotQA", ("_id", "id", "question", "answer"), hotpotqa),
-    "mathqa": Source("MathQA", ("Problem", "options", "correct"), mathqa),
-    "musique": Source("MuSiQue", ("id", "question", "answer", "answer_aliases", "answerable"), musique),
-    "narrativeqa": Source("NarrativeQA", ("question", "answers"), narrativeqa),
-    "popqa": Source("PopQA", ("id", "question", "possible_answers"), popqa),
-    "squad": Source("SQuAD v2", ("id", "question", "answers", "context"), squad),
-    "triviaqa": Source("TriviaQA", ("question_id", "question", "answer"), triviaqa),
-    "writingprompts": Source("WritingPrompts", ("prompt", "story"), writingprompts),
-    "xsum": Source("XSum", ("id", "document", "summary"), xsum),
+DATASETS = {
+    "2wiki": Dataset("2WikiMultihopQA", ("_id", "id", "question", "answer", "answer_id"), hotpotqa),
+    "booksum": Dataset(
+        "BookSum", ("book_id", "summary_text", "book_title", "chapter_id", "summary"), booksum
+    ),
+    "dapo": Dataset("DAPO-Math", ("prompt", "reward_model", "solution"), dapo),
+    "gsm8k": Dataset("GSM8K", ("question", "answer"), gsm8k),
+    "hotpotqa": Dataset("HotpotQA", ("_id", "id", "question", "answer"), hotpotqa),
+    "mathqa": Dataset("MathQA", ("Problem", "options", "correct"), mathqa),
+    "musique": Dataset("MuSiQue", ("id", "question", "answer", "answer_aliases", "answerable"), musique),
+    "narrativeqa": Dataset("NarrativeQA", ("question", "answers"), narrativeqa),
+    "popqa": Dataset("PopQA", ("id", "question", "possible_answers"), popqa),
+    "squad": Dataset("SQuAD v2", ("id", "question", "answers", "context"), squad),
+    "triviaqa": Dataset("TriviaQA", ("question_id", "question", "answer"), triviaqa),
+    "writingprompts": Dataset("WritingPrompts", ("prompt", "story"), writingprompts),
+    "xsum": Dataset("XSum", ("id", "document", "summary"), xsum),
 }
 
 
