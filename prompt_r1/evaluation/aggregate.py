@@ -7,7 +7,7 @@ from statistics import mean
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.statistics import cluster_means, macro_interval, mean_interval
-from prompt_r1.metrics.text import Rules, judge_text
+from prompt_r1.metrics.text import Rules, score_text
 from prompt_r1.types import Kind
 
 # What the paper reports of each kind of question; the first one is the kind's main metric here.
@@ -130,5 +130,5 @@ def score_predictions(
 
 def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str, float]:
     """The metrics that need no encoder; `math` of mathematical questions."""
-    judged = asdict(judge_text(prediction.prediction or "", prediction.answers, rules=rules))
+    judged = asdict(score_text(prediction.prediction or "", prediction.answers, rules=rules))
     return {name: value for name, value in judged.items() if name != "math" or prediction.kind == "math"}

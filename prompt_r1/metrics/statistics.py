@@ -1,8 +1,10 @@
-"""How sure is a difference: intervals and paired tests for a few hundred questions.
+"""Confidence intervals and paired tests for a few hundred questions.
 
-Questions are the sample: a score is a mean over questions that could have been others. Rates get Wilson's
-interval, other means a bootstrap over questions; two methods are compared on the same questions. Random
-numbers come from the seed alone.
+The questions are the sample. Rates get Wilson's interval, other means a bootstrap over questions, and two
+methods are compared on the same questions. All random numbers follow from the seed.
+
+Why not scipy: its bootstrap has neither intervals widened for small samples nor a correction for few
+differences (`paired_bootstrap`); what remains is a few lines each.
 """
 
 import math
@@ -15,12 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 FEW_DIFFERENCES = 10
-CHUNK = 2_000_000  # random numbers at a time: bounds the memory, not the result
+CHUNK = 2_000_000  # random numbers drawn at a time; limits the memory without changing the result
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean of a - b over the questions, and its interval."""
+class MeanDifference:
+    """The mean of a - b over the questions, and its interval."""
 
     difference: float
     low: float
@@ -28,24 +30,27 @@ class Difference:
 
 
 def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a rate: sound for small n and for rates near 0 and 1 (Wilson 1927)."""
+    """Wilson's score interval of a rate; valid for small n and for rates near 0 and 1 (Wilson 1927)."""
     assert n > 0 and 0 <= successes <= n, f"{successes} successes among {n}"
     z, rate = _normal_quantile(level), successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # At 0 and n the algebra gives exactly 0 and 1; floats do not.
-    return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+    # The ends are exactly 0 and 1 for 0 and n successes, but floating point misses them.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == n else centre + half
+    return low, high
 
 
 def cluster_means(values: ArrayLike, clusters: Sequence[Hashable]) -> Floats:
-    """The mean of each cluster, in the order in which clusters first appear.
+    """The mean of each cluster, in the order in which the clusters first appear.
 
-    The repeats of one question are not independent: average them first, and every question weighs the same.
+    Repeated answers to a question are not independent: average them first, so that each question is one
+    observation.
     """
     numbers = _floats(values)
     assert len(clusters) == len(numbers), f"{len(clusters)} clusters for {len(numbers)} values"
-    place = {cluster: index for index, cluster in enumerate(dict.fromkeys(clusters))}
-    index = np.array([place[cluster] for cluster in clusters], dtype=np.int64)
+    number_of = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    index = np.array([number_of[cluster] for cluster in clusters], dtype=np.int64)
     means: Floats = np.bincount(index, weights=numbers) / np.bincount(index)
     return means
 
@@ -58,10 +63,10 @@ def mean_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The interval of the mean of `values`, one a question; with `clusters`, of the mean of cluster means.
+    """The interval of the mean of `values`, one per question; with `clusters`, of the mean of their means.
 
-    Percentile bootstrap; Wilson where all values are 0 or 1, because resampled zeros are always zeros. One
-    value that is neither says nothing: (-inf, inf).
+    Percentile bootstrap, or Wilson's interval if all values are 0 or 1: resampling only zeros would give an
+    interval of width 0. A single other value gives (-inf, inf).
     """
     numbers = _floats(values) if clusters is None else cluster_means(values, clusters)
     if np.isin(numbers, (0.0, 1.0)).all():
@@ -73,10 +78,10 @@ def mean_interval(
 def macro_interval(
     groups: Mapping[str, ArrayLike], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """The interval of the mean over datasets of their means: a bootstrap within each dataset.
+    """The interval of the mean of the datasets' means, from a bootstrap within each dataset.
 
-    `groups`: dataset → one value a question (scores, or paired differences). The datasets are not resampled:
-    the interval is about other questions of these datasets.
+    `groups` maps each dataset to one value per question (a score or a paired difference). Datasets are not
+    resampled: the interval is about other questions from the same datasets.
     """
     assert groups, "no datasets"
     rng = np.random.default_rng(seed)
@@ -87,25 +92,25 @@ def macro_interval(
 
 def paired_bootstrap(
     a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0, *, level: float = 0.95
-) -> Difference:
+) -> MeanDifference:
     """mean(a) - mean(b) with its percentile interval; a[i] and b[i] are scores of the same question.
 
-    Where fewer than ten questions differ, resampling sees too little spread, and none where none differs.
-    Then each side wins one question more, as Bonett and Price (2012) have it for rates.
+    If fewer than ten questions differ, resampling underestimates the spread. One win for each side is then
+    added to the sample, as Bonett and Price (2012) do for rates.
     """
     differences = _differences(a, b)
     few = np.count_nonzero(differences) < FEW_DIFFERENCES
     drawn_from = np.append(differences, (1.0, -1.0)) if few else differences
     means = _resampled_means(drawn_from, resamples, np.random.default_rng(seed))
     low, high = _percentiles(means, len(differences), level)
-    return Difference(float(differences.mean()), low, high)
+    return MeanDifference(float(differences.mean()), low, high)
 
 
 def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
-    """Exact two-sided p of McNemar's test: do a and b (0 or 1 a question) beat each other equally often?
+    """Exact two-sided p value of McNemar's test for scores of 0 and 1.
 
-    Only questions that just one of them answers count. Repeats of a question are not independent: `sign_flip`
-    on `cluster_means` is the test for them.
+    The null hypothesis is that a and b win equally many of the questions on which they differ. Repeated
+    answers to a question are not independent: use `sign_flip` on `cluster_means` for them.
     """
     differences = _differences(a, b)
     assert np.isin(_floats(a), (0, 1)).all() and np.isin(_floats(b), (0, 1)).all(), "scores are not 0 or 1"
@@ -116,13 +121,14 @@ def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def sign_flip(a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of the paired permutation test: would random signs of a - b give as large a mean?
+    """Two-sided p value of the paired permutation test, which flips the signs of a - b at random.
 
-    The observed signs count as one of the permutations: p is never 0, and few resamples make no false alarms.
+    The observed signs count as one of the permutations, so p is never 0 and few resamples do not raise the
+    rate of false positives.
     """
     differences = _differences(a, b)
     differences = differences[differences != 0]
-    # Differences of decimal scores: sums that are equal on paper may differ in the last bits.
+    # Tolerance: sums that are equal in exact arithmetic may differ by a rounding error.
     observed = abs(differences.sum()) - 1e-9
     rng = np.random.default_rng(seed)
 
@@ -136,7 +142,7 @@ def sign_flip(a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for having looked at all of them: below alpha, one is significant (Holm 1979)."""
+    """p values adjusted for multiple comparisons (Holm 1979); significant if below alpha."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
@@ -146,11 +152,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_detectable(n: int, discordance: float, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The smallest true difference that a paired two-sided test on n questions finds with this power.
+    """The smallest true difference that a paired two-sided test on n questions detects with this power.
 
-    `discordance` is the mean of (a - b)²; for scores of 0 and 1, the share of questions where they differ.
-    A normal approximation: (z of 1 - alpha/2 + z of power) * sqrt(discordance / n). Fewer than one question
-    in n cannot be told from none, so discordance counts as at least 1 / n.
+    Normal approximation: (z(1 - alpha/2) + z(power)) * sqrt(discordance / n). `discordance` is the mean of
+    (a - b)²: for scores of 0 and 1, the share of questions on which they differ. It counts as at least 1 / n,
+    because n questions cannot tell a smaller share from 0.
     """
     assert n > 0 and discordance >= 0, f"discordance {discordance} of {n} questions"
     z = _normal_quantile(1 - alpha) + NormalDist().inv_cdf(power)
@@ -159,7 +165,7 @@ def smallest_detectable(n: int, discordance: float, power: float = 0.8, alpha: f
 
 def _floats(values: ArrayLike) -> Floats:
     numbers = np.asarray(values, dtype=np.float64)
-    assert numbers.ndim == 1 and len(numbers), f"one value a question is wanted, not shape {numbers.shape}"
+    assert numbers.ndim == 1 and len(numbers), f"expected one value per question, not shape {numbers.shape}"
     assert np.isfinite(numbers).all(), "a value is not finite"
     return numbers
 
@@ -171,9 +177,9 @@ def _differences(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """(resamples,) means of as many values, drawn with replacement."""
+    """Means of samples of the same size, drawn with replacement. (resamples,)"""
     n = len(values)
-    index_type = np.uint16 if n <= 2**16 else np.uint32  # short indices are drawn several times faster
+    index_type = np.uint16 if n <= 2**16 else np.uint32  # small integers are drawn several times faster
 
     def means(rows: int) -> Floats:
         drawn: Floats = values[rng.integers(0, n, size=(rows, n), dtype=index_type)]
@@ -188,7 +194,7 @@ def _in_chunks(draw: Callable[[int], Floats], rows: int, columns: int) -> Floats
 
 
 def _percentiles(means: Floats, n: int, level: float) -> tuple[float, float]:
-    """The percentile interval, widened for n as Student's t is (Hesterberg 2015, "expanded percentile")."""
+    """The percentile interval, widened as Student's t is for small n (Hesterberg 2015, "expanded")."""
     if n == 1:
         return -math.inf, math.inf
     wide = math.sqrt(n / (n - 1)) * _student_quantile(level, n - 1)
@@ -198,12 +204,12 @@ def _percentiles(means: Floats, n: int, level: float) -> tuple[float, float]:
 
 
 def _normal_quantile(level: float) -> float:
-    """z such that a standard normal lies in ±z with probability `level`."""
+    """The z for which a standard normal variable lies within ±z with probability `level`."""
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 def _student_quantile(level: float, freedom: int) -> float:
-    """The same for Student's t, by Fisher and Cornish's expansion (Abramowitz and Stegun 26.7.5)."""
+    """The same for Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
     z, v = _normal_quantile(level), freedom
     first = (z**3 + z) / (4 * v)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)

@@ -1,9 +1,10 @@
-"""How good is a predicted answer: EM, SM, F1 and math; each the best over the gold answers.
+"""Score a predicted answer against the gold answers: EM, SM, F1 and math.
 
-Texts are compared after SQuAD normalisation. The default is strict: numbers keep what makes them numbers, and
-an empty prediction is worth nothing. `official=True` repeats the release's rules with their leaks, to compare
-with its tables: "-5" = "5", "1/2" = "12", an empty prediction has SM = 1, "a" matches any text. The release
-has no `math`: that one is the same under both. SSim, which needs a model, is in `similarity.py`.
+Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
+are strict: a number keeps its sign, point and slash, and an empty prediction scores 0. The official rules are
+those of the released code, for comparison with its tables; they are too lenient in places: "-5" = "5",
+"1/2" = "12", SM is 1 for an empty prediction and for "a". The release has no `math`, so it has one set of
+rules. SSim, which needs a model, is in `similarity.py`.
 """
 
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prompt_r1.metrics.numbers import plain, same_number
+from prompt_r1.metrics.numbers import remove_layout, same_number
 
 Rules = Literal["strict", "official"]
 
@@ -23,17 +24,17 @@ UNICODE_MINUS = "\N{MINUS SIGN}"
 
 FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-# "18-20", "3:2", "(1,2)", "10^5" are two numbers: without a blank they would become another one.
+# "18-20", "3:2", "(1,2)" and "10^5" are two numbers each. Without a blank they would become one other number.
 BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:\N{EN DASH}-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
 NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
 NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
-# Group 1 holds what is kept of the punctuation.
+# Group 1 is the punctuation that is kept.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
 
 
 @dataclass(frozen=True)
-class Scores:
+class TextScores:
     """The four metrics of one prediction, each from 0 to 1."""
 
     em: float
@@ -42,10 +43,10 @@ class Scores:
     math: float
 
 
-def judge_text(prediction: str, answers: Sequence[str], *, rules: Rules = "strict") -> Scores:
-    """EM, SM, F1 and math of a prediction: the one door to the metrics for evaluations."""
+def score_text(prediction: str, answers: Sequence[str], *, rules: Rules = "strict") -> TextScores:
+    """EM, SM, F1 and math of a prediction."""
     official = rules == "official"
-    return Scores(
+    return TextScores(
         em=exact_match(prediction, answers, official=official),
         sm=substring_match(prediction, answers, official=official),
         f1=f1(prediction, answers, official=official),
@@ -54,7 +55,10 @@ def judge_text(prediction: str, answers: Sequence[str], *, rules: Rules = "stric
 
 
 def normalise(text: str, *, official: bool = False) -> str:
-    """Lower case, no punctuation, no articles, single blanks. Strict: numbers keep sign, point and slash."""
+    """Lower the case, drop punctuation and articles, and collapse white space (SQuAD).
+
+    With the strict rules numbers keep their sign, point and slash.
+    """
     text = text.lower()
     if official:
         text = text.translate(DROP_PUNCTUATION)
@@ -66,37 +70,42 @@ def normalise(text: str, *, official: bool = False) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
-    """1 if the prediction equals a gold answer."""
+    """1 if the prediction equals a gold answer, else 0."""
     return _best(_equals, prediction, answers, official)
 
 
 def substring_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
-    """1 if the prediction contains a gold answer as whole words. Official: if one is within the other."""
+    """1 if the prediction contains a gold answer as whole words, else 0.
+
+    Official rules: 1 if one of the two is a substring of the other.
+    """
     return _best(_overlaps if official else _contains, prediction, answers, official)
 
 
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
-    """Harmonic mean of precision and recall over the multisets of words (eq. 14); 0 for two empty texts."""
+    """F1 over the multisets of words (eq. 14); 0 if both texts are empty."""
     return _best(_f1, prediction, answers, official)
 
 
 def math_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the prediction equals a gold answer, as a text, as LaTeX without its layout, or as a number."""
+    """1 if the prediction equals a gold answer as text, as LaTeX without layout, or as a number; else 0."""
     if exact_match(prediction, answers):
         return 1.0
-    bare = plain(prediction).replace(" ", "")
-    return float(any(
-        (bare and bare == plain(gold).replace(" ", "")) or same_number(prediction, gold) for gold in answers
-    ))  # fmt: skip
+    return float(any(_same_formula(prediction, gold) or same_number(prediction, gold) for gold in answers))
+
+
+def _same_formula(prediction: str, gold: str) -> bool:
+    predicted = remove_layout(prediction).replace(" ", "")
+    return bool(predicted) and predicted == remove_layout(gold).replace(" ", "")
 
 
 def _best(
-    compare: Callable[[str, str], float], prediction: str, answers: Sequence[str], official: bool
+    metric: Callable[[str, str], float], prediction: str, answers: Sequence[str], official: bool
 ) -> float:
     prediction = normalise(prediction, official=official)
     if not prediction and not official:
         return 0.0
-    return max((compare(prediction, normalise(gold, official=official)) for gold in answers), default=0.0)
+    return max((metric(prediction, normalise(gold, official=official)) for gold in answers), default=0.0)
 
 
 def _equals(prediction: str, gold: str) -> float:

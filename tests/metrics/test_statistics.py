@@ -1,4 +1,4 @@
-"""Intervals cover the truth and tests seldom cry wolf: against definitions, enumerations and simulations."""
+"""Intervals and tests against their definitions, against enumerations and in simulations."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ SIMULATIONS = 2_000
 
 
 def f1_like(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Scores as F1 has them: 40 % are 0, 30 % are 1, the others between. Their true mean is 0.45."""
+    """Scores distributed like F1: 40 % are 0, 30 % are 1, the others in between. The true mean is 0.45."""
     which, between = rng.random(shape), rng.beta(2, 2, shape)
     return np.where(which < 0.4, 0.0, np.where(which < 0.7, 1.0, between))
 
@@ -34,7 +34,7 @@ def f1_like(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 128), (1, 5), (60, 128), (125, 128), (128, 128)])
-def test_wilson_holds_the_rates_that_a_score_test_would_not_reject(successes: int, n: int) -> None:
+def test_wilson_contains_the_rates_that_a_score_test_does_not_reject(successes: int, n: int) -> None:
     def distance(rate: float) -> float:
         return abs(successes / n - rate) - 1.959963984540054 * math.sqrt(rate * (1 - rate) / n)
 
@@ -46,13 +46,13 @@ def test_wilson_holds_the_rates_that_a_score_test_would_not_reject(successes: in
 
 
 @pytest.mark.parametrize("rate", [0.06, 0.25, 0.45, 0.9])
-def test_the_interval_of_a_rate_covers_the_truth(rate: float) -> None:
+def test_the_interval_of_a_rate_covers_the_true_rate(rate: float) -> None:
     successes = np.random.default_rng(0).binomial(128, rate, SIMULATIONS)
     intervals = [wilson(int(count), 128) for count in successes]
     assert 0.93 <= np.mean([low <= rate <= high for low, high in intervals]) <= 0.97
 
 
-def test_a_mean_of_zeros_and_ones_is_a_rate() -> None:
+def test_a_mean_of_zeros_and_ones_gets_the_interval_of_a_rate() -> None:
     assert mean_interval([0.0] * 128) == wilson(0, 128)
     assert mean_interval([0, 1, 1, 0, 1]) == wilson(3, 5)
     assert mean_interval([0, 0, 1, 1], clusters=["q", "q", "r", "r"]) == wilson(1, 2)
@@ -60,8 +60,8 @@ def test_a_mean_of_zeros_and_ones_is_a_rate() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_the_interval_of_a_mean_covers_the_truth(repeats: int) -> None:
-    """With repeats a question that is easy once is easy thrice: only clustered do 3 x 128 values cover."""
+def test_the_interval_of_a_mean_covers_the_true_mean(repeats: int) -> None:
+    """Repeated answers are correlated: the interval of 3 x 128 values covers only if they are clustered."""
     rng = np.random.default_rng(1)
     questions = [question for question in range(128) for _ in range(repeats)]
     covered, naive = 0, 0
@@ -77,12 +77,12 @@ def test_the_interval_of_a_mean_covers_the_truth(repeats: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_intervals_of_a_difference_and_of_a_macro_average_cover_the_truth() -> None:
+def test_the_intervals_of_a_difference_and_of_a_macro_average_cover_the_true_values() -> None:
     rng = np.random.default_rng(2)
     difference_covered, macro_covered = 0, 0
     for _ in range(SIMULATIONS):
         a, noise, c, d = f1_like(rng, (4, 128))
-        both = np.where(rng.random(128) < 0.5, a, noise)  # correlated with a, of the same mean
+        both = np.where(rng.random(128) < 0.5, a, noise)  # correlated with a, same mean
         difference = paired_bootstrap(a, both, resamples=1_000)
         difference_covered += difference.low <= 0 <= difference.high
         low, high = macro_interval({"one": a[:40], "two": 1 - c, "three": d[:60]}, resamples=1_000)
@@ -91,7 +91,7 @@ def test_the_intervals_of_a_difference_and_of_a_macro_average_cover_the_truth() 
     assert 0.93 <= macro_covered / SIMULATIONS <= 0.97
 
 
-def test_the_bootstrap_is_the_normal_interval_where_that_is_right() -> None:
+def test_the_bootstrap_equals_the_normal_interval_for_many_questions() -> None:
     a, b = f1_like(np.random.default_rng(3), (2, 1_000))
     half = 1.96 * (a - b).std(ddof=1) / math.sqrt(1_000)
     result = paired_bootstrap(a, b)
@@ -125,7 +125,7 @@ def test_the_smallest_dataset_decides_how_wide_a_macro_interval_is() -> None:
     assert high - low == pytest.approx((alone[1] - alone[0]) / 2, rel=0.05)
 
 
-def test_a_single_score_says_nothing_of_the_mean() -> None:
+def test_a_single_score_has_an_infinite_interval() -> None:
     assert mean_interval([0.4]) == macro_interval({"a": [0.4], "b": [0.1, 0.9]}) == (-math.inf, math.inf)
 
 
@@ -142,22 +142,22 @@ def test_a_lower_level_gives_a_narrower_interval() -> None:
     assert half.low > paired_bootstrap(scores, halved, resamples=1_000).low
 
 
-def test_few_differences_are_taken_as_one_win_and_one_loss_more() -> None:
-    """Nine questions of 128 are won and none is lost: resampling those alone would never see a loss."""
+def test_few_differences_get_one_win_and_one_loss_more() -> None:
+    """Nine wins, no loss, 128 questions: resampling these alone would never draw a loss."""
     won = paired_bootstrap([1.0] * 9 + [0.0] * 119, [0.0] * 128)
     middle, squares = 9 / 130, 11 / 130  # mean and mean square with the two added questions
     half = 1.979 * math.sqrt((squares - middle**2) / 130)  # Student's t of 127 degrees of freedom
     assert won.difference == 9 / 128
     assert won.low == pytest.approx(middle - half, abs=0.1 * half)
     assert won.high == pytest.approx(middle + half, abs=0.1 * half)
-    enough = [1.0] * 10 + [0.0] * 118  # ten are resampled as they are
+    enough = [1.0] * 10 + [0.0] * 118  # ten differences are resampled unchanged
     ten = paired_bootstrap(enough, [0.0] * 128)
     assert (ten.low, ten.high) == macro_interval({"differences": enough})
 
 
 @pytest.mark.slow
-def test_the_interval_of_a_difference_covers_where_few_questions_differ() -> None:
-    """A plain bootstrap covers 83 % here: two or three of 128 differ, and often all in the same direction."""
+def test_the_interval_of_a_difference_covers_the_true_value_if_few_questions_differ() -> None:
+    """A plain bootstrap covers 83 %: two or three of 128 questions differ, often in the same direction."""
     outcome = np.random.default_rng(8).random((SIMULATIONS, 128))
     covered = 0
     for differences in np.where(outcome < 0.014, 1, np.where(outcome < 0.02, -1, 0)):
@@ -166,7 +166,7 @@ def test_the_interval_of_a_difference_covers_where_few_questions_differ() -> Non
     assert covered / SIMULATIONS >= 0.93
 
 
-def test_equal_scores_are_not_a_certain_tie() -> None:
+def test_the_interval_of_a_tie_has_a_width() -> None:
     tie = paired_bootstrap([1.0] * 128, [1.0] * 128)
     assert tie.difference == 0 and -0.05 < tie.low < -0.01 and 0.01 < tie.high < 0.05
 
@@ -176,11 +176,11 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert mean_interval(values, seed=7) == mean_interval(values, seed=7) != mean_interval(values, seed=8)
 
 
-def test_clusters_are_averaged_in_the_order_of_their_first_value() -> None:
+def test_cluster_means_are_in_the_order_of_first_appearance() -> None:
     assert cluster_means([1, 0, 0.5, 1], ["q2", "q1", "q2", "q1"]).tolist() == [0.75, 0.5]
 
 
-def test_scores_of_different_questions_are_refused() -> None:
+def test_a_paired_comparison_needs_equally_many_scores() -> None:
     with pytest.raises(AssertionError, match="3 scores against 2"):
         paired_bootstrap([1, 0, 1], [1, 0])
 
@@ -196,20 +196,20 @@ def exact_sign_flip(differences: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (3, 0), (0, 6), (4, 4), (9, 3), (2, 7)])
-def test_mcnemar_is_the_enumeration_of_who_won_the_discordant_questions(wins: int, losses: int) -> None:
+def test_mcnemar_equals_the_enumeration_of_all_outcomes(wins: int, losses: int) -> None:
     a = [1] * wins + [0] * losses + [1, 0, 1]
     b = [0] * wins + [1] * losses + [1, 0, 1]
     assert mcnemar(a, b) == mcnemar(b, a) == exact_sign_flip([1.0] * wins + [-1.0] * losses)
 
 
-def test_mcnemar_of_thousands_of_questions_is_a_number() -> None:
+def test_mcnemar_works_for_thousands_of_questions() -> None:
     assert mcnemar([1] * 1_536, [0] * 1_536) == 0
     assert mcnemar([1] * 768 + [0] * 768, [0] * 768 + [1] * 768) == 1
     with pytest.raises(AssertionError, match="not 0 or 1"):
         mcnemar([0.5], [0.0])
 
 
-def test_sign_flip_is_the_enumeration_of_all_signs() -> None:
+def test_sign_flip_equals_the_enumeration_of_all_signs() -> None:
     rng = random.Random(0)
     for _ in range(5):
         differences = [round(rng.gauss(0.3, 0.6), 1) for _ in range(11)]
@@ -218,13 +218,13 @@ def test_sign_flip_is_the_enumeration_of_all_signs() -> None:
     assert sign_flip([0.5, 1], [0.5, 1]) == 1
 
 
-def test_a_permutation_test_never_gives_zero() -> None:
-    """Forty wins out of forty: none of 99 random sign assignments is as extreme, but the observed one is."""
+def test_the_p_value_of_a_permutation_test_is_never_zero() -> None:
+    """Forty wins of forty: none of the 99 random assignments is as extreme, but the observed one counts."""
     assert sign_flip([1.0] * 40, [0.0] * 40, resamples=99) == 1 / 100
 
 
-def test_equal_methods_seldom_differ_significantly() -> None:
-    """False positives at 5 %: both methods answer 45 % of 128 questions, and agree on about half of them."""
+def test_equal_methods_differ_significantly_in_at_most_five_percent_of_cases() -> None:
+    """Two methods that each answer 45 % of 128 questions, and agree on about half of them."""
     rng = np.random.default_rng(5)
     a, b = rng.random((2, SIMULATIONS, 128)) < 0.45
     a_f1, b_f1 = f1_like(rng, (2, SIMULATIONS, 128))
@@ -233,9 +233,9 @@ def test_equal_methods_seldom_differ_significantly() -> None:
     assert 0.03 <= np.mean(flips) <= 0.06
 
 
-def test_holm_adjusts_to_the_level_at_which_the_step_down_procedure_rejects() -> None:
+def test_holm_rejects_the_same_hypotheses_as_the_step_down_procedure() -> None:
     def rejected(p_values: list[float], alpha: float) -> set[int]:
-        """Step down from the smallest p, as Holm wrote it."""
+        """Holm's step-down procedure, from the smallest p value."""
         found = set()
         for index in sorted(range(len(p_values)), key=p_values.__getitem__):
             if p_values[index] * (len(p_values) - len(found)) > alpha:
@@ -253,7 +253,7 @@ def test_holm_adjusts_to_the_level_at_which_the_step_down_procedure_rejects() ->
     assert holm([]) == []
 
 
-def test_the_smallest_detectable_difference_is_found_four_times_out_of_five() -> None:
+def test_the_smallest_detectable_difference_is_detected_with_80_percent_power() -> None:
     difference = smallest_detectable(512, 0.2)
     assert difference == pytest.approx(0.055, abs=5e-4)
     assert smallest_detectable(128, 0.0) == smallest_detectable(128, 1 / 128) > 2 / 128
@@ -265,7 +265,7 @@ def test_the_smallest_detectable_difference_is_found_four_times_out_of_five() ->
     assert np.mean(np.abs(z) > 1.96) == pytest.approx(0.8, abs=0.02)
 
 
-def test_ten_thousand_resamples_of_128_questions_take_no_time() -> None:
+def test_ten_thousand_resamples_of_128_questions_take_less_than_a_second() -> None:
     a, b = f1_like(np.random.default_rng(7), (2, 128))
     started = time.perf_counter()
     paired_bootstrap(a, b)

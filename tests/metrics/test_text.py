@@ -1,4 +1,4 @@
-"""EM, SM and F1 against an independent reading of the SQuAD v1.1 rules; a table of numbers."""
+"""EM, SM and F1 against an independent implementation of the SQuAD v1.1 rules."""
 
 import random
 import re
@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from prompt_r1.metrics.text import Scores, exact_match, f1, judge_text, normalise, substring_match
+from prompt_r1.metrics.text import TextScores, exact_match, f1, normalise, score_text, substring_match
 
-# Written for this test and unlike the code under test: no regular expression, no translate, no Counter.
+# Independent of the code under test: no regular expressions, no translate, no Counter.
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 def oracle_words(text: str) -> list[str]:
     letters = [letter for letter in text.lower() if letter not in ASCII_PUNCTUATION]
-    # An article is a whole run of letters and digits. Punctuation is gone; what is left between runs is kept.
+    # An article is a complete run of letters and digits. Punctuation has been dropped.
     pieces, run = [], ""
     for letter in [*letters, " "]:
         if letter.isalnum() or letter == "_":
@@ -52,7 +52,7 @@ WORDS = ["a", "A", "an", "the", "The", "Paris", "paris", "Zürich", "café", "x"
          "12", "ı", "\u3000", "€", "日本", "“"]  # fmt: skip
 
 
-def test_official_is_squad_on_random_pairs() -> None:
+def test_official_rules_equal_squad_on_random_pairs() -> None:
     for prediction, gold in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION)]):
         p, g = oracle_words(prediction), oracle_words(gold)
         assert normalise(prediction, official=True) == " ".join(p)
@@ -62,8 +62,8 @@ def test_official_is_squad_on_random_pairs() -> None:
         assert substring_match(prediction, [gold], official=True) == either
 
 
-def test_strict_is_squad_where_no_number_has_punctuation() -> None:
-    """Without "-./,:", and without punctuation between digits, there is nothing that numbers would keep."""
+def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
+    """Texts without "-./,:" and without punctuation between digits: the strict rules keep nothing."""
     between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
     pairs = random_pairs(12_000, [*WORDS, *sorted(ASCII_PUNCTUATION - set("-./,:"))])
     pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)][:10_000]
@@ -80,8 +80,8 @@ def test_strict_is_squad_where_no_number_has_punctuation() -> None:
     assert agreed > 100
 
 
-def test_strict_differs_from_squad_only_at_numbers() -> None:
-    """Where they differ, a digit stands beside one of "-./,:", or punctuation between two digits."""
+def test_strict_rules_differ_from_squad_only_at_numbers() -> None:
+    """They differ only at a digit next to one of "-./,:", or at punctuation between two digits."""
     texts = {
         text for pair in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION), "\u2212"]) for text in pair
     }
@@ -103,7 +103,7 @@ def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
     assert f1(f"It is {left}.", [right]) == 0 or " " in normalise(left)
 
 
-def test_official_keeps_the_leaks_of_the_release() -> None:
+def test_official_rules_are_as_lenient_as_the_release() -> None:
     for left, right in [("-5", "5"), ("3.14", "314"), ("1/2", "12")]:
         assert exact_match(left, [right], official=True) == f1(left, [right], official=True) == 1
     assert substring_match("", ["Canada"], official=True) == 1
@@ -119,19 +119,19 @@ def test_official_keeps_the_leaks_of_the_release() -> None:
      ("3 : 2", "3:2"), ("It is 5.", "it is 5"), ("so ...5", "so 5"), ("U.S.", "US"), ("COVID-19", "Covid19"),
      ("(-3)", "-3"), ("9/11", "9/11.")],
 )  # fmt: skip
-def test_spellings_of_the_same_answer_agree(left: str, right: str) -> None:
+def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
     assert exact_match(left, [right]) == exact_match(right, [left]) == 1
     assert f1(left, [right]) == substring_match(left, [right]) == 1
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "the", "...", "$", "A"])
 @pytest.mark.parametrize("gold", ["Paris", "", "the"])
-def test_an_empty_prediction_is_worth_nothing(empty: str, gold: str) -> None:
+def test_an_empty_prediction_scores_zero(empty: str, gold: str) -> None:
     assert exact_match(empty, [gold]) == substring_match(empty, [gold]) == f1(empty, [gold]) == 0
     assert f1(empty, [gold], official=True) == 0
 
 
-def test_a_substring_begins_and_ends_at_words() -> None:
+def test_a_substring_match_covers_whole_words() -> None:
     assert substring_match("It is in Canada, I think.", ["canada"]) == 1
     assert substring_match("It is in Canada", ["nada"]) == substring_match("Canada", ["It is in Canada"]) == 0
     assert [substring_match(text, ["5"]) for text in ("15 people", "-5", "5.5", "1/5", "It is 5!")] == [
@@ -150,16 +150,16 @@ def test_the_best_gold_answer_counts() -> None:
     assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
 
 
-def test_f1_counts_repeated_words_as_often_as_both_have_them() -> None:
+def test_f1_counts_a_repeated_word_as_often_as_both_texts_contain_it() -> None:
     assert f1("x x x", ["x x y"]) == pytest.approx(2 / 3)
 
 
-def test_judge_text_gives_all_metrics_by_either_rule() -> None:
-    assert judge_text("It is 0.50", ["1/2", "0.50"]) == Scores(em=0, sm=1, f1=0.5, math=0)
-    assert judge_text("0.5", ["1/2"]) == Scores(em=0, sm=0, f1=0, math=1)
-    assert judge_text("-5", ["5"], rules="official") == Scores(em=1, sm=1, f1=1, math=0)
-    assert judge_text("", ["Canada"], rules="official") == Scores(em=0, sm=1, f1=0, math=0)
-    assert judge_text("", ["Canada"]) == judge_text("", [""]) == Scores(em=0, sm=0, f1=0, math=0)
+def test_score_text_returns_all_metrics_by_both_rules() -> None:
+    assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5, math=0)
+    assert score_text("0.5", ["1/2"]) == TextScores(em=0, sm=0, f1=0, math=1)
+    assert score_text("-5", ["5"], rules="official") == TextScores(em=1, sm=1, f1=1, math=0)
+    assert score_text("", ["Canada"], rules="official") == TextScores(em=0, sm=1, f1=0, math=0)
+    assert score_text("", ["Canada"]) == score_text("", [""]) == TextScores(em=0, sm=0, f1=0, math=0)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_judge_text_gives_all_metrics_by_either_rule() -> None:
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
     text = piece * 10_000
     started = time.process_time()
-    judge_text(text, [text[:-1], "5"], rules="official" if official else "strict")
-    assert time.process_time() - started < 5  # a tenth of a second; squared, minutes
+    score_text(text, [text[:-1], "5"], rules="official" if official else "strict")
+    assert time.process_time() - started < 5  # takes 0.1 s; quadratic time would take minutes
