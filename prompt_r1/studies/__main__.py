@@ -1,22 +1,25 @@
 """`python -m prompt_r1.studies [RUN …]`: writes runs/studies/{turns,training,distance}.{svg,md}.
 
-Without RUN the mini runs under runs/ are studied, the longest of each seed; where there is none, one is
-trained for a few steps first.
+Without RUN it studies the mini runs under runs/, the longest of each seed. If there are none, it first trains
+one for a few steps.
 """
 
 import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from prompt_r1.agent.names import RUNS
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.report.svg import svg
 from prompt_r1.studies.distance import study_distance
-from prompt_r1.studies.figure import Study, svg
 from prompt_r1.studies.runs import find_runs, load_run
+from prompt_r1.studies.study import Study
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import study_turns
 
@@ -32,30 +35,31 @@ def main(arguments: list[str]) -> None:
         "--limit", type=int, default=64, help="test questions of each of the five kinds (64: all)"
     )
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # more help a tiny model little
+    torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS) or [train_one()]
     runs = [load_run(folder, per_kind=given.limit) for folder in folders]
-    print(f"{', '.join(map(str, folders))}: {sum(len(one.questions) for one in runs)} questions")
+    print(f"{', '.join(map(str, folders))}: {sum(len(run.questions) for run in runs)} questions")
     given.out.mkdir(parents=True, exist_ok=True)
-    for make in (lambda: study_training(folders), lambda: study_turns(runs), lambda: study_distance(runs)):
+    studies: list[Callable[[], Study]] = [
+        partial(study_training, folders),
+        partial(study_turns, runs),
+        partial(study_distance, runs),
+    ]
+    for make_study in studies:
         begin = time.perf_counter()
-        study = make()
-        write(study, given.out)
+        study = make_study()
+        file = given.out / f"{study.name}.svg"
+        file.write_text(svg(study.plot), "utf-8")
+        file.with_suffix(".md").write_text(study.markdown(), "utf-8")
         seconds = time.perf_counter() - begin
-        print(f"\n{study.title}: {given.out / study.name}.svg, .md ({seconds:.0f} s)\n\n{study.table}")
+        print(f"\n{study.plot.title}: {file}, .md ({seconds:.0f} s)\n\n{study.table}")
 
 
 def train_one() -> Path:
-    """A short mini run, in a process of its own."""
+    """Train a short mini run in another process."""
     script = Path(__file__).parents[2] / "train.py"
     subprocess.run([sys.executable, str(script), "--steps", str(FEW_STEPS)], check=True)
     return RUNS / "mini-seed0"
-
-
-def write(study: Study, folder: Path) -> None:
-    """The study's plot (SVG) and table (Markdown)."""
-    (folder / f"{study.name}.svg").write_text(svg(study), "utf-8")
-    (folder / f"{study.name}.md").write_text(study.markdown(), "utf-8")
 
 
 if __name__ == "__main__":

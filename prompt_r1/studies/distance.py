@@ -1,24 +1,24 @@
-"""Proposition 3: an agent that was trained with one environment does better with others too (eqs 40-54).
+"""Proposition 3: an agent trained with one environment also does better with others (eqs 40-54).
 
-The proof bounds how far accuracy can fall by the distance of the environments' replies (eq. 46, total
-variation). Both mini environments are functions of the prompt, so the distance at a prompt is 0 or 1, and its
-mean over the prompts that the trained agent asks at home is a share: of prompts to which the other one
-*tells* something else (another value, or none), and of prompts that it *words* otherwise. Environments
-between home and another are mixtures: of every prompt a hash decides who replies.
+The proof bounds the loss of accuracy by the distance between the environments' replies (eq. 46, total
+variation). Both mini environments are functions of the prompt, so the distance at a prompt is 0 or 1. Its
+mean over the prompts that the trained agent sends at home is a share: of the prompts that get a different
+fact (another value, or none), or of those that get a different wording. Environments in between are mixtures:
+a hash of the prompt decides which of the two replies.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.metrics.statistics import paired_bootstrap
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment
 from prompt_r1.miniworld.environment import MiniReply
-from prompt_r1.studies.figure import Point, Series, Study, cell, markdown_table
-from prompt_r1.studies.runs import Run, play_greedily
-from prompt_r1.studies.turns import rate
+from prompt_r1.report.svg import Plot, Point, Series, rate_text
+from prompt_r1.studies.runs import StudiedRun, greedy, play_all
+from prompt_r1.studies.study import Study, rate_point
 from prompt_r1.types import Message, Trajectory
 
 CLAIM = (
@@ -30,7 +30,7 @@ SILENCE = MiniReply("I have nothing to say about this.", "")
 
 @dataclass
 class Mixture:
-    """Replies as `other` (None: mute) to that share of all prompts, else as `home`."""
+    """Replies like `other` (None: silence) to a share of all prompts, and like `home` to the rest."""
 
     home: MiniEnvironment
     other: MiniEnvironment | None
@@ -38,6 +38,7 @@ class Mixture:
     name: str = "mixture"
 
     def reply(self, prompt: str) -> MiniReply:
+        """The same reply every time to the same prompt."""
         draw = random.Random(f"mixture {self.home.seed} {prompt}".encode("utf-8", "replace")).random()
         if draw >= self.share:
             return self.home.reply(prompt)
@@ -51,81 +52,104 @@ class Mixture:
 
 
 @dataclass
-class Tally:
-    """What was seen with one environment, over all seeds."""
+class Measurements:
+    """What was measured with one environment, over all seeds."""
 
-    told: list[bool]  # a prompt: does it tell something else?
-    worded: list[bool]  # a prompt: does it reply in other words?
-    touched: list[bool]  # a game at home: would any of its replies have been another?
-    scores: dict[str, list[float]]  # agent → EM of each question
+    environment: str  # "home", "B" or "mute"
+    label: str
+    fact_differs: list[bool] = field(default_factory=list)  # of each prompt sent at home
+    wording_differs: list[bool] = field(default_factory=list)  # of each prompt sent at home
+    game_differs: list[bool] = field(default_factory=list)  # of each game at home: any reply differs
+    trained: list[float] = field(default_factory=list)  # EM of each question
+    untrained: list[float] = field(default_factory=list)
 
 
-def study_distance(runs: Sequence[Run]) -> Study:
-    """EM of both agents with the home environment, with B and with silence, and with mixtures."""
-    tallies: dict[tuple[str, float], Tally] = {}
+def study_distance(runs: Sequence[StudiedRun]) -> Study:
+    """EM of both agents with the home environment, with B, with silence and with mixtures."""
+    home = Measurements("home", "home")
+    mixtures = {
+        (name, share): Measurements(name, f"{share:.0%} {name}") for name in ("B", "mute") for share in SHARES
+    }
     for run in runs:
-        home = play_greedily(run.agents["trained"], run.questions, run.environment)
-        others = {
-            "mute": None,
-            "B": MiniEnvironment(run.environment.world, "B", seed=run.environment.seed),
-        }
-        for name, part in [("home", 0.0), *product(("B", "mute"), SHARES)]:
-            tally = tallies.setdefault((name, part), Tally([], [], [], {"trained": [], "untrained": []}))
-            measure(tally, run, Mixture(run.environment, others.get(name), part), home)
-    series = [
-        Series(f"{agent}, {name}", points(tallies, agent, name), dashed=agent == "untrained")
-        for name in ("B", "mute") for agent in ("trained", "untrained")
-    ]  # fmt: skip
-    notes = (
-        f"EM [95 % Wilson interval], greedy games of test questions, pooled over {len(runs)} seeds.",
-        "Distances: over the prompts that the trained agent asks at home, the share to which the environment "
-        "tells something else, and the share that it words otherwise.",
-        "Margin: trained minus untrained on the same questions, paired bootstrap.",
-        "Fall: of the trained agent's EM against home. Bound (eq. 48): the share of its games at home in "
-        "which any reply would have been another; greedy games without such a reply are the same game.",
+        own = run.environment
+        others = {"B": MiniEnvironment(own.world, "B", seed=own.seed), "mute": None}
+        games = play_all(run.questions, greedy(run.agents["trained"]), own.ask, run.agents["trained"])
+        measure(home, run, Mixture(own, None, 0.0), games)
+        for (name, share), measured in mixtures.items():
+            measure(measured, run, Mixture(own, others[name], share), games)
+    everything = [home, *mixtures.values()]
+    series = []
+    for name in ("B", "mute"):
+        by_distance = [one for one in everything if one.environment in ("home", name)]
+        series += [
+            Series(f"trained, {name}", points([(one, one.trained) for one in by_distance])),
+            Series(f"untrained, {name}", points([(one, one.untrained) for one in by_distance]), dashed=True),
+        ]
+    plot = Plot(
+        "Accuracy against distance of the environment",
+        "share of prompts that get a different fact",
+        "EM",
+        series,
     )
-    x_label = "share of prompts to which it tells something else"
-    return Study("distance", "Accuracy against distance of the environment", CLAIM, x_label, "EM",
-                 series, rows(tallies), notes)  # fmt: skip
+    notes = (
+        f"EM [95 % Wilson interval], greedy games of test questions, {len(runs)} seeds pooled.",
+        "Distances: of the prompts that the trained agent sends at home, the share that gets a different "
+        "fact from the environment, and the share that gets a different wording.",
+        "Margin: trained minus untrained on the same questions, paired bootstrap.",
+        "Loss: how much lower the trained agent's EM is than at home. Bound (eq. 48): the share of its games "
+        "at home in which any reply would differ; greedy games without such a reply are identical.",
+    )
+    return Study("distance", CLAIM, plot, distance_table(everything), notes)
 
 
-def measure(tally: Tally, run: Run, environment: Mixture, home: Sequence[Trajectory]) -> None:
+def measure(
+    measured: Measurements, run: StudiedRun, environment: Mixture, home_games: Sequence[Trajectory]
+) -> None:
     """Add one run's distances and scores with an environment."""
-    for game in home:
+    for game in home_games:
         prompts = [turn.action.prompt or "" for turn in game.turns if turn.reply is not None]
-        pairs = [(run.environment.reply(prompt), environment.reply(prompt)) for prompt in prompts]
-        tally.told += [ours.value != theirs.value for ours, theirs in pairs]
-        tally.worded += [ours.text != theirs.text for ours, theirs in pairs]
-        tally.touched.append(any(ours.text != theirs.text for ours, theirs in pairs))
-    for name, player in run.agents.items():
-        games = play_greedily(player, run.questions, environment)
-        tally.scores[name] += [exact_match(game.answer or "", game.question.answers) for game in games]
+        replies = [(run.environment.reply(prompt), environment.reply(prompt)) for prompt in prompts]
+        wording_differs = [ours.text != theirs.text for ours, theirs in replies]
+        measured.fact_differs += [ours.value != theirs.value for ours, theirs in replies]
+        measured.wording_differs += wording_differs
+        measured.game_differs.append(any(wording_differs))
+    for name, scores in (("trained", measured.trained), ("untrained", measured.untrained)):
+        agent = run.agents[name]
+        games = play_all(run.questions, greedy(agent), environment.ask, agent)
+        scores += [exact_match(game.answer or "", game.question.answers) for game in games]
 
 
-def share(flags: Sequence[bool]) -> float:
-    """The share of true ones; 0 of nothing."""
+def share_of(flags: Sequence[bool]) -> float:
+    """The share of flags that are true; 0 if there are none."""
     return sum(flags) / max(1, len(flags))
 
 
-def points(tallies: dict[tuple[str, float], Tally], agent: str, name: str) -> list[Point]:
-    """By distance, from home to the whole of the other environment."""
-    own = [tally for (environment, _), tally in tallies.items() if environment in ("home", name)]
-    return sorted((rate(share(tally.told), tally.scores[agent]) for tally in own), key=lambda point: point.x)
+def points(measured: Sequence[tuple[Measurements, list[float]]]) -> list[Point]:
+    """EM by the distance from home."""
+    found = [rate_point(share_of(one.fact_differs), scores) for one, scores in measured]
+    return sorted(found, key=lambda point: point.x)
 
 
-def rows(tallies: dict[tuple[str, float], Tally]) -> str:
-    """The Markdown table."""
-    head = ["environment", "n", "tells else", "words else", "untrained", "trained", "margin", "fall", "bound"]
-    at_home = tallies["home", 0.0].scores["trained"]
-    lines = []
-    for (name, part), tally in tallies.items():
-        trained, untrained = tally.scores["trained"], tally.scores["untrained"]
-        margin = paired_bootstrap(trained, untrained)
-        fall = sum(at_home) / len(at_home) - sum(trained) / len(trained)
-        lines.append([
-            "home" if name == "home" else f"{part:.0%} {name}", str(len(trained)), f"{share(tally.told):.3f}",
-            f"{share(tally.worded):.3f}", cell(rate(0, untrained)), cell(rate(0, trained)),
-            f"{margin.difference:+.3f} [{margin.low:+.2f}, {margin.high:+.2f}]", f"{fall:+.3f}",
-            f"{share(tally.touched):.3f}",
-        ])  # fmt: skip
-    return markdown_table(head, lines)
+def distance_table(measured: Sequence[Measurements]) -> str:
+    """The Markdown table; the first of the environments is home."""
+    header = ["environment", "n", "different fact", "different wording", "untrained", "trained", "margin"]
+    header += ["loss", "bound"]
+    em_at_home = sum(measured[0].trained) / len(measured[0].trained)
+    rows = []
+    for one in measured:
+        margin = paired_bootstrap(one.trained, one.untrained)
+        loss = em_at_home - sum(one.trained) / len(one.trained)
+        rows.append(
+            [
+                one.label,
+                str(len(one.trained)),
+                f"{share_of(one.fact_differs):.3f}",
+                f"{share_of(one.wording_differs):.3f}",
+                rate_text(rate_point(0, one.untrained)),
+                rate_text(rate_point(0, one.trained)),
+                f"{margin.difference:+.3f} [{margin.low:+.2f}, {margin.high:+.2f}]",
+                f"{loss:+.3f}",
+                f"{share_of(one.game_differs):.3f}",
+            ]
+        )
+    return markdown_table(header, rows)

@@ -1,0 +1,167 @@
+"""Plot means with their intervals as one SVG file that loads nothing; it adapts to dark mode."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+HEIGHT = 380
+LEFT, TOP, BOTTOM = 52, 62, 46  # margins in pixels
+PLOT_WIDTH = 502
+PADDING = 14  # between the frame and the first and last x
+LEGEND_WIDTH, NAMES_WIDTH = 166, 300  # the right margin for a legend, or for names beside the points
+APART = 4  # pixels between the intervals of two series at the same x
+LINE_HEIGHT = 14  # of names beside points
+MAX_TICKS = 8
+# Wong's colour-blind safe colours. Marker and dashes tell series apart without colours.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9", "#555555")
+STYLE = """svg { background: #fbfaf7; font: 12px system-ui, sans-serif; } text { fill: #1d1c1a; }
+.title { font: 500 17px Georgia, serif; } .muted { fill: #66625a; } .grid { stroke: #e3dfd6; }
+@media (prefers-color-scheme: dark) { svg { background: #171614; } text { fill: #ece8df; }
+.muted { fill: #a8a297; } .grid { stroke: #37342e; } }"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean over `n` questions and its 95 % interval, from 0 to 1."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a plot: its points in order, and its label."""
+
+    label: str
+    points: Sequence[Point]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Several series over one x axis, which begins at 0; y runs from 0 to 1.
+
+    `names_at_points`: instead of a legend, write each series' label beside its only point.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    names_at_points: bool = False
+
+
+def rate_text(point: Point) -> str:
+    """A mean and its interval: 0.953 [0.92, 0.97]."""
+    return f"{point.mean:.3f} [{max(0.0, point.low):.2f}, {min(1.0, point.high):.2f}]"
+
+
+def svg(plot: Plot) -> str:
+    """Draw a plot."""
+    xs = [point.x for series in plot.series for point in series.points]
+    scale = _Scale(max(xs, default=0.0) or 1.0)
+    right = LEFT + PLOT_WIDTH
+    width = right + (NAMES_WIDTH if plot.names_at_points else LEGEND_WIDTH)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
+        f"<title>{escape(plot.title)}</title><style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 30}" y="26">{escape(plot.title)}</text>',
+        _muted(plot.x_label, right - PADDING, HEIGHT - 8, anchor="end"),
+        _muted(plot.y_label, LEFT - 8, TOP - 12, anchor="start" if plot.names_at_points else "end"),
+    ]
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = scale.y(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
+        parts.append(_muted(f"{value:g}", LEFT - 8, y + 4, anchor="end"))
+    for value in _ticks(scale.highest, whole=all(x == int(x) for x in xs)):
+        parts.append(_muted(f"{value:g}", scale.x(value), HEIGHT - BOTTOM + 18, anchor="middle"))
+    for number, series in enumerate(plot.series):
+        colour = COLOURS[number % len(COLOURS)]
+        shift = 0.0 if plot.names_at_points else APART * (number - (len(plot.series) - 1) / 2)
+        parts += _draw_series(series, colour, scale, shift)
+        if not plot.names_at_points:
+            parts += _draw_legend_entry(series, colour, y=TOP + 4 + 22 * number)
+    if plot.names_at_points:
+        parts += _draw_names(plot.series, scale)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Converts values to pixels; x runs from 0 to `highest`, y from 0 to 1."""
+
+    highest: float
+
+    def x(self, value: float) -> float:
+        return round(LEFT + PADDING + value / self.highest * (PLOT_WIDTH - 2 * PADDING), 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - BOTTOM - float(value) * (HEIGHT - TOP - BOTTOM), 1)
+
+
+def _muted(text: str, x: float, y: float, *, anchor: str) -> str:
+    return f'<text class="muted" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _ticks(highest: float, *, whole: bool) -> list[float]:
+    """At most MAX_TICKS round steps from 0; whole numbers if all values are."""
+    power = math.floor(math.log10(highest)) - 1
+    steps = [base * 10.0**exponent for exponent in range(power, power + 3) for base in (1, 2, 5)]
+    fitting = [step for step in steps if highest / step <= MAX_TICKS + 0.01 and (step >= 1 or not whole)]
+    # A value just below a multiple of the step still gets its tick.
+    return [number * fitting[0] for number in range(math.floor(highest / fitting[0] + 0.02) + 1)]
+
+
+def _draw_series(series: Series, colour: str, scale: _Scale, shift: float) -> list[str]:
+    """The line, and each point with its interval and a tooltip."""
+    dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
+    path = " ".join(f"{scale.x(point.x) + shift},{scale.y(point.mean)}" for point in series.points)
+    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>']
+    for point in series.points:
+        x, y = scale.x(point.x) + shift, scale.y(point.mean)
+        top, bottom = scale.y(point.high), scale.y(point.low)
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="{colour}" opacity=".7"/>')
+        tooltip = escape(f"{series.label}: {point.x:g} → {rate_text(point)}, n = {point.n}")
+        if series.dashed:
+            shape, marker = "rect", f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" fill="{colour}">'
+        else:
+            shape, marker = "circle", f'<circle cx="{x}" cy="{y}" r="3.4" fill="{colour}">'
+        parts.append(f"{marker}<title>{tooltip}</title></{shape}>")
+    return parts
+
+
+def _draw_legend_entry(series: Series, colour: str, *, y: float) -> list[str]:
+    x = LEFT + PLOT_WIDTH + 14
+    dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
+    line = f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.2"{dashes}/>'
+    return [line, f'<text x="{x + 29}" y="{y + 4}">{escape(series.label)}</text>']
+
+
+def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:
+    """The label and mean of each series, joined to its point by a line; names do not overlap."""
+    points = [one.points[0] for one in series]
+    heights = _spread([scale.y(point.mean) + 4 for point in points])
+    parts = []
+    for one, point, height in zip(series, points, heights, strict=True):
+        x, y = scale.x(point.x), scale.y(point.mean)
+        parts.append(f'<line class="grid" x1="{x + 5}" x2="{x + 12}" y1="{y}" y2="{height - 4}"/>')
+        parts.append(f'<text x="{x + 14}" y="{height}">{escape(f"{one.label}  {point.mean:.3f}")}</text>')
+    return parts
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Move heights apart until they differ by LINE_HEIGHT; their order and the bottom edge are kept."""
+    placed = list(heights)
+    by_height = sorted(range(len(heights)), key=lambda index: heights[index])
+    lowest = -math.inf
+    for index in by_height:
+        placed[index] = lowest = max(placed[index], lowest + LINE_HEIGHT)
+    limit = float(HEIGHT - BOTTOM + 4)
+    for index in reversed(by_height):
+        placed[index] = min(placed[index], limit)
+        limit = placed[index] - LINE_HEIGHT
+    return placed
