@@ -244,12 +244,12 @@ BAD_INPUT = [
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
-    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: no folder with a config.json"),
+    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: not a folder with a config.json"),
     (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
     (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),
     (["evaluate.py", "--compare", "empty.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
-    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "comes twice"),
-    (["evaluate.py", "--method", "direct"], "nobody to ask: give --env SPEC"),
+    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "occurs twice"),
+    (["evaluate.py", "--method", "direct"], "no environment to ask: give --env SPEC"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""The methods of the paper's tables behind one protocol: `make_method(name, …)` → `Method`."""
+"""The compared methods behind one interface: `make_method(name, context)` returns a `Method`."""
 
-from prompt_r1.baselines.make import AgentCache, make_method, preparation_questions
-from prompt_r1.baselines.method import Attempt, Ledger, Method
+from prompt_r1.baselines.make import AgentCache, MethodContext, make_method, preparation_questions
+from prompt_r1.baselines.method import Ledger, Method
 
-__all__ = ["AgentCache", "Attempt", "Ledger", "Method", "make_method", "preparation_questions"]
+__all__ = ["AgentCache", "Ledger", "Method", "MethodContext", "make_method", "preparation_questions"]

@@ -1,13 +1,13 @@
-"""`gepa` (Agrawal et al. 2025): prompts evolve by reflection, and every prompt that is best on some
-validation question may be a parent.
+"""`gepa` (Agrawal et al. 2025): prompts evolve by reflection on their errors, from a Pareto front.
 
-Each iteration draws a parent from the Pareto front, runs it on 3 training questions, lets the optimiser
-rewrite it in the light of what went wrong, and runs the child on the same 3. A child that is better there is
-scored on all validation questions and joins. The prompt with the best mean validation score wins.
+Each iteration draws a parent from the prompts that are best on some validation question, runs it on 3
+training questions, lets the optimiser rewrite it in view of the errors, and runs the child on the same 3. A
+child that scores higher there is scored on all validation questions and joins the pool. The prompt with the
+best mean validation score wins.
 
-Calls: one a validation question for the seed; 6 of the environment and 1 of the optimiser an iteration (3 and
-none where the parent was perfect), and one a validation question for a child that joins. The budget is looked
-at before an iteration, so that the last one may go over it.
+Calls: one per validation question for the seed prompt; per iteration 6 of the environment and 1 of the
+optimiser (3 and none if the parent is perfect), and one per validation question for a child that joins. The
+budget is checked before an iteration, so the last iteration may exceed it.
 """
 
 import random
@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prompt_r1.baselines.optimise import Bench, Trial, chosen
+from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, task_score
+from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
 ROLE = "You improve the instructions of language models."
@@ -47,69 +49,70 @@ class Candidate:
 
 
 async def gepa(
-    bench: Bench,
+    search: PromptSearch,
     train: Sequence[Question],
     validation: Sequence[Question],
     *,
-    seed_prompt: str,
-    max_task_calls: int = 150,
-    batch_size: int = 3,
-    validation_limit: int = 50,
-    seed: int = 0,
+    config: MethodConfig,
+    seed: int,
 ) -> str:
-    """The prompt with the best mean score on the validation questions; of equals the first."""
-    held_out = chosen(validation, validation_limit, seed)
+    """The prompt with the best mean score on the validation questions; the first of equals."""
+    held_out = draw_questions(validation, config.optimize_val, seed)
     if not train or not held_out:
-        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data, "
-                         "and --optimize-val above 0")  # fmt: skip
+        raise UsageError(
+            "gepa needs training and validation questions: give --train-data and --val-data, and "
+            "--optimize-val above 0"
+        )
     rng = random.Random(seed)
-    batches = minibatches(train, batch_size, rng)
+    batches = minibatches(train, config.gepa_batch, rng)
 
-    async def candidate(prompt: str, **event: object) -> Candidate:
-        scores = [trial.score for trial in await bench.trials(prompt, held_out)]
-        found = Candidate(prompt, tuple(scores))
-        bench.record(prompt=prompt, validation=found.mean, **event)
-        return found
+    async def validate(prompt: str, **event: object) -> Candidate:
+        predictions = await search.try_prompt(prompt, held_out)
+        candidate = Candidate(prompt, tuple(map(task_score, predictions)))
+        search.record(prompt=prompt, validation=candidate.mean, **event)
+        return candidate
 
-    pool = [await candidate(seed_prompt, iteration=0)]
+    pool = [await validate(config.seed_prompt, iteration=0)]
     iteration = 0
-    while bench.ledger.task_calls < max_task_calls and bench.affords(7 + len(held_out)):
+    calls_per_iteration = 7 + len(held_out)
+    while search.ledger.task_calls < config.gepa_calls and search.can_afford(calls_per_iteration):
         iteration += 1
         parent = draw_parent(pool, rng)
         batch = next(batches)
-        before = await bench.trials(parent.prompt, batch)
-        if all(trial.score == 1 for trial in before):
-            bench.record(iteration=iteration, skipped="the parent was perfect")
+        before = await search.try_prompt(parent.prompt, batch)
+        if mean_score(before) == 1:
+            search.record(iteration=iteration, skipped="the parent was perfect")
             continue
-        reply = await bench.write(ROLE, reflection(parent.prompt, before), sample=iteration)
-        child = extract(reply)
-        after = await bench.trials(child, batch)
-        if sum(trial.score for trial in after) > sum(trial.score for trial in before):
-            pool.append(await candidate(child, iteration=iteration, parent=pool.index(parent)))
+        reply = await search.ask_optimizer(ROLE, reflection(parent.prompt, before), sample=iteration)
+        child = read_fenced_prompt(reply)
+        after = await search.try_prompt(child, batch)
+        if mean_score(after) > mean_score(before):
+            pool.append(await validate(child, iteration=iteration, parent=pool.index(parent)))
         else:
-            bench.record(iteration=iteration, rejected=child)
-    return max(pool, key=lambda found: found.mean).prompt
+            search.record(iteration=iteration, rejected=child)
+    return max(pool, key=lambda candidate: candidate.mean).prompt
 
 
 def draw_parent(pool: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """A candidate of the Pareto front, as likely as it is best on many validation questions (alone or not).
+    """Draw from the Pareto front, in proportion to the validation questions on which a candidate is best.
 
-    A candidate is left out when each of its questions has another remaining one that does as well; the worst
-    on average go first.
+    A candidate is dropped if on each of its questions another remaining one does as well, starting with the
+    lowest mean.
     """
-    columns = list(zip(*(found.scores for found in pool), strict=True))
-    fronts = [{number for number, s in enumerate(column) if s == max(column)} for column in columns]
+    fronts = []  # for each validation question, the numbers of the candidates that are best on it
+    for scores in zip(*(candidate.scores for candidate in pool), strict=True):
+        fronts.append({number for number, score in enumerate(scores) if score == max(scores)})
     remaining = set().union(*fronts)
     for number in sorted(remaining, key=lambda number: pool[number].mean):
         others = remaining - {number}
         if all(front & others for front in fronts if number in front):
             remaining = others
-    places = [number for front in fronts for number in sorted(front & remaining)]
-    return pool[rng.choice(places)]
+    weighted = [number for front in fronts for number in sorted(front & remaining)]
+    return pool[rng.choice(weighted)]
 
 
 def minibatches(questions: Sequence[Question], size: int, rng: random.Random) -> Iterator[list[Question]]:
-    """Shuffled epochs for ever; the last batch of one is filled up with what was used least."""
+    """Endless shuffled epochs; the last batch of an epoch is filled up with the least used questions."""
     used: Counter[int] = Counter()
     numbers = range(len(questions))
     while True:
@@ -123,31 +126,34 @@ def minibatches(questions: Sequence[Question], size: int, rng: random.Random) ->
             yield [questions[number] for number in order[start : start + size]]
 
 
-def reflection(prompt: str, trials: Sequence[Trial]) -> str:
-    """What the optimiser reads of a minibatch."""
-    return REQUEST.format(prompt=prompt, cases="\n\n".join(map(_case, range(1, len(trials) + 1), trials)))
+def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
+    """The optimiser's request about a minibatch."""
+    cases = [_case(number, prediction) for number, prediction in enumerate(predictions, start=1)]
+    return REQUEST.format(prompt=prompt, cases="\n\n".join(cases))
 
 
-def _case(number: int, trial: Trial) -> str:
+def _case(number: int, prediction: Prediction) -> str:
     return (
-        f"# Task {number}\n## Inputs\n{trial.question.text}\n## Generated Outputs\n{trial.reply}\n"
-        f"## Feedback\n{feedback(trial)}"
+        f"# Task {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n{prediction.raw}\n"
+        f"## Feedback\n{feedback(prediction)}"
     )
 
 
-def feedback(trial: Trial) -> str:
-    """No model is asked for it."""
-    if trial.score == 1:
+def feedback(prediction: Prediction) -> str:
+    """Feedback from the score; no model is involved."""
+    score = task_score(prediction)
+    if score == 1:
         return "This answer is right."
-    gold = trial.question.answers[0]
-    return f"This answer is not right (score {trial.score:.2f} of 1). The right answer is {gold!r}."
+    gold = prediction.question.answers[0]
+    return f"This answer is not right (score {score:.2f} of 1). The right answer is {gold!r}."
 
 
-def extract(reply: str) -> str:
-    """The text between the first and the last fence, without the name of a language; else the whole reply."""
+def read_fenced_prompt(reply: str) -> str:
+    """The text between the first and the last fence, without a language name; else the whole reply."""
     first, last = reply.find("```"), reply.rfind("```")
     if first < 0:
         return reply.strip()
     inside = reply[first + 3 : last if last > first else None]
-    head, line, rest = inside.partition("\n")
-    return (rest if line and head.strip().isalpha() else inside).strip()
+    first_line, newline, rest = inside.partition("\n")
+    has_language = newline and first_line.strip().isalpha()
+    return (rest if has_language else inside).strip()

@@ -1,7 +1,8 @@
-"""Methods and agents by name."""
+"""Make methods by name, and load the agents that they need."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,20 +13,23 @@ from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
 from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.cot import ChainOfThought
 from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
-from prompt_r1.baselines.games import Game
+from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.opro import opro
-from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, Search
+from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.named import find_questions
-from prompt_r1.environments.opening import MINI_SPECS, parse_fields
+from prompt_r1.environments.opening import MINI_SPECS, Environments, parse_fields
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
+from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
+ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+# Request fields of the model that writes prompts, as in the authors' code.
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
     "opro": {"temperature": 1.0, "max_tokens": 512},
     "textgrad": {"temperature": 0.0, "max_tokens": 2000},
@@ -34,82 +38,77 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 
 
 class AgentCache:
-    """The agents of an evaluation, each loaded when it is first needed."""
+    """Loads each agent of an evaluation when it is first needed; `spec` is the one that the user named."""
 
-    def __init__(self, known: AgentSpec, device: torch.device) -> None:
-        self.known = known
+    def __init__(self, spec: AgentSpec, device: torch.device) -> None:
+        self.spec = spec
         self.device = device
         self._loaded: dict[str, Agent] = {}
 
-    def trained(self) -> Agent:
-        """The agent as the user named it."""
-        return self._load(self.known)
-
-    def untrained(self) -> Agent:
-        """What the agent was before training; the agent itself when it was not trained here."""
-        start, config = self.known.start, self.known.config
-        return self._load(
-            self.known if parse_remote(start) else AgentSpec(find_agent(start, config.seed), config, start)
-        )
-
-    def other(self, known: AgentSpec) -> Agent:
-        """Another agent, ready to play; each is loaded once."""
-        return self._load(known)
-
-    async def close(self) -> None:
-        """Close the connections to those that are served elsewhere."""
-        for player in self._loaded.values():
-            await player.close()
-
-    def _load(self, known: AgentSpec) -> Agent:
-        path = str(known.path)
+    def load(self, spec: AgentSpec) -> Agent:
+        """An agent, ready to play."""
+        path = str(spec.path)
         if path not in self._loaded:
-            self._loaded[path] = open_agent(known, self.device)
+            self._loaded[path] = open_agent(spec, self.device)
         return self._loaded[path]
 
+    def trained(self) -> Agent:
+        """The agent that the user named."""
+        return self.load(self.spec)
 
-def make_method(
-    name: str,
-    *,
-    environment: Pool,
-    spec: str,
-    open_environment: Callable[..., Pool],
-    agents: AgentCache,
-    temperature: float,
-    seed: int,
-    config: MethodConfig,
-    folder: Path | None,
-) -> Method:
-    """The method called `name` on `environment`, whose name for users is `spec`.
+    def untrained(self) -> Agent:
+        """The agent before training; the agent itself if this project did not train it."""
+        start, config = self.spec.start, self.spec.config
+        if parse_remote(start):
+            return self.load(self.spec)
+        return self.load(AgentSpec(find_agent(start, config.seed), config, start))
 
-    `open_environment` (Environments.open) opens another one, that of an optimiser, say.
-    `temperature` is that of an agent, `seed` that of what a method draws while it prepares. What it prepares
-    lies in `folder`/SPEC/NAME (None: nothing is kept).
-    Raises UsageError for a name that is none.
-    """
-    asks = answer_format(config, spec)
-    play = partial(Game, game=agents.known.config, temperature=temperature)
-    thought = partial(ChainOfThought, environment=environment, answer_format=asks, seed=seed)
-    place = folder / re.sub(r"[^\w.-]+", "-", spec) / name if folder else None
+    async def close(self) -> None:
+        """Close the connections of agents behind endpoints."""
+        for agent in self._loaded.values():
+            await agent.close()
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """What a method is made from: its environment, agents and settings."""
+
+    environment: Pool
+    spec: str  # the environment's name for users
+    environments: Environments  # opens other ones
+    agents: AgentCache
+    config: MethodConfig
+    temperature: float  # of the agents
+    seed: int  # of what a method draws while it prepares
+    folder: Path | None  # prepared results are in folder/SPEC/METHOD; None: they are not kept
+
+    def subfolder(self, name: str) -> Path | None:
+        """The folder for what a method prepares."""
+        return self.folder / re.sub(r"[^\w.-]+", "-", self.spec) / name if self.folder else None
+
+
+def make_method(name: str, context: MethodContext) -> Method:
+    """The method called `name`. Raises UsageError for an unknown name."""
+    config, agents, environment = context.config, context.agents, context.environment
+    answer_format = choose_answer_format(config, context.spec)
+    play = partial(AgentMethod, rule=RULES[agents.spec.config.rule], temperature=context.temperature)
     match name:
         case "direct":
-            return Direct(environment, asks)
+            return Direct(environment, answer_format)
         case "cot":
-            return thought(name)
+            return ChainOfThought(name, environment, answer_format)
         case "cot-few-shot":
-            return thought(name, shots=config.shots)
+            return ChainOfThought(name, environment, answer_format, shots=config.shots, seed=context.seed)
         case "self-consistency":
             agent = play("prompt-r1", agents.trained, environment)
-            return SelfConsistency(thought("cot"), agent, samples=config.samples)
+            chain = ChainOfThought("cot", environment, answer_format)
+            return SelfConsistency(chain, agent, samples=config.samples)
         case "opro" | "textgrad" | "gepa":
-            optimizer = open_optimizer(name, config, spec, open_environment)
-            bench = Bench(name, environment, optimizer, asks, max_calls=config.optimize_calls, folder=place)
-            return OptimisedPrompt(name, search(name, config, seed), bench)
+            return optimised_prompt(name, context, answer_format)
         case "sft":
-            return fine_tuned(config, agents, seed, temperature, place)
+            return fine_tuned(context)
         case "grpo-only":
-            known = trained_alone(config.grpo_agent)
-            return Game(name, partial(agents.other, known), None, game=known.config, temperature=temperature)
+            return trained_alone(context)
         case "untrained":
             return play(name, agents.untrained, environment)
         case "agent-only":
@@ -119,101 +118,76 @@ def make_method(
     raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
 
 
-def trained_alone(name: str) -> AgentSpec:
-    """The agent of grpo-only."""
-    known = resolve_agent(name, kv_tokens=0) if name else None
-    if known is None or known.config.env != "none":
-        raise UsageError("grpo-only needs an agent that was trained without environment: "
-                         "run `python train.py --env none` and give --grpo-agent RUN")  # fmt: skip
-    return known
-
-
-def fine_tuned(
-    config: MethodConfig, agents: AgentCache, seed: int, temperature: float, place: Path | None
-) -> Method:
-    """sft: of an agent that is there, or of one that it will make in `place` from the agent's start."""
-    if config.sft_agent:
-        known = resolve_agent(config.sft_agent, kv_tokens=0)
-        load = partial(agents.other, known)
-        return Game("sft", load, None, game=known.config, temperature=temperature, thinks=False)
-    if parse_remote(agents.known.start):
+def trained_alone(context: MethodContext) -> Method:
+    """`grpo-only`: the agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
+    name = context.config.grpo_agent
+    spec = resolve_agent(name, kv_tokens=0) if name else None
+    if spec is None or spec.config.env != "none":
         raise UsageError(
-            "sft needs an agent's weights, not an endpoint: give --sft-agent with one that is there"
+            "grpo-only needs an agent that was trained without environment: run `python train.py --env none` "
+            "and give --grpo-agent RUN"
         )
-    if place is None:
-        raise UsageError("sft makes an agent: give --out DIR for it, or --sft-agent with one that is there")
-    from prompt_r1.baselines.sft import FineTuned  # only here: it is also a program of its own
+    load = partial(context.agents.load, spec)
+    return AgentMethod("grpo-only", load, None, rule=RULES["alone"], temperature=context.temperature)
 
+
+def fine_tuned(context: MethodContext) -> Method:
+    """`sft`: the agent of --sft-agent, or the user's agent, which is fine-tuned from its start."""
+    config, agents = context.config, context.agents
+    from prompt_r1.baselines.sft import FineTuned, fine_tuned_method  # here, because it is also a program
+
+    if config.sft_agent:
+        spec = resolve_agent(config.sft_agent, kv_tokens=0)
+        return fine_tuned_method(partial(agents.load, spec), context.temperature)
+    if parse_remote(agents.spec.start):
+        raise UsageError("sft cannot fine-tune an agent behind an endpoint: give a fine-tuned --sft-agent")
+    folder = context.subfolder("sft")
+    if folder is None:
+        raise UsageError("sft fine-tunes an agent: give --out DIR for it, or a fine-tuned --sft-agent")
     settings = SftConfig(
-        agent=agents.known.start,
+        agent=agents.spec.start,
         data=config.train_data,
-        seed=seed,
+        seed=context.seed,
         lr=config.sft_lr,
         checkpointing=agents.device.type == "cuda",
         device=str(agents.device),
     )
-    return FineTuned(settings, place, load=agents.other, temperature=temperature)
+    return FineTuned(settings, folder, load=agents.load, temperature=context.temperature)
 
 
-def search(name: str, config: MethodConfig, seed: int) -> Search:
-    """A prompt optimiser with its knobs."""
-    match name:
-        case "opro":
-            return partial(
-                opro,
-                steps=config.opro_steps,
-                per_step=config.opro_per_step,
-                shown=config.opro_shown,
-                threshold=config.opro_threshold,
-                exemplars=config.opro_exemplars,
-                train_limit=config.opro_train,
-                seed_prompt=config.seed_prompt,
-                seed=seed,
-            )
-        case "textgrad":
-            return partial(
-                textgrad,
-                epochs=config.textgrad_epochs,
-                updates=config.textgrad_updates,
-                batch_size=config.textgrad_batch,
-                short_value=config.textgrad_short_value,
-                validation_limit=config.optimize_val,
-                seed_prompt=config.seed_prompt,
-                seed=seed,
-            )
-    return partial(
-        gepa,
-        max_task_calls=config.gepa_calls,
-        batch_size=config.gepa_batch,
-        validation_limit=config.optimize_val,
-        seed_prompt=config.seed_prompt,
-        seed=seed,
-    )
-
-
-def open_optimizer(name: str, config: MethodConfig, spec: str, open_environment: Callable[..., Pool]) -> Pool:
-    """The model that writes prompts for an optimiser, with its authors' temperature and length."""
-    wanted = config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec)
+def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:
+    """`opro`, `textgrad` or `gepa`, with the model that writes prompts."""
+    config = context.config
+    spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
     fields = parse_fields(config.optimizer_args) if config.optimizer_args else OPTIMIZER_FIELDS[name]
-    return open_environment(wanted, fields=fields, prices=config.optimizer_price)
+    search = PromptSearch(
+        name,
+        context.environment,
+        context.environments.open(spec, fields=fields, prices=config.optimizer_price),
+        answer_format,
+        max_calls=config.optimize_calls,
+        folder=context.subfolder(name),
+    )
+    algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)
+    return OptimisedPrompt(name, algorithm, search)
 
 
 def preparation_questions(
     config: MethodConfig, data: Sequence[str], seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """What methods may learn from and choose by; the mini world brings its own."""
+    """The training and validation questions of methods; the mini world brings its own."""
     own = ("mini",) if all(name.split(":")[0] == "mini" for name in data) else ()
     train = find_questions(config.train_data or own, "train", seed)
     return train, find_questions(config.val_data or own, "validation", seed)
 
 
-def answer_format(config: MethodConfig, spec: str) -> AnswerFormat:
-    """How environments are asked for an answer: with tags, but for the mini world's, which cannot."""
+def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:
+    """The answer format to request: by default tags, which the mini world does not understand."""
     if config.answer_format != "auto":
         return FORMATS[config.answer_format]
     return FORMATS["only" if is_mini(spec) else "tags"]
 
 
 def is_mini(spec: str) -> bool:
-    """Is this (also) the mini world, in process or served?"""
+    """Whether the environment is or includes the mini world, in this process or behind an endpoint."""
     return any(part.split("@")[0] in MINI_SPECS for part in spec.split(","))

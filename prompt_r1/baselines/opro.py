@@ -1,21 +1,21 @@
-"""`opro` (Yang et al. 2023): a model reads the best instructions so far with their scores, and writes better
-ones.
+"""`opro` (Yang et al. 2023): a model reads the best instructions with their scores and writes better ones.
 
-200 steps of 8 new instructions, each scored on all training questions; the optimiser sees the best 20 of at
-least 30 %, worst first, and three training questions. The instruction with the best training score wins.
-Calls: 8 of the optimiser a step, and of the environment one a training question for the seed and for each new
-instruction.
+200 steps of 8 new instructions, each scored on all training questions. The optimiser sees the best 20 with a
+score of at least 30 %, worst first, and three training questions. The instruction with the best training
+score wins. Calls: 8 of the optimiser per step; of the environment, one per training question for the seed
+prompt and for each new instruction.
 """
 
 import asyncio
 import random
 from collections.abc import Sequence
 
-from prompt_r1.baselines.optimise import Bench, between, chosen, mean_score
+from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, text_between
+from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
-LONGEST = 500  # characters of an instruction
+MAX_LENGTH = 500  # characters of an instruction
 OPENING, CLOSING = "<INS>", "</INS>"
 ROLE = "You write instructions for a language model that answers questions."
 HEADER = """\
@@ -29,44 +29,42 @@ all questions of the kind. Put it between <INS> and </INS>."""
 
 
 async def opro(
-    bench: Bench,
+    search: PromptSearch,
     train: Sequence[Question],
     validation: Sequence[Question],
     *,
-    seed_prompt: str,
-    steps: int = 200,
-    per_step: int = 8,
-    shown: int = 20,
-    threshold: float = 0.3,
-    exemplars: int = 3,
-    train_limit: int = 261,
-    seed: int = 0,
+    config: MethodConfig,
+    seed: int,
 ) -> str:
-    """The instruction with the best score on the training questions. `validation` is not looked at.
-
-    `train_limit`: of the training questions so many are used (3.5 % of GSM8K's by default).
-    """
-    train = chosen(train, train_limit, seed)
+    """The instruction with the best score on the training questions. `validation` is not used."""
+    train = draw_questions(train, config.opro_train, seed)
     if not train:
         raise UsageError("opro needs training questions: give --train-data, and --opro-train above 0")
     scores: dict[str, float] = {}
-    may_have_digits = not all(question.kind == "math" for question in train)  # else they leak an answer
+    # In an instruction for mathematical questions, a number could give away an answer.
+    digits_allowed = not all(question.kind == "math" for question in train)
 
     async def try_out(step: int, instruction: str) -> None:
-        scores[instruction] = mean_score(await bench.trials(instruction, train))
-        bench.record(step=step, prompt=instruction, train=scores[instruction])
+        scores[instruction] = mean_score(await search.try_prompt(instruction, train))
+        search.record(step=step, prompt=instruction, train=scores[instruction])
 
-    await try_out(0, seed_prompt)
-    for step in range(1, steps + 1):
-        if not bench.affords(per_step):
+    await try_out(0, config.seed_prompt)
+    for step in range(1, config.opro_steps + 1):
+        if not search.can_afford(config.opro_per_step):
             break
-        examples = random.Random(f"opro {seed} {step}").sample(train, min(exemplars, len(train)))
-        request = meta_prompt(scores, examples, shown=shown, threshold=threshold)
-        # The same request every time at temperature 1: the sample's number makes each a call of its own.
-        calls = (bench.write(ROLE, request, sample=step * per_step + n) for n in range(per_step))
-        for instruction in map(extract, await asyncio.gather(*calls)):
-            if instruction not in scores and usable(instruction, may_have_digits=may_have_digits):
-                if not bench.affords(len(train)):
+        exemplars = min(config.opro_exemplars, len(train))
+        examples = random.Random(f"opro {seed} {step}").sample(train, exemplars)
+        request = meta_prompt(scores, examples, shown=config.opro_shown, threshold=config.opro_threshold)
+        # The request is the same each time: the sample number makes each of them a call of its own.
+        first = step * config.opro_per_step
+        samples = range(first, first + config.opro_per_step)
+        replies = await asyncio.gather(
+            *(search.ask_optimizer(ROLE, request, sample=sample) for sample in samples)
+        )
+        for reply in replies:
+            instruction = read_instruction(reply)
+            if instruction not in scores and is_usable(instruction, digits_allowed=digits_allowed):
+                if not search.can_afford(len(train)):
                     break
                 await try_out(step, instruction)
     return max(scores, key=lambda instruction: scores[instruction])
@@ -75,21 +73,23 @@ async def opro(
 def meta_prompt(
     scores: dict[str, float], examples: Sequence[Question], *, shown: int, threshold: float
 ) -> str:
-    """What the optimiser reads: instructions and scores, worst first, then questions, then the request."""
-    good = sorted((pair for pair in scores.items() if pair[1] >= threshold), key=lambda pair: pair[1])
-    history = [f"instruction: {text}\nscore: {round(100 * value)}" for text, value in good[-shown:]]
-    problems = [f"question: {q.text}\nright answer: {q.answers[0]}" for q in examples]
+    """The optimiser's request: instructions with scores, worst first, then questions, then the task."""
+    good = [instruction for instruction, value in scores.items() if value >= threshold]
+    good.sort(key=lambda instruction: scores[instruction])
+    history = [f"instruction: {text}\nscore: {round(100 * scores[text])}" for text in good[-shown:]]
+    problems = [f"question: {example.text}\nright answer: {example.answers[0]}" for example in examples]
     return "\n\n".join([HEADER, *history, USE, *problems, REQUEST])
 
 
-def extract(reply: str) -> str:
-    """The instruction in the optimiser's reply; the whole reply where the tags are missing."""
-    text = between(reply, OPENING, CLOSING)
+def read_instruction(reply: str) -> str:
+    """The instruction in the optimiser's reply; the whole reply if the tags are missing."""
+    text = text_between(reply, OPENING, CLOSING)
     text = (reply if text is None else text).replace("**", "").strip()
     return text[:1].upper() + text[1:]
 
 
-def usable(instruction: str, *, may_have_digits: bool) -> bool:
-    """Not empty, not too long, no left-over tag; the filters of the authors' code."""
-    clean = may_have_digits or not any(letter.isdigit() for letter in instruction)
-    return 0 < len(instruction) <= LONGEST and "INS" not in instruction and clean
+def is_usable(instruction: str, *, digits_allowed: bool) -> bool:
+    """The filters of the authors' code: not empty, not too long, no left-over tag, no forbidden digits."""
+    if not 0 < len(instruction) <= MAX_LENGTH or "INS" in instruction:
+        return False
+    return digits_allowed or not any(letter.isdigit() for letter in instruction)

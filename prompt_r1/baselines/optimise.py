@@ -1,39 +1,30 @@
-"""What the prompt optimisers share: the task that a prompt is tried on, the model that writes prompts, the
-ledger, and the method that answers with the prompt that was found.
+"""What the prompt optimisers share: trying prompts, asking the optimiser, answering with the best prompt.
 
-The optimised text is the system message; the user message is the question with the same words for the form of
-the answer as everywhere. A search is deterministic but for the models, and every call is in the run's
-journal: the same search again, after a kill say, pays for nothing twice.
+The optimised text is the system message; the user message requests the answer format as in all other methods.
+Apart from the models a search is deterministic, and every call is in the run's journal, so a search that is
+repeated (after a kill, for example) pays for no call twice.
 """
 
 import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from prompt_r1.baselines.direct import AnswerFormat, ask_once
-from prompt_r1.baselines.method import Attempt, Ledger
+from prompt_r1.baselines.method import Ledger
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.types import Message, Question
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One question answered under a prompt."""
+class PromptSearch:
+    """Tries prompts on an environment, asks an optimiser for new ones, and records both.
 
-    question: Question
-    reply: str
-    score: float
-
-
-class Bench:
-    """Tries prompts on an environment and asks the optimiser for new ones; writes down what happened.
-
-    `max_calls`: of both models together, for the whole search; 0: as many as the algorithm makes.
+    `max_calls` limits the calls of both models in the whole search; 0: as many as the algorithm makes.
     """
 
     def __init__(
@@ -57,30 +48,34 @@ class Bench:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "history.jsonl").write_text("", "utf-8")  # a resumed search writes it again
 
-    def affords(self, calls: int) -> bool:
-        """May so many more calls be made?"""
+    def can_afford(self, calls: int) -> bool:
+        """Whether the limit allows this many more calls."""
         return not self._max_calls or self.ledger.calls + calls <= self._max_calls
 
-    async def answer(self, prompt: str, question: Question, sample: int = 0) -> Attempt:
-        """One call of the environment with `prompt` as its system message."""
-        system: list[Message] = [{"role": "system", "content": prompt}]
-        user: Message = {"role": "user", "content": self._format.ask(question.text)}
-        return await ask_once(self._environment, [*system, user], self._format, question, sample)
+    async def answer(self, prompt: str, question: Question, sample: int = 0) -> Prediction:
+        """Answer a question with one call of the environment, with `prompt` as its system message."""
+        messages: list[Message] = [
+            {"role": "system", "content": prompt},
+            self._format.user_message(question.text),
+        ]
+        return await ask_once(self._environment, messages, self._format, question, sample)
 
-    async def trial(self, prompt: str, question: Question) -> Trial:
-        """Raises Resumable for a failed call: a score with holes would choose another prompt."""
-        attempt = await self.answer(prompt, question)
-        self.ledger.add_attempt(attempt)
-        if attempt.error:
-            raise Resumable(f"the environment failed while {self.name} searched a prompt: {attempt.error}")
-        return Trial(question, attempt.raw, score(attempt.answer, question))
+    async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
+        """Answer the questions concurrently, one call each.
 
-    async def trials(self, prompt: str, questions: Sequence[Question]) -> list[Trial]:
-        """All at once: one call each."""
-        return await asyncio.gather(*(self.trial(prompt, question) for question in questions))
+        Raises Resumable if a call fails: a score over fewer questions could select another prompt.
+        """
+        return await asyncio.gather(*(self._try_on(prompt, question) for question in questions))
 
-    async def write(self, system: str, request: str, *, sample: int = 0) -> str:
-        """One call of the optimiser; `sample` tells apart several replies to the same request."""
+    async def _try_on(self, prompt: str, question: Question) -> Prediction:
+        prediction = await self.answer(prompt, question)
+        self.ledger.add_prediction(prediction)
+        if prediction.error:
+            raise Resumable(f"the environment failed while {self.name} searched a prompt: {prediction.error}")
+        return prediction
+
+    async def ask_optimizer(self, system: str, request: str, *, sample: int = 0) -> str:
+        """One call of the optimiser; `sample` numbers several replies to the same request."""
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": request},
@@ -93,62 +88,63 @@ class Bench:
         return reply.text
 
     def record(self, **event: object) -> None:
-        """One line of history.jsonl, with the calls so far."""
+        """Append an event to history.jsonl, with the number of calls so far."""
         if self._folder:
-            line = {**event, "task_calls": self.ledger.task_calls,
-                    "optimizer_calls": self.ledger.optimizer_calls}  # fmt: skip
+            calls = {"task_calls": self.ledger.task_calls, "optimizer_calls": self.ledger.optimizer_calls}
             with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
 
     async def finish(self, prompt: str) -> None:
-        """Write prompt.txt and ledger.json."""
+        """Close the optimiser, and write prompt.txt and ledger.json."""
         await self._optimizer.close()
         if self._folder:
             (self._folder / "prompt.txt").write_text(prompt, "utf-8")
             (self._folder / "ledger.json").write_text(json.dumps(asdict(self.ledger)), "utf-8")
 
 
-Search = Callable[[Bench, Sequence[Question], Sequence[Question]], Awaitable[str]]
-"""Bench, training and validation questions → the best prompt."""
+Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]
+"""A search, training and validation questions in, the best prompt out."""
 
 
 class OptimisedPrompt:
-    """Searches a prompt, then asks once with it."""
+    """Searches for a prompt, then answers each question with one call under it."""
 
-    def __init__(self, name: str, search: Search, bench: Bench) -> None:
+    def __init__(self, name: str, algorithm: Algorithm, search: PromptSearch) -> None:
         self.name = name
-        self.ledger = bench.ledger
+        self.ledger = search.ledger
         self.prompt = ""
+        self._algorithm = algorithm
         self._search = search
-        self._bench = bench
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        self.prompt = await self._search(self._bench, train, validation)
-        await self._bench.finish(self.prompt)
+        self.prompt = await self._algorithm(self._search, train, validation)
+        await self._search.finish(self.prompt)
 
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Attempt:
+    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.prompt, "prepare was not awaited"
-        return await self._bench.answer(self.prompt, question, sample)
+        return await self._search.answer(self.prompt, question, sample)
 
 
-def score(answer: str | None, question: Question) -> float:
-    """What is optimised: exact match, F1 for free texts."""
-    return (f1 if question.kind == "text" else exact_match)(answer or "", question.answers)
+def task_score(prediction: Prediction) -> float:
+    """The score that searches maximise: F1 for free texts, exact match for the others."""
+    question = prediction.question
+    metric = f1 if question.kind == "text" else exact_match
+    return metric(prediction.answer or "", question.answers)
 
 
-def mean_score(trials: Sequence[Trial]) -> float:
-    """The mean score of at least one trial."""
-    return sum(trial.score for trial in trials) / len(trials)
+def mean_score(predictions: Sequence[Prediction]) -> float:
+    """The mean score of at least one prediction."""
+    return sum(map(task_score, predictions)) / len(predictions)
 
 
-def chosen(questions: Sequence[Question], limit: int, seed: int) -> list[Question]:
-    """At most `limit` of the questions, by seed."""
+def draw_questions(questions: Sequence[Question], limit: int, seed: int) -> list[Question]:
+    """At most `limit` of the questions, drawn by seed."""
     order = random.Random(f"chosen {seed}").sample(list(questions), len(questions))
     return order[:limit]
 
 
-def between(text: str, opening: str, closing: str) -> str | None:
-    """What stands between the first `opening` and the next `closing`."""
+def text_between(text: str, opening: str, closing: str) -> str | None:
+    """The text between the first `opening` and the next `closing`; None if either is missing."""
     start = text.find(opening)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1
     return text[start + len(opening) : end].strip() if end >= 0 else None

@@ -1,7 +1,7 @@
-"""`self-consistency` (Wang et al. 2023): several chains of thought, and the answer that most of them reach.
+"""`self-consistency` (Wang et al. 2023): sample several chains of thought and take the most frequent answer.
 
-The fair rival of an agent that asks several times: as many calls a question as the trained agent makes on
-average. It needs an environment that samples; one that always says the same agrees with itself.
+A fair comparison for an agent that asks several times: it makes as many calls per question as the trained
+agent does on average. It needs an environment that samples; a deterministic one gives equal answers.
 """
 
 import asyncio
@@ -11,19 +11,20 @@ from dataclasses import replace
 from statistics import mean
 
 from prompt_r1.baselines.cot import ChainOfThought
-from prompt_r1.baselines.games import Game
-from prompt_r1.baselines.method import Attempt, Ledger
+from prompt_r1.baselines.games import AgentMethod
+from prompt_r1.baselines.method import Ledger
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.metrics.text import f1, normalise
 from prompt_r1.types import Question
 
-MEASURED = 64  # validation questions that the agent plays to find out how often it asks
+MEASURED_GAMES = 64  # validation questions that the agent plays, to measure how many calls it makes
 
 
 class SelfConsistency:
-    """`samples` chains of thought a question; 0: as many as `agent` makes calls, rounded."""
+    """`samples` chains of thought per question; 0: as many as the average number of the agent's calls."""
 
-    def __init__(self, chain: ChainOfThought, agent: Game, *, samples: int = 0) -> None:
+    def __init__(self, chain: ChainOfThought, agent: AgentMethod, *, samples: int = 0) -> None:
         self.name = "self-consistency"
         self.ledger = Ledger()
         self.samples = samples
@@ -31,44 +32,46 @@ class SelfConsistency:
         self._agent = agent
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """Let the agent play, unless the number of samples was given."""
+        """Count the agent's calls on validation questions, unless the number of samples was given."""
         if self.samples:
             return
         if not validation:
-            raise UsageError("self-consistency asks as often as the agent does, which needs validation "
-                             "questions to find out: give --val-data, or --samples K")  # fmt: skip
-        played = [
-            self._agent.answer(question, sample=0, seed=f"validation/{question.id}")
-            for question in validation[:MEASURED]
-        ]
-        attempts = await asyncio.gather(*played)
-        for attempt in attempts:
-            self.ledger.add_attempt(attempt)
-        self.samples = max(1, round(mean(attempt.calls for attempt in attempts)))
+            raise UsageError(
+                "self-consistency needs validation questions to count the agent's calls: give --val-data, "
+                "or --samples K"
+            )
+        predictions = await asyncio.gather(
+            *(
+                self._agent.answer(question, sample=0, seed=f"validation/{question.id}")
+                for question in validation[:MEASURED_GAMES]
+            )
+        )
+        for prediction in predictions:
+            self.ledger.add_prediction(prediction)
+        self.samples = max(1, round(mean(prediction.calls for prediction in predictions)))
 
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Attempt:
+    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.samples, "prepare was not awaited"
-        chains = [
-            self._chain.answer(question, sample=sample * self.samples + number, seed=seed)
-            for number in range(self.samples)
-        ]
-        attempts = await asyncio.gather(*chains)
-        alive = [attempt for attempt in attempts if attempt.error is None]
+        numbers = range(sample * self.samples, (sample + 1) * self.samples)
+        predictions = await asyncio.gather(
+            *(self._chain.answer(question, sample=number, seed=seed) for number in numbers)
+        )
         spent = Ledger()
-        for attempt in attempts:
-            spent.add_attempt(attempt)
-        chosen = attempts[0]
-        if alive:
-            answers = [attempt.answer or "" for attempt in alive]
-            winner = alive[vote(answers, free_text=question.kind == "text")]
-            chosen = replace(winner, raw="\n\n".join(attempt.raw for attempt in alive))
-        return replace(chosen, calls=spent.task_calls, tokens_in=spent.tokens_in,
-                       tokens_out=spent.tokens_out, usd=spent.usd)  # fmt: skip
+        for prediction in predictions:
+            spent.add_prediction(prediction)
+        answered = [prediction for prediction in predictions if not prediction.error]
+        if not answered:
+            return spent.bill(predictions[0])
+        answers = [prediction.answer or "" for prediction in answered]
+        winner = answered[vote(answers, free_text=question.kind == "text")]
+        return spent.bill(replace(winner, raw="\n\n".join(prediction.raw for prediction in answered)))
 
 
 def vote(answers: Sequence[str], *, free_text: bool) -> int:
-    """Which answer wins: the most frequent after normalisation; of free texts, which are never the same, the
-    one that is most like the others (mean F1). The first of equals.
+    """The index of the winning answer; the first of equals.
+
+    The most frequent answer after normalisation wins. Free texts are never equal: of them the one that is
+    most similar to the others wins (mean F1).
     """
     if free_text:
         support = [sum(f1(answer, [other]) for other in answers) for answer in answers]

@@ -1,23 +1,23 @@
-"""`textgrad` (Yuksekgonul et al. 2024): a model criticises the answers, then the prompt in the light of that,
-then rewrites the prompt.
+"""`textgrad` (Yuksekgonul et al. 2024): a model criticises the answers, then the prompt, then rewrites it.
 
-3 epochs of 4 updates, each on 3 training questions. An update takes 3 calls of the environment and, of the
-optimiser, 2 for each question (criticism of the answer, criticism of the prompt) and one to rewrite: 10.
-After it the new prompt is kept only if it is not worse on the validation questions, which takes one call each
-(and once for the seed prompt); without validation the last prompt wins, whatever it is, as in the authors'
-default.
+3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
+optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.
+The new prompt is kept only if it scores at least as high on the validation questions, which takes one call
+each (and once for the seed prompt). Without validation every new prompt is kept, as by the authors' default.
 """
 
 import asyncio
 import random
 from collections.abc import Sequence
 
-from prompt_r1.baselines.optimise import Bench, Trial, between, chosen, mean_score
+from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, task_score, text_between
+from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
-ATTEMPTS = 2  # at a rewrite, when its tags are missing; then the prompt stays
+REWRITE_ATTEMPTS = 2  # if the tags are missing; after that the prompt stays as it is
 
 CRITIC = """\
 You are part of a system that improves texts step by step. Say what is wrong with the text that you are \
@@ -29,95 +29,96 @@ write a better version that keeps what works. Put it between {OPENING} and {CLOS
 
 
 async def textgrad(
-    bench: Bench,
+    search: PromptSearch,
     train: Sequence[Question],
     validation: Sequence[Question],
     *,
-    seed_prompt: str,
-    epochs: int = 3,
-    updates: int = 4,
-    batch_size: int = 3,
-    short_value: int = 10,
-    validation_limit: int = 50,
-    seed: int = 42,
+    config: MethodConfig,
+    seed: int,
 ) -> str:
-    """The last prompt that validation did not reject.
-
-    `short_value`: of a longer prompt the rewriter sees so many words at each end, as in the original; 0: all.
-    `validation_limit`: so many validation questions are used; 0: no validation.
-    """
-    if not train or (validation_limit and not validation):
+    """The last prompt that validation did not reject."""
+    if not train or (config.optimize_val and not validation):
         raise UsageError("textgrad needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(f"textgrad {seed}")
-    held_out = chosen(validation, validation_limit, seed)
-    prompt = seed_prompt
-    best = mean_score(await bench.trials(prompt, held_out)) if held_out else 0.0
-    bench.record(epoch=0, update=0, prompt=prompt, validation=best)
-    for epoch in range(1, epochs + 1):
+    held_out = draw_questions(validation, config.optimize_val, seed)
+
+    async def validate(prompt: str) -> float:
+        return mean_score(await search.try_prompt(prompt, held_out)) if held_out else 0.0
+
+    prompt = config.seed_prompt
+    best = await validate(prompt)
+    search.record(epoch=0, update=0, prompt=prompt, validation=best)
+    size = config.textgrad_batch
+    for epoch in range(1, config.textgrad_epochs + 1):
         order = rng.sample(list(train), len(train))
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        for number, batch in enumerate(batches[:updates], start=1):
-            if not bench.affords(3 * len(batch) + 1 + len(held_out)):
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        for number, batch in enumerate(batches[: config.textgrad_updates], start=1):
+            if not search.can_afford(3 * len(batch) + 1 + len(held_out)):
                 return prompt
-            proposed = await update(bench, prompt, batch, short_value=short_value)
-            value = mean_score(await bench.trials(proposed, held_out)) if held_out else 0.0
+            proposed = await rewrite(search, prompt, batch, short_value=config.textgrad_short_value)
+            value = await validate(proposed)
             kept = value >= best
-            bench.record(epoch=epoch, update=number, prompt=proposed, validation=value, kept=kept)
+            search.record(epoch=epoch, update=number, prompt=proposed, validation=value, kept=kept)
             if kept:
                 prompt, best = proposed, value
     return prompt
 
 
-async def update(bench: Bench, prompt: str, batch: Sequence[Question], *, short_value: int) -> str:
-    """The rewritten prompt. The criticisms are put one after the other: nothing sums them up."""
+async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], *, short_value: int) -> str:
+    """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite fails.
 
-    async def gradient(question: Question) -> str:
-        trial = await bench.trial(prompt, question)
-        of_reply = await bench.write(CRITIC, criticise_reply(trial))
-        of_prompt = await bench.write(CRITIC, criticise_prompt(prompt, trial, of_reply))
-        return f"{conversation(trial)}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+    As in the original, the rewriter sees only `short_value` words at each end of a long prompt (0: all). The
+    criticisms are concatenated, not summarised.
+    """
 
-    gradients = await asyncio.gather(*map(gradient, batch))
-    shown = shortened(prompt, short_value)
-    request = "\n\n".join([
+    async def criticise(question: Question) -> str:
+        [prediction] = await search.try_prompt(prompt, [question])
+        of_reply = await search.ask_optimizer(CRITIC, criticise_reply(prediction))
+        of_prompt = await search.ask_optimizer(CRITIC, criticise_prompt(prompt, prediction, of_reply))
+        return f"{conversation(prediction)}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+
+    criticisms = await asyncio.gather(*map(criticise, batch))
+    parts = [
         "The text is the system message of a language model that answers questions. Now it is:",
-        f"<VARIABLE>{shown}</VARIABLE>",
+        f"<VARIABLE>{shortened(prompt, short_value)}</VARIABLE>",
         "What it led to, and what was said of it:",
-        *gradients,
+        *criticisms,
         f"Write the better version between {OPENING} and {CLOSING}.",
-    ])  # fmt: skip
-    for attempt in range(ATTEMPTS):
-        improved = between(await bench.write(WRITER, request, sample=attempt), OPENING, CLOSING)
+    ]
+    request = "\n\n".join(parts)
+    for attempt in range(REWRITE_ATTEMPTS):
+        reply = await search.ask_optimizer(WRITER, request, sample=attempt)
+        improved = text_between(reply, OPENING, CLOSING)
         if improved:
             return improved
     return prompt
 
 
-def conversation(trial: Trial) -> str:
-    """Question and reply in the tags of TextGrad's prompts."""
-    return f"<LM_INPUT>{trial.question.text}</LM_INPUT>\n<LM_OUTPUT>{trial.reply}</LM_OUTPUT>"
+def conversation(prediction: Prediction) -> str:
+    """A question and its reply, in the tags of TextGrad's prompts."""
+    return f"<LM_INPUT>{prediction.question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
 
 
-def criticise_reply(trial: Trial) -> str:
-    """The first step backwards: from the score to the answer."""
+def criticise_reply(prediction: Prediction) -> str:
+    """The first step of the backward pass: from the score to criticism of the answer."""
     return (
-        f"A language model was asked and answered:\n{conversation(trial)}\n"
-        f"The right answer is {trial.question.answers[0]!r}; compared with it the answer scores "
-        f"{trial.score:.2f} of 1. Criticise the answer."
+        f"A language model was asked and answered:\n{conversation(prediction)}\n"
+        f"The right answer is {prediction.question.answers[0]!r}; compared with it the answer scores "
+        f"{task_score(prediction):.2f} of 1. Criticise the answer."
     )
 
 
-def criticise_prompt(prompt: str, trial: Trial, of_reply: str) -> str:
-    """The second: from the criticism of the answer to the prompt."""
+def criticise_prompt(prompt: str, prediction: Prediction, of_reply: str) -> str:
+    """The second step: from the criticism of the answer to criticism of the prompt."""
     return (
         f"A language model worked under this system message:\n<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n"
-        f"{conversation(trial)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
+        f"{conversation(prediction)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
         "Criticise the system message: what about it should change so that such answers get better?"
     )
 
 
 def shortened(text: str, words: int) -> str:
-    """The first and the last `words` words of a text that has more than both."""
+    """The first and last `words` words of a text that has more than twice as many; 0: the whole text."""
     parts = text.split()
     if not words or len(parts) <= 2 * words:
         return text

@@ -1,7 +1,7 @@
-"""Predictions → numbers: the metrics of each answer, and means with intervals by system and dataset."""
+"""Score predictions, and average them by system and dataset with confidence intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import mean
 
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
@@ -10,25 +10,21 @@ from prompt_r1.metrics.statistics import cluster_means, macro_interval, mean_int
 from prompt_r1.metrics.text import Rules, score_text
 from prompt_r1.types import Kind
 
-# What the paper reports of each kind of question; the first one is the kind's main metric here.
-FIGURES: Mapping[Kind, tuple[str, str]] = {"qa": ("em", "f1"), "math": ("em", "f1"), "text": ("f1", "ssim")}
+# The metrics that the paper reports of each kind of question; the first is the kind's main metric here.
+REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
+    "qa": ("em", "f1"),
+    "math": ("em", "f1"),
+    "text": ("f1", "ssim"),
+}
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
 
 Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
-"""Predictions, gold answers of each → SSim of each."""
+"""The predictions and the gold answers of each in, the SSim of each out."""
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A prediction and its metrics, each from 0 to 1. Failed calls have none."""
-
-    prediction: Prediction
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A rate from 0 to 1 with its 95 % interval, of `n` questions; `errors` failed calls are left out."""
+class Rate:
+    """A mean from 0 to 1 over `n` questions with its 95 % interval; `errors` failed calls are left out."""
 
     mean: float
     low: float
@@ -37,98 +33,111 @@ class Cell:
     errors: int
 
 
-class Scores:
-    """The scored predictions by system, in the order in which they appear, and dataset."""
+class Results:
+    """Scored predictions by system and dataset, and their means.
 
-    def __init__(self, scored: Sequence[Scored]) -> None:
-        self.groups: dict[tuple[System, str], list[Scored]] = {}
-        self.kinds: dict[str, Kind] = {}
-        for one in scored:
-            prediction = one.prediction
-            self.groups.setdefault((prediction.system, prediction.dataset), []).append(one)
-            self.kinds.setdefault(prediction.dataset, prediction.kind)
-        self.kinds = {name: self.kinds[name] for name in sorted(self.kinds, key=_place)}
+    Systems are in the order in which they appear, datasets in the paper's order.
+    """
+
+    def __init__(self, predictions: Sequence[Prediction]) -> None:
+        self.groups: dict[tuple[System, str], list[Prediction]] = {}
+        kinds: dict[str, Kind] = {}
+        for prediction in predictions:
+            question = prediction.question
+            self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
+            kinds.setdefault(question.dataset, question.kind)
+        self.kinds = {name: kinds[name] for name in sorted(kinds, key=_position)}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
-        self._cells: dict[tuple[System, tuple[str, ...], str], Cell | None] = {}
+        self._rates: dict[tuple[System, tuple[str, ...], str], Rate | None] = {}
 
-    def values(self, system: System, dataset: str, metric: str) -> dict[str, float]:
-        """Question id → its score, the mean over its repeats; not of questions that only met failed calls."""
-        scored = [one for one in self.groups.get((system, dataset), []) if metric in one.values]
-        ids = [one.prediction.id for one in scored]
+    def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
+        """A system's predictions on some datasets."""
+        return [prediction for name in datasets for prediction in self.groups.get((system, name), [])]
+
+    def scores(self, system: System, dataset: str, metric: str) -> dict[str, float]:
+        """The score of each question by its id: the mean over the repeats, without failed calls."""
+        scored = [one for one in self.predictions(system, [dataset]) if metric in one.metrics]
+        ids = [one.question.id for one in scored]
         if not ids:
             return {}
-        means = cluster_means([one.values[metric] for one in scored], ids)
+        means = cluster_means([one.metrics[metric] for one in scored], ids)
         return dict(zip(dict.fromkeys(ids), map(float, means), strict=True))
 
-    def errors(self, system: System, dataset: str) -> int:
-        """How many of a system's answers to a dataset the environment broke."""
-        return sum(bool(one.prediction.error) for one in self.groups.get((system, dataset), []))
+    def errors(self, system: System, datasets: Sequence[str]) -> int:
+        """The number of a system's predictions for which the environment failed."""
+        return sum(bool(one.error) for one in self.predictions(system, datasets))
 
-    def cell(self, system: System, dataset: str, metric: str) -> Cell | None:
-        """Mean and interval over the questions of a dataset; None where nothing was measured."""
-        return self._cached(system, (dataset,), metric)
+    def rate(self, system: System, dataset: str, metric: str) -> Rate | None:
+        """Mean and interval over the questions of a dataset; None if nothing was measured."""
+        return self._macro_average(system, (dataset,), metric)
 
-    def average(self, system: System, datasets: Sequence[str], metric: str) -> Cell | None:
-        """The mean over the datasets that report this metric; None where one of them was not measured."""
-        reporting = tuple(name for name in datasets if metric in FIGURES[self.kinds[name]])
-        return self._cached(system, reporting, metric)
+    def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
+        """The mean over the datasets that report this metric; None if one of them was not measured."""
+        reporting = tuple(name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]])
+        return self._macro_average(system, reporting, metric)
 
-    def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Cell | None:
+    def main_average(self, system: System, datasets: Sequence[str]) -> Rate | None:
+        """The mean over the datasets of each one's main metric: F1 for texts, EM for the others."""
+        return self._macro_average(system, tuple(datasets), "main")
+
+    def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """Mean and interval over the questions of all datasets together."""
-        values = [value for name in datasets for value in self.values(system, name, metric).values()]
-        return _cell({"": values}, sum(self.errors(system, name) for name in datasets))
+        scores = [score for name in datasets for score in self.scores(system, name, metric).values()]
+        return _rate_of({"": scores}, self.errors(system, datasets))
 
-    def main(self, system: System, datasets: Sequence[str]) -> Cell | None:
-        """The mean over the datasets of the main metric of their kinds: EM, and F1 for texts."""
-        return self._cached(system, tuple(datasets), "")
-
-    def _cached(self, system: System, datasets: tuple[str, ...], metric: str) -> Cell | None:
+    def _macro_average(self, system: System, datasets: tuple[str, ...], metric: str) -> Rate | None:
         key = (system, datasets, metric)
-        if key not in self._cells:
-            groups = {
-                name: list(self.values(system, name, metric or FIGURES[self.kinds[name]][0]).values())
-                for name in datasets
-            }
-            errors = sum(self.errors(system, name) for name in datasets)
-            self._cells[key] = _cell(groups, errors)
-        return self._cells[key]
+        if key not in self._rates:
+            groups = {}
+            for name in datasets:
+                own = REPORTED_METRICS[self.kinds[name]][0] if metric == "main" else metric
+                groups[name] = list(self.scores(system, name, own).values())
+            self._rates[key] = _rate_of(groups, self.errors(system, datasets))
+        return self._rates[key]
 
 
-def _place(dataset: str) -> tuple[int, str]:
-    """The paper's datasets in its order, then the others by name."""
+def _position(dataset: str) -> tuple[int, str]:
+    """Sort key: the paper's datasets in its order, then the others by name."""
     order = (*TRAINED, *OUT_OF_DISTRIBUTION)
     return (order.index(dataset) if dataset in order else len(order)), dataset
 
 
-def _cell(groups: Mapping[str, list[float]], errors: int) -> Cell | None:
+def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
+    """The mean of the groups' means; None if there is no group or an empty one."""
     if not groups or not all(groups.values()):
         return None
-    pooled = [value for values in groups.values() for value in values]
-    # Resampling says nothing of values that are all the same; Wilson's interval does, of zeros and of ones.
-    alone = len(groups) == 1 or len(set(pooled)) == 1
-    low, high = mean_interval(pooled) if alone else macro_interval(groups)
-    return Cell(mean(map(mean, groups.values())), low, high, len(pooled), errors)
+    pooled = [score for scores in groups.values() for score in scores]
+    # Resampling equal scores gives an interval of width 0; Wilson's interval of zeros or ones does not.
+    if len(groups) == 1 or len(set(pooled)) == 1:
+        low, high = mean_interval(pooled)
+    else:
+        low, high = macro_interval(groups)
+    return Rate(mean(map(mean, groups.values())), low, high, len(pooled), errors)
 
 
 def score_predictions(
     predictions: Sequence[Prediction], *, rules: Rules = "strict", similarity: Similarity | None = None
-) -> Scores:
-    """EM, SM, F1 of each prediction, whether it is the same number, and SSim of texts where there is a
-    `similarity`. No answer is scored as an empty one.
+) -> Results:
+    """Score predictions by EM, SM, F1 and math and, given a `similarity`, texts by SSim.
+
+    A missing answer is scored as an empty one; failed calls are not scored.
     """
-    values: list[dict[str, float]] = [
-        {} if one.error else text_metrics(one, rules=rules) for one in predictions
-    ]
-    texts = [place for place, one in enumerate(predictions) if one.kind == "text" and not one.error]
+    scored = [replace(one, metrics=text_metrics(one, rules=rules)) for one in predictions]
+    texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
     if similarity is not None and texts:
-        answers = [predictions[place].prediction or "" for place in texts]
-        numbers = similarity(answers, [predictions[place].answers for place in texts])
-        for place, number in zip(texts, numbers, strict=True):
-            values[place]["ssim"] = number
-    return Scores([Scored(*pair) for pair in zip(predictions, values, strict=True)])
+        answers = [scored[number].answer or "" for number in texts]
+        golds = [scored[number].question.answers for number in texts]
+        for number, ssim in zip(texts, similarity(answers, golds), strict=True):
+            scored[number] = replace(scored[number], metrics={**scored[number].metrics, "ssim": ssim})
+    return Results(scored)
 
 
 def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str, float]:
-    """The metrics that need no encoder; `math` of mathematical questions."""
-    judged = asdict(score_text(prediction.prediction or "", prediction.answers, rules=rules))
-    return {name: value for name, value in judged.items() if name != "math" or prediction.kind == "math"}
+    """The metrics that need no encoder; `math` only for mathematical questions; none after an error."""
+    if prediction.error:
+        return {}
+    question = prediction.question
+    metrics = asdict(score_text(prediction.answer or "", question.answers, rules=rules))
+    if question.kind != "math":
+        del metrics["math"]
+    return metrics

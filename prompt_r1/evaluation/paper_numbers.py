@@ -1,20 +1,20 @@
-"""What the paper reports (arXiv 2511.01016): its Tables 2 to 5, in percent, to print beside our numbers.
+"""The numbers in the paper's Tables 2 to 5 (arXiv 2511.01016), in percent, printed beside ours.
 
-Its environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is of 128 questions; the paper has
-no intervals. Datasets are called as in `data.py`, metrics as in `scoring.py`.
+The environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is over 128 questions; the paper
+reports no intervals. Datasets have the names of `prompt_r1/data`, metrics those of `aggregate.py`.
 """
 
 TRAINED = (
     "2WikiMultihopQA", "HotpotQA", "GSM8K", "DAPO-Math", "MuSiQue", "PopQA", "BookSum", "WritingPrompts",
 )  # fmt: skip
 OUT_OF_DISTRIBUTION = ("MathQA", "SQuAD v2", "TriviaQA", "XSum")
-TEXTS = ("BookSum", "WritingPrompts", "XSum")  # F1 and SSim; the others EM and F1
+TEXTS = ("BookSum", "WritingPrompts", "XSum")  # reported by F1 and SSim, the others by EM and F1
 COLUMNS = (
     "Qwen3-4B", "GPT-4o-mini", "SFT (Qwen3-4B)", "CoT (Qwen3-4B)", "CoT (GPT-4o-mini)", "GRPO (Qwen3-4B)",
     "OPRO", "TextGrad", "GEPA", "Prompt-R1",
 )  # fmt: skip
 
-# Table 2 (the trained datasets), then Table 3 (out of distribution): one number for each of COLUMNS.
+# Table 2 (trained datasets), then Table 3 (out of distribution): a number for each of COLUMNS.
 MAIN_RESULTS = {
     ("2WikiMultihopQA", "em"): (28.13, 33.59, 41.41, 21.88, 43.75, 34.38, 25.00, 18.75, 41.41, 48.44),
     ("2WikiMultihopQA", "f1"): (29.32, 36.57, 42.62, 24.17, 49.13, 35.05, 35.96, 27.50, 46.27, 54.41),
@@ -41,7 +41,7 @@ MAIN_RESULTS = {
     ("XSum", "f1"): (16.75, 24.35, 21.13, 8.33, 8.92, 21.98, 17.87, 24.88, 0.21, 25.76),
     ("XSum", "ssim"): (31.73, 60.56, 55.65, 6.81, 53.94, 52.09, 29.47, 28.45, 0.37, 63.02),
 }
-# Their rows "Average": the mean over the table's datasets that have the metric.
+# The rows "Average" of these tables: the mean over the datasets that have the metric.
 AVERAGES = {
     (TRAINED, "em"): (23.70, 34.89, 19.27, 22.27, 39.59, 29.17, 27.74, 26.82, 37.24, 44.01),
     (TRAINED, "f1"): (23.30, 34.36, 21.97, 21.67, 35.84, 28.08, 31.64, 32.63, 31.72, 42.45),
@@ -71,7 +71,8 @@ ABLATIONS = {
     ),
 }  # fmt: skip
 
-# Table 5, for each of OUT_OF_DISTRIBUTION: (the agent's environment in training, in the test); "": no agent.
+# Table 5, two numbers for each of OUT_OF_DISTRIBUTION. Keys: the environment of the agent's training ("":
+# no agent) and of the test.
 TRANSFER = {
     ("", "GPT-OSS-20B"): (51.56, 59.48, 7.81, 18.75, 50.78, 59.37, 22.77, 59.48),
     ("", "GPT-4o-mini"): (46.09, 54.04, 13.28, 25.61, 63.28, 71.34, 24.35, 60.56),
@@ -83,33 +84,33 @@ TRANSFER = {
 
 
 def metrics_of(dataset: str) -> tuple[str, str]:
-    """The two metrics that the paper reports of a dataset."""
+    """The two metrics that the paper reports for a dataset."""
     return ("f1", "ssim") if dataset in TEXTS else ("em", "f1")
 
 
 def main_result(column: str, dataset: str, metric: str) -> float | None:
-    """A number of Table 2 or 3; None where the paper has none."""
+    """A number of Table 2 or 3; None if the paper does not report it."""
     row = MAIN_RESULTS.get((dataset, metric))
     return row[COLUMNS.index(column)] if row and column in COLUMNS else None
 
 
 def average(column: str, datasets: tuple[str, ...], metric: str) -> float | None:
-    """A number of the rows "Average" of Table 2 or 3; None where the paper has none."""
+    """A number in a row "Average" of Table 2 or 3; None if the paper does not report it."""
     row = AVERAGES.get((datasets, metric))
     return row[COLUMNS.index(column)] if row and column in COLUMNS else None
 
 
 def ablation(row: str, dataset: str, metric: str) -> float | None:
-    """A number of Table 4; None where the paper has none."""
-    return _of_pairs(ABLATIONS.get(row), (*TRAINED, *OUT_OF_DISTRIBUTION), dataset, metric)
+    """A number of Table 4; None if the paper does not report it."""
+    return _find_in_pairs(ABLATIONS.get(row), (*TRAINED, *OUT_OF_DISTRIBUTION), dataset, metric)
 
 
 def transfer(trained_with: str, tested_with: str, dataset: str, metric: str) -> float | None:
-    """A number of Table 5; None where the paper has none."""
-    return _of_pairs(TRANSFER.get((trained_with, tested_with)), OUT_OF_DISTRIBUTION, dataset, metric)
+    """A number of Table 5; None if the paper does not report it."""
+    return _find_in_pairs(TRANSFER.get((trained_with, tested_with)), OUT_OF_DISTRIBUTION, dataset, metric)
 
 
-def _of_pairs(
+def _find_in_pairs(
     numbers: tuple[float, ...] | None, datasets: tuple[str, ...], dataset: str, metric: str
 ) -> float | None:
     if numbers is None or dataset not in datasets or metric not in metrics_of(dataset):

@@ -1,8 +1,8 @@
-"""The paper's Tables 2 to 5 from scored predictions: its layout, with intervals, and its numbers beside ours.
+"""The paper's Tables 2 to 5 from scored predictions, with intervals and the paper's own numbers.
 
-table2, table3    results on the trained datasets, and out of distribution: a column a method
-table4            ablations: a row each
-table5            transfer: agents by the environment they were trained with, on each environment
+table2, table3    results on the trained datasets and out of distribution; one column per method
+table4            ablations; one row each
+table5            transfer: agents by the environment of their training, with each environment
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,126 +10,124 @@ from dataclasses import dataclass
 from statistics import mean
 
 from prompt_r1.evaluation import paper_numbers
-from prompt_r1.evaluation.aggregate import FIGURES, LABELS, Scores
+from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.tables import Entry, Label, Table
 
 COLUMNS = {  # method → the paper's column in Tables 2 and 3
-    "direct": "GPT-4o-mini", "sft": "SFT (Qwen3-4B)", "cot": "CoT (GPT-4o-mini)",
-    "grpo-only": "GRPO (Qwen3-4B)", "opro": "OPRO", "textgrad": "TextGrad", "gepa": "GEPA",
+    "direct": "GPT-4o-mini",
+    "sft": "SFT (Qwen3-4B)",
+    "cot": "CoT (GPT-4o-mini)",
+    "grpo-only": "GRPO (Qwen3-4B)",
+    "opro": "OPRO",
+    "textgrad": "TextGrad",
+    "gepa": "GEPA",
     "prompt-r1": "Prompt-R1",
-}  # fmt: skip
+}
 ABLATIONS = {  # method → the row in Table 4
-    "agent-only": "w/o Env.", "untrained": "w/o R.L.", "direct": "w/o Agent", "prompt-r1": "Prompt-R1 (Full)",
-}  # fmt: skip
+    "agent-only": "w/o Env.",
+    "untrained": "w/o R.L.",
+    "direct": "w/o Agent",
+    "prompt-r1": "Prompt-R1 (Full)",
+}
 ENVIRONMENTS = {"4o-mini": "GPT-4o-mini", "oss-20b": "GPT-OSS-20B"}  # part of a model's name → Table 5's
-FULL = "prompt-r1"
+FULL = "prompt-r1"  # the method that the others are compared with
 AVERAGE = "Average"
 
-Reported = Callable[[System, str, str], float | None]
-"""System, dataset (or AVERAGE), metric → the paper's number, in percent."""
+PaperNumber = Callable[[System, str, str], float | None]
+"""System, dataset (or AVERAGE) and metric → the paper's number in percent."""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A row of Tables 2 and 3, or a column of Tables 4 and 5."""
+class _Measured:
+    """A rate with its place: dataset and metric, and the system."""
 
-    dataset: str
-    metric: str
-    n: int
-
-    @property
-    def label(self) -> Label:
-        return f"{self.dataset} (n = {self.n})", LABELS[self.metric]
+    label: Label
+    system: System
+    entry: Entry
 
 
-def paper_tables(scores: Scores, trained_with: Mapping[str, str]) -> list[Table]:
+def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Table]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
-    environments = list(dict.fromkeys(system.environment for system in scores.systems if system.environment))
-    trained, held_out = split_datasets(scores)
+    environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
+    trained, held_out = split_datasets(results)
     tables = []
-    for environment in environments or [""]:
-        systems = _systems_with(environment, scores, trained_with)
-        suffix = "" if environment == (environments or [""])[0] else f"-{environment}"
+    for number, environment in enumerate(environments or [""]):
+        systems = _systems_with(environment, results, trained_with)
+        suffix = f"-{environment}" if number else ""
         where = f", environment {environment}" if environment else ""
         if trained:
             title = f"Table 2: results{where}"
-            tables.append(_results(scores, systems, trained, f"table2{suffix}", title))
+            tables.append(_results_table(results, systems, trained, f"table2{suffix}", title))
         if held_out:
             title = f"Table 3: results out of distribution{where}"
-            tables.append(_results(scores, systems, held_out, f"table3{suffix}", title))
-        if {FULL} < {system.method for system in systems} & set(ABLATIONS):
-            tables.append(_ablations(scores, systems, f"table4{suffix}", f"Table 4: ablations{where}"))
-    if len({system for system in scores.systems if system.method == FULL}) > 1:
-        tables.append(_transfer(scores, trained_with))
+            tables.append(_results_table(results, systems, held_out, f"table3{suffix}", title))
+        methods = {system.method for system in systems}
+        if FULL in methods and len(methods & set(ABLATIONS)) > 1:
+            tables.append(_ablations_table(results, systems, f"table4{suffix}", f"Table 4: ablations{where}"))
+    if len({system for system in results.systems if system.method == FULL}) > 1:
+        tables.append(_transfer_table(results, trained_with))
     return tables
 
 
-def split_datasets(scores: Scores) -> tuple[list[str], list[str]]:
-    """The datasets that stand for trained ones, and those out of distribution."""
+def split_datasets(results: Results) -> tuple[list[str], list[str]]:
+    """The datasets of Table 2 (like those of the training) and of Table 3 (out of distribution)."""
     held_out = [
-        name for name in scores.kinds if name in paper_numbers.OUT_OF_DISTRIBUTION or name.endswith("_ood")
+        name for name in results.kinds if name in paper_numbers.OUT_OF_DISTRIBUTION or name.endswith("_ood")
     ]
-    return [name for name in scores.kinds if name not in held_out], held_out
+    return [name for name in results.kinds if name not in held_out], held_out
 
 
-def costs(scores: Scores, system: System, datasets: Sequence[str]) -> dict[str, float]:
-    """What a system spends on a question in the test, and the share of questions it leaves unanswered."""
-    predictions = [one.prediction for name in datasets for one in scores.groups.get((system, name), [])]
-    ended = [one for one in predictions if not one.error]
-    if not ended:
+def costs(results: Results, system: System, datasets: Sequence[str]) -> dict[str, float]:
+    """The mean cost of a question in the test, and the share of questions without an answer."""
+    answered = [one for one in results.predictions(system, datasets) if not one.error]
+    if not answered:
         return {}
     return {
-        "calls / question": mean(one.calls for one in ended),
-        "tokens / question": mean(one.tokens_in + one.tokens_out for one in ended),
-        "$ / 1,000 questions": 1000 * mean(one.usd for one in ended),
-        "no answer, %": 100 * mean(not one.prediction for one in ended),
+        "calls / question": mean(one.calls for one in answered),
+        "tokens / question": mean(one.tokens_in + one.tokens_out for one in answered),
+        "$ / 1,000 questions": 1000 * mean(one.usd for one in answered),
+        "no answer, %": 100 * mean(not one.answer for one in answered),
     }
 
 
-def _results(
-    scores: Scores, systems: Sequence[System], datasets: Sequence[str], name: str, title: str
+def _results_table(
+    results: Results, systems: Sequence[System], datasets: Sequence[str], name: str, title: str
 ) -> Table:
-    """A row for each dataset and metric, then the averages and what an answer costs; a column a system."""
+    """A row for each dataset and metric, then averages and costs; a column for each system."""
 
-    def reported(system: System, dataset: str, metric: str) -> float | None:
+    def paper_number(system: System, dataset: str, metric: str) -> float | None:
         column = COLUMNS.get(system.method, "")
         if dataset != AVERAGE:
             return paper_numbers.main_result(column, dataset, metric)
-        same = next((table for table in (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION)
-                     if set(table) == set(datasets)), None)  # fmt: skip
-        return paper_numbers.average(column, same, metric) if same else None
+        for table in (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION):
+            if set(table) == set(datasets):
+                return paper_numbers.average(column, table, metric)
+        return None
 
     names = _names(systems, {})
-    entries: dict[tuple[Label, Label], Entry] = {
-        (figure.label, (names[system],)): entry
-        for (figure, system), entry in _measure(scores, systems, datasets, reported).items()
-    }
+    entries: dict[tuple[Label, Label], Entry] = {}
+    for one in _measure(results, systems, datasets, paper_number):
+        entries[one.label, (names[one.system],)] = one.entry
     for system in systems:
-        for label, number in costs(scores, system, datasets).items():
+        for label, number in costs(results, system, datasets).items():
             entries[(label, ""), (names[system],)] = Entry(number=number)
-    return _table(name, title, ("dataset", "metric"), entries, scores, datasets)
+    return _table(name, title, ("dataset", "metric"), entries, results, datasets)
 
 
-def _ablations(scores: Scores, systems: Sequence[System], name: str, title: str) -> Table:
-    def reported(system: System, dataset: str, metric: str) -> float | None:
+def _ablations_table(results: Results, systems: Sequence[System], name: str, title: str) -> Table:
+    def paper_number(system: System, dataset: str, metric: str) -> float | None:
         return paper_numbers.ablation(ABLATIONS[system.method], dataset, metric)
 
     chosen = [system for method in ABLATIONS for system in systems if system.method == method]
-    names, datasets = _names(chosen, ABLATIONS), list(scores.kinds)
-    measured = _measure(scores, chosen, datasets, reported)
-    rows = {(names[system], figure): entry for (figure, system), entry in measured.items()}
-    by_row = sorted(rows.items(), key=lambda item: list(names.values()).index(item[0][0]))
-    entries: dict[tuple[Label, Label], Entry] = {
-        ((row,), figure.label): entry for (row, figure), entry in by_row
-    }
-    return _table(name, title, ("",), entries, scores, datasets)
+    labels = _names(chosen, ABLATIONS)
+    return _table_by_system(name, title, labels, results, paper_number)
 
 
-def _transfer(scores: Scores, trained_with: Mapping[str, str]) -> Table:
+def _transfer_table(results: Results, trained_with: Mapping[str, str]) -> Table:
     """Each environment alone, then each agent with each environment."""
 
-    def reported(system: System, dataset: str, metric: str) -> float | None:
+    def paper_number(system: System, dataset: str, metric: str) -> float | None:
         home, here = _paper_name(trained_with.get(system.agent, "")), _paper_name(system.environment)
         return paper_numbers.transfer(home, here, dataset, metric)
 
@@ -140,47 +138,56 @@ def _transfer(scores: Scores, trained_with: Mapping[str, str]) -> Table:
         agent = f" ({system.agent})" if list(trained_with.values()).count(home) > 1 else ""
         return f"trained with {home}{agent}, tested with {system.environment}"
 
-    chosen = [system for method in ("direct", FULL) for system in scores.systems if system.method == method]
-    datasets = list(scores.kinds)
-    measured = _measure(scores, chosen, datasets, reported)
-    by_row = sorted(measured.items(), key=lambda item: chosen.index(item[0][1]))
-    entries: dict[tuple[Label, Label], Entry] = {
-        ((label(system),), figure.label): entry for (figure, system), entry in by_row
-    }
-    return _table("table5", "Table 5: transfer between environments", ("",), entries, scores, datasets)
+    chosen = [system for method in ("direct", FULL) for system in results.systems if system.method == method]
+    labels = {system: label(system) for system in chosen}
+    return _table_by_system("table5", "Table 5: transfer between environments", labels, results, paper_number)
+
+
+def _table_by_system(
+    name: str, title: str, labels: Mapping[System, str], results: Results, paper_number: PaperNumber
+) -> Table:
+    """A row for each system, a column for each dataset and metric."""
+    datasets, systems = list(results.kinds), list(labels)
+    measured = _measure(results, systems, datasets, paper_number)
+    entries: dict[tuple[Label, Label], Entry] = {}
+    for one in sorted(measured, key=lambda one: systems.index(one.system)):
+        entries[(labels[one.system],), one.label] = one.entry
+    return _table(name, title, ("",), entries, results, datasets)
 
 
 def _measure(
-    scores: Scores, systems: Sequence[System], datasets: Sequence[str], reported: Reported
-) -> dict[tuple[Figure, System], Entry]:
-    """All that was measured, by dataset and metric, then the averages; the best ones are marked."""
-    measured: dict[tuple[Figure, System], Entry] = {}
-    wanted = [(name, metric) for name in datasets for metric in FIGURES[scores.kinds[name]]]
-    wanted += [(AVERAGE, metric) for metric in LABELS if len(datasets) > 1]
+    results: Results, systems: Sequence[System], datasets: Sequence[str], paper_number: PaperNumber
+) -> list[_Measured]:
+    """The rates by dataset and metric, then the averages; the best of the systems are marked."""
+    wanted = [(name, metric) for name in datasets for metric in REPORTED_METRICS[results.kinds[name]]]
+    if len(datasets) > 1:
+        wanted += [(AVERAGE, metric) for metric in LABELS]
+    measured = []
     for name, metric in wanted:
-        cells = {
-            system: scores.average(system, datasets, metric)
-            if name == AVERAGE
-            else scores.cell(system, name, metric)
-            for system in systems
-        }
-        found = [cell for cell in cells.values() if cell is not None]
+        rates = {}
+        for system in systems:
+            if name == AVERAGE:
+                rates[system] = results.average(system, datasets, metric)
+            else:
+                rates[system] = results.rate(system, name, metric)
+        found = [rate for rate in rates.values() if rate is not None]
         if not found:
             continue
-        n, best = max(cell.n for cell in found), max(cell.mean for cell in found)
-        for system, cell in cells.items():
-            measured[Figure(name, metric, n), system] = Entry(
-                cell,
-                best=cell is not None and cell.mean > best - 1e-12,
-                paper=reported(system, name, metric),
-                usual_n=n,
-            )
+        n, best = max(rate.n for rate in found), max(rate.mean for rate in found)
+        label = (f"{name} (n = {n})", LABELS[metric])
+        for system, rate in rates.items():
+            is_best = rate is not None and rate.mean > best - 1e-12
+            paper = paper_number(system, name, metric)
+            measured.append(_Measured(label, system, Entry(rate, best=is_best, paper=paper, usual_n=n)))
     return measured
 
 
-def _systems_with(environment: str, scores: Scores, trained_with: Mapping[str, str]) -> list[System]:
-    """The systems of this environment or of none; of trained agents those trained with it, if any was."""
-    systems = [system for system in scores.systems if system.environment in (environment, "")]
+def _systems_with(environment: str, results: Results, trained_with: Mapping[str, str]) -> list[System]:
+    """The systems with this environment or without any.
+
+    If agents were trained with it, agents that were trained with another one are left out.
+    """
+    systems = [system for system in results.systems if system.environment in (environment, "")]
     at_home = [system for system in systems if trained_with.get(system.agent) == environment]
     if not at_home:
         return systems
@@ -188,13 +195,13 @@ def _systems_with(environment: str, scores: Scores, trained_with: Mapping[str, s
 
 
 def _names(systems: Sequence[System], renamed: Mapping[str, str]) -> dict[System, str]:
-    """What tells the systems apart: the method; with its agent where a method comes with several."""
+    """The method of each system, with its agent if a method has several."""
     methods = [system.method for system in systems]
-    return {
-        system: renamed.get(system.method, system.method)
-        + (f" ({system.agent})" if methods.count(system.method) > 1 else "")
-        for system in systems
-    }
+    names = {}
+    for system in systems:
+        agent = f" ({system.agent})" if methods.count(system.method) > 1 else ""
+        names[system] = renamed.get(system.method, system.method) + agent
+    return names
 
 
 def _paper_name(spec: str) -> str:
@@ -202,12 +209,18 @@ def _paper_name(spec: str) -> str:
 
 
 def _table(
-    name: str, title: str, heads: Label, entries: Mapping[tuple[Label, Label], Entry], scores: Scores,
+    name: str,
+    title: str,
+    headings: Label,
+    entries: Mapping[tuple[Label, Label], Entry],
+    results: Results,
     datasets: Sequence[str],
-) -> Table:  # fmt: skip
-    rows, columns = (list(dict.fromkeys(key[axis] for key in entries)) for axis in (0, 1))
-    texts = any(scores.kinds[dataset] == "text" for dataset in datasets)
-    measured = any("ssim" in one.values for group in scores.groups.values() for one in group)
-    lacking = texts and not measured
-    notes = ["SSim was not measured: `--ssim-model DIR` names its encoder."] if lacking else []
-    return Table(name, title, heads, rows, columns, entries, notes)
+) -> Table:
+    rows = list(dict.fromkeys(row for row, _ in entries))
+    columns = list(dict.fromkeys(column for _, column in entries))
+    texts = any(results.kinds[dataset] == "text" for dataset in datasets)
+    measured = any("ssim" in one.metrics for group in results.groups.values() for one in group)
+    notes = []
+    if texts and not measured:
+        notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
+    return Table(name, title, headings, rows, columns, entries, notes)

@@ -1,23 +1,24 @@
-"""Answers of an evaluation, one JSON line each, written as it comes: a rerun asks only for what is not there.
+"""The predictions of an evaluation: one JSON line for each answered question, appended as it is answered.
 
-A line belongs to its *setting*, a digest of all that shapes the answer (method, agent, environment, their
-knobs). Lines of other settings stay in the file and out of the tables.
+A repeated evaluation asks only the questions that are missing. A line belongs to its *setting*, a digest of
+everything that affects the answer: method, agent, environment and their settings. Lines of other settings
+stay in the file but do not enter the tables.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Kind, Question
+from prompt_r1.types import Question
 
 
 @dataclass(frozen=True)
 class System:
-    """What answers questions: a method with its environment and agent ("" where it has none)."""
+    """What answers questions: a method with its environment and agent ("": it has none)."""
 
     method: str
     environment: str = ""
@@ -30,41 +31,77 @@ class System:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a question was answered once. `error`: the environment failed; not scored, and asked again."""
+    """One answer to a question and what it cost, whether it was paid now or reused from the journal.
 
-    method: str
-    environment: str
-    agent: str
-    setting: str
-    dataset: str
-    kind: Kind
-    id: str
-    sample: int  # number among the repeats of the question
-    question: str
-    answers: tuple[str, ...]  # gold
-    prediction: str | None  # None: nothing that could be read as an answer
-    raw: str = ""  # the dialogue, or the reply that the prediction was cut from
-    stop: str = ""
-    error: str = ""
-    turns: int = 0
+    If `error` is set, the environment failed: the answer is not scored, and the next evaluation asks again.
+    """
+
+    question: Question
+    answer: str | None  # None: no answer could be read, or the environment failed
+    raw: str = ""  # the reply, the replies or the dialogue that the answer was taken from
+    sample: int = 0  # number among the repeats of the question
+    stop: str = "answered"  # how a game ended (types.Stop); "env_error" for any method
+    error: str = ""  # why the environment failed
+    turns: int = 1  # of the agent; 1 for a method without an agent
     calls: int = 0  # of the environment
     tokens_in: int = 0
     tokens_out: int = 0
     usd: float = 0.0
-    format: float | None = None  # 1: every turn was well-formed and the last one answered; None: no game
-    reward: float | None = None
-
-    @property
-    def system(self) -> System:
-        return System(self.method, self.environment, self.agent)
+    format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested
+    reward: float | None = None  # None: no game was played
+    # Filled in by the evaluation:
+    system: System = System("")
+    setting: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        return self.setting, self.dataset, self.id, self.sample
+        return self.setting, self.question.dataset, self.question.id, self.sample
+
+
+# The fields that a line stores under their own names.
+STORED_AS_IS = [
+    f.name for f in fields(Prediction) if f.name not in ("question", "answer", "system", "metrics")
+]
+
+
+def to_row(prediction: Prediction) -> dict[str, object]:
+    """The JSON object of a prediction: one flat line."""
+    question = prediction.question
+    return {
+        **asdict(prediction.system),
+        "dataset": question.dataset,
+        "kind": question.kind,
+        "id": question.id,
+        "question": question.text,
+        "answers": question.answers,
+        "prediction": prediction.answer,
+        **{name: getattr(prediction, name) for name in STORED_AS_IS},
+        **prediction.metrics,
+    }
+
+
+def _from_rows(content: bytes) -> Iterator[Prediction]:
+    """The predictions in a file, without metrics, which follow from the answers. Skips incomplete lines."""
+    for line in content.split(b"\n"):
+        try:
+            row = json.loads(line)
+            answers = tuple(row["answers"])
+            yield Prediction(
+                Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
+                row["prediction"],
+                system=System(row["method"], row["environment"], row["agent"]),
+                **{name: row[name] for name in STORED_AS_IS if name in row},
+            )
+        except (ValueError, TypeError, KeyError):
+            continue
 
 
 class PredictionFile:
-    """The predictions of an evaluation folder, open for more. Raises UsageError if another process has it."""
+    """The predictions of an evaluation folder, open for appending.
+
+    Raises UsageError if another process has the file open.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,61 +111,45 @@ class PredictionFile:
         except BlockingIOError:
             os.close(self._file)
             raise UsageError(
-                f"{path}: another evaluation writes there; wait, or give another --out"
+                f"{path}: another evaluation is writing to this file; wait for it, or give another --out"
             ) from None
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
-            os.write(self._file, b"\n")  # a kill tore the last line
-        self._known = {prediction.key: prediction for prediction in _parse(content)}
+            os.write(self._file, b"\n")  # the process was killed while it wrote the last line
+        self._predictions = {prediction.key: prediction for prediction in _from_rows(content)}
 
     def find(self, setting: str, question: Question, sample: int) -> Prediction | None:
-        """The answer that is there already; None where there is none, or only a failed call."""
-        found = self._known.get((setting, question.dataset, question.id, sample))
-        if (
-            found is None
-            or found.error
-            or (found.question, found.answers) != (question.text, question.answers)
-        ):
+        """The stored answer; None if there is none, if its call failed, or if the question has changed."""
+        found = self._predictions.get((setting, question.dataset, question.id, sample))
+        if found is None or found.error:
             return None
-        return found
+        unchanged = (found.question.text, found.question.answers) == (question.text, question.answers)
+        return found if unchanged else None
 
-    def those(self, setting: str, wanted: Iterable[tuple[Question, int]]) -> list[Prediction]:
-        """What there is of the wanted answers, failed calls included."""
+    def predictions_for(self, setting: str, wanted: Iterable[tuple[Question, int]]) -> list[Prediction]:
+        """The stored answers to these questions and samples, including failed calls."""
         keys = [(setting, question.dataset, question.id, sample) for question, sample in wanted]
-        return [self._known[key] for key in keys if key in self._known]
+        return [self._predictions[key] for key in keys if key in self._predictions]
 
-    def add(self, prediction: Prediction, **extra: float) -> None:
-        """Append a line. One write: a kill leaves at most one torn line, the last. `extra`: for readers."""
-        line = json.dumps(asdict(prediction) | extra) + "\n"
-        os.write(self._file, line.encode())
-        self._known[prediction.key] = prediction
+    def add(self, prediction: Prediction) -> None:
+        """Append a line with a single write, so that a kill leaves at most the last line incomplete."""
+        os.write(self._file, (json.dumps(to_row(prediction)) + "\n").encode())
+        self._predictions[prediction.key] = prediction
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions of a file, of each key the last line. Raises UsageError if it is not such a file."""
+    """The predictions in a file, the last line of each key. Raises UsageError if there are none."""
     if not path.is_file():
         raise UsageError(
             f"{path}: there is no such file; evaluate.py writes predictions.jsonl into its --out"
         )
-    predictions = {prediction.key: prediction for prediction in _parse(path.read_bytes())}
+    predictions = {prediction.key: prediction for prediction in _from_rows(path.read_bytes())}
     if not predictions:
         raise UsageError(f"{path}: the file holds no predictions of evaluate.py")
     return list(predictions.values())
-
-
-def _parse(content: bytes) -> Iterator[Prediction]:
-    """The whole lines; a torn one is passed over."""
-    names = {f.name for f in fields(Prediction)}
-    for line in content.split(b"\n"):
-        try:
-            row = json.loads(line)
-            row["answers"] = tuple(row["answers"])
-            yield Prediction(**{name: value for name, value in row.items() if name in names})
-        except (ValueError, TypeError, KeyError):
-            continue
 
 
 def systems_of(predictions: Iterable[Prediction]) -> list[System]:

@@ -1,54 +1,69 @@
-"""What an evaluation leaves in its folder: lists, the paper's tables, comparisons, the plot.
+"""The files of an evaluation folder besides the predictions.
 
-results.md, results.json    every system and dataset; means with intervals, costs
-tables.md, tableN.csv/.tex  the paper's Tables 2 to 5; cells.csv has every number with its interval
-comparisons.md              the full method against each other one: per dataset and pooled
-cost.svg                    quality against calls (or dollars) a question
+results.md, results.json    every system and dataset: means with intervals, costs
+tables.md, tableN.csv/.tex  the paper's Tables 2 to 5; cells.csv has every rate with its interval
+comparisons.md              the full method against each other one, by dataset and pooled
+cost.svg                    quality against calls (or dollars) per question
+preparation.json            what preparing each method cost
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import LABELS, Cell, Scores, Similarity, score_predictions
-from prompt_r1.evaluation.comparison import Difference, check_pairs, compare, comparison_table
-from prompt_r1.evaluation.cost_plot import Point, cost_plot
+from prompt_r1.evaluation.aggregate import LABELS, Rate, Results, Similarity, score_predictions
+from prompt_r1.evaluation.comparison import (
+    Comparison,
+    check_pairs,
+    compare_systems,
+    comparison_table,
+    with_holm,
+)
 from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, systems_of
-from prompt_r1.evaluation.tables import comma_separated, every_cell, latex, markdown, markdown_row
-from prompt_r1.metrics.statistics import holm
+from prompt_r1.evaluation.tables import rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.text import Rules
+from prompt_r1.report.svg import Plot, Point, Series, svg
 
-ALL = "**all**"
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """The full method against another one: by dataset, then pooled if there are several datasets."""
+
+    full: System
+    other: System
+    comparisons: Sequence[Comparison]
 
 
-def write_results(folder: Path, scores: Scores, trained_with: Mapping[str, str], *, tables: bool) -> str:
-    """Write the files above, in place of those of an earlier evaluation. Returns what is to be printed: the
-    list of results, or the paper's tables, and the comparisons over all datasets.
+def write_results(folder: Path, results: Results, trained_with: Mapping[str, str], *, tables: bool) -> str:
+    """Write the files above, in place of those of an earlier evaluation.
+
+    Returns the text to print: the results, or with `tables` the paper's tables, and the pooled comparisons.
     """
-    filled, rivals = paper_tables(scores, trained_with), duels(scores)
-    results, overall = results_list(scores), summaries(rivals)
+    paper, comparisons = paper_tables(results, trained_with), paired_comparisons(results)
+    result_list, pooled = results_table(results), pooled_comparisons(comparisons)
     files = {
-        "results.md": results,
-        "results.json": json.dumps(results_object(scores), indent=1),
-        "tables.md": "\n\n".join(map(markdown, filled)),
-        "cells.csv": every_cell(filled),
-        "comparisons.md": "\n\n".join([*overall, *details(rivals)]),
-        "cost.svg": quality_against_cost(scores),
+        "results.md": result_list,
+        "results.json": json.dumps(results_by_system(results), indent=1),
+        "tables.md": "\n\n".join(map(to_markdown, paper)),
+        "cells.csv": rates_to_csv(paper),
+        "comparisons.md": "\n\n".join([*pooled, *map(comparison_by_dataset, comparisons)]),
+        "cost.svg": svg(quality_against_cost(results)),
     }
-    for table in filled:
+    for table in paper:
         name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in table.name)
-        files |= {f"{name}.csv": comma_separated(table), f"{name}.tex": latex(table)}
+        files |= {f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
     for name, content in files.items():
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
-    return "\n\n".join([files["tables.md"] if tables else results, *overall])
+    return "\n\n".join([files["tables.md"] if tables else result_list, *pooled])
 
 
 def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -> None:
-    """Add what preparing a system cost to preparation.json, unless it cost nothing."""
+    """Add the cost of preparing a system to preparation.json, unless it was free."""
     if not any(spent.values()):
         return
     path = folder / "preparation.json"
@@ -57,160 +72,152 @@ def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -
     path.write_text(json.dumps(noted, indent=1) + "\n", "utf-8")
 
 
-def results_list(scores: Scores) -> str:
-    """Markdown: a line for each system and dataset, then for all its datasets together."""
-    lines = [
-        "| method | dataset | n | errors | EM | SM | F1 | SSim | format | turns | calls | tokens | $ |",
-        "|---|---|" + "---:|" * 11,
-    ]
-    names = shown_names(scores.systems)
-    for system in scores.systems:
-        datasets = [name for name in scores.kinds if (system, name) in scores.groups]
-        lines += [_line(names[system], name, scores, system, [name]) for name in datasets]
+def results_table(results: Results) -> str:
+    """A Markdown table: a row for each system and dataset, then one for all datasets of the system."""
+    rows = []
+    for system, name in system_names(results.systems).items():
+        datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
+        rows += [[name, dataset, *_result_cells(results, system, [dataset])] for dataset in datasets]
         if len(datasets) > 1:
-            lines.append(_line(f"**{names[system]}**", ALL, scores, system, datasets))
-    return "\n".join(lines)
+            rows.append([f"**{name}**", "**all**", *_result_cells(results, system, datasets)])
+    header = ["method", "dataset", "n", "errors", *LABELS.values()]
+    header += ["format", "turns", "calls", "tokens", "$"]
+    return markdown_table(header, rows, left=2)
 
 
-def results_object(scores: Scores) -> dict[str, dict[str, float]]:
-    """System → n, errors, and the mean of each thing measured, over the questions of all datasets."""
-    names = shown_names(scores.systems)
-    return {names[system]: averages(scores, system, list(scores.kinds)) for system in scores.systems}
+def _result_cells(results: Results, system: System, datasets: Sequence[str]) -> list[str]:
+    means = mean_values(results, system, datasets)
+    cells = [str(means["n"]), str(means["errors"])]
+    cells += [_rate_text(results.pooled(system, datasets, metric)) for metric in LABELS]
+    cells += [f"{means[name]:.2f}" if name in means else "–" for name in ("format", "turns", "calls")]
+    tokens = means.get("tokens_in", 0.0) + means.get("tokens_out", 0.0)
+    return [*cells, f"{tokens:,.0f}", f"{means.get('usd', 0.0):.2g}"]
 
 
-def averages(scores: Scores, system: System, datasets: Sequence[str]) -> dict[str, float]:
-    """Plain means over the questions; failed calls are left out, and counted."""
-    group = [one for name in datasets for one in scores.groups.get((system, name), [])]
-    ended = [one for one in group if not one.prediction.error]
-    asked = {(one.prediction.dataset, one.prediction.id) for one in ended}
-    found: dict[str, float] = {"n": len(asked), "errors": len(group) - len(ended)}
+def _rate_text(rate: Rate | None) -> str:
+    return "–" if rate is None else f"{rate.mean:.3f} [{rate.low:.2f}, {rate.high:.2f}]"
+
+
+def results_by_system(results: Results) -> dict[str, dict[str, float]]:
+    """For each system n, errors and the means over the questions of all datasets."""
+    names = system_names(results.systems)
+    return {name: mean_values(results, system, list(results.kinds)) for system, name in names.items()}
+
+
+def mean_values(results: Results, system: System, datasets: Sequence[str]) -> dict[str, float]:
+    """The mean of every measured value; failed calls are counted as `errors` and left out of the means."""
+    answered = [one for one in results.predictions(system, datasets) if not one.error]
+    questions = {(one.question.dataset, one.question.id) for one in answered}
+    means: dict[str, float] = {"n": len(questions), "errors": results.errors(system, datasets)}
     for metric in ("em", "sm", "f1", "ssim", "math"):
-        values = [one.values[metric] for one in ended if metric in one.values]
-        found |= {metric: mean(values)} if values else {}
+        values = [one.metrics[metric] for one in answered if metric in one.metrics]
+        if values:
+            means[metric] = mean(values)
     for name in ("reward", "format", "turns", "calls", "tokens_in", "tokens_out", "usd"):
-        measured = [getattr(one.prediction, name) for one in ended]
-        values = [float(value) for value in measured if value is not None]
-        found |= {name: mean(values)} if values else {}
-    return found
+        values = [float(getattr(one, name)) for one in answered if getattr(one, name) is not None]
+        if values:
+            means[name] = mean(values)
+    return means
 
 
-def shown_names(systems: Sequence[System]) -> dict[System, str]:
-    """The method, with its environment or agent where the method comes with several."""
+def system_names(systems: Sequence[System]) -> dict[System, str]:
+    """The method of each system, with its environment and agent if the method has several."""
     names = {}
     for system in systems:
-        rivals = [other for other in systems if other.method == system.method]
-        parts = [
-            getattr(system, part)
-            for part in ("environment", "agent")
-            if len({getattr(other, part) for other in rivals}) > 1
-        ]
+        same_method = [other for other in systems if other.method == system.method]
+        parts = []
+        if len({other.environment for other in same_method}) > 1:
+            parts.append(system.environment)
+        if len({other.agent for other in same_method}) > 1:
+            parts.append(system.agent)
         names[system] = f"{system.method} ({', '.join(parts)})" if parts else system.method
     return names
 
 
-Duels = Mapping[System, Mapping[System, Sequence[Difference]]]
-"""Full system → rival → differences by dataset, the pooled one last."""
-
-
-def duels(scores: Scores) -> Duels:
+def paired_comparisons(results: Results) -> list[PairedComparison]:
     """The full method against each other system of its environment."""
-    found: dict[System, dict[System, Sequence[Difference]]] = {}
-    for full in (system for system in scores.systems if system.method == FULL):
-        for rival in scores.systems:
-            same = rival.environment in (full.environment, "")
-            differences = compare((scores, full), (scores, rival)) if same and rival.method != FULL else []
-            if differences:
-                found.setdefault(full, {})[rival] = differences
+    found = []
+    for full in results.systems:
+        if full.method != FULL:
+            continue
+        for other in results.systems:
+            if other.method == FULL or other.environment not in (full.environment, ""):
+                continue
+            comparisons = compare_systems((results, full), (results, other))
+            if comparisons:
+                found.append(PairedComparison(full, other, comparisons))
     return found
 
 
-def summaries(found: Duels) -> list[str]:
-    """Markdown: a line for each rival, over all datasets; Holm's correction over the rivals."""
+def pooled_comparisons(pairs: Sequence[PairedComparison]) -> list[str]:
+    """Markdown: for each full system a row for each other one; Holm's correction over the rows."""
     parts = []
-    for full, rivals in found.items():
-        pooled = [differences[-1] for differences in rivals.values()]
-        corrected = holm([one.p for one in pooled])
-        lines = [replace(one, dataset=str(rival), p_holm=p)
-                 for rival, one, p in zip(rivals, pooled, corrected, strict=True)]  # fmt: skip
-        table = comparison_table(lines, "first", "second").replace("dataset", "second", 1)
+    for full in dict.fromkeys(pair.full for pair in pairs):
+        rows = [replace(pair.comparisons[-1], dataset=str(pair.other)) for pair in pairs if pair.full == full]
+        table = comparison_table(with_holm(rows), "first", "second", row_heading="second")
         parts.append(f"### {full} (first) against the others (second), all datasets\n\n{table}")
     return parts
 
 
-def details(found: Duels) -> list[str]:
-    """Markdown: each comparison by dataset."""
-    return [
-        f"### {full} (first) against {rival} (second)\n\n{comparison_table(differences, 'first', 'second')}"
-        for full, rivals in found.items()
-        for rival, differences in rivals.items()
-    ]
+def comparison_by_dataset(pair: PairedComparison) -> str:
+    """Markdown: two systems, with a row for each dataset."""
+    table = comparison_table(pair.comparisons, "first", "second")
+    return f"### {pair.full} (first) against {pair.other} (second)\n\n{table}"
 
 
 def compare_files(
     first: str, second: str, *, rules: Rules = "strict", similarity: Similarity | None = None
 ) -> str:
-    """Markdown: two systems, each FILE or FILE:METHOD[:ENV[:AGENT]], paired by question, by every metric.
+    """Markdown: two systems, given as FILE or FILE:METHOD[:ENV[:AGENT]], compared by every metric.
 
-    Raises UsageError when a name does not choose one system, or the questions are not the same.
+    Raises UsageError if a name does not select exactly one system, or if the questions differ.
     """
-    sides = [_choose(text) for text in (first, second)]
-    check_pairs(sides[0], sides[1], names=(first, second))
-    scored = [(score_predictions(side, rules=rules, similarity=similarity), side[0].system) for side in sides]
-    titles = [f"{label}: {system}" for label, (_, system) in zip("AB", scored, strict=True)]
-    parts = ["\n".join(titles)]
+    predictions = [_select(first), _select(second)]
+    check_pairs(predictions[0], predictions[1], names=(first, second))
+    sides = [
+        (score_predictions(side, rules=rules, similarity=similarity), side[0].system) for side in predictions
+    ]
+    parts = [f"A: {sides[0][1]}\nB: {sides[1][1]}"]
     for metric in LABELS:
-        differences = compare(scored[0], scored[1], metric=metric)
-        if differences:
-            parts.append(comparison_table(differences, "A", "B"))
-    parts.append(comparison_table(compare(scored[0], scored[1])[-1:], "A", "B"))
+        comparisons = compare_systems(sides[0], sides[1], metric=metric)
+        if comparisons:
+            parts.append(comparison_table(comparisons, "A", "B"))
+    parts.append(comparison_table(compare_systems(sides[0], sides[1])[-1:], "A", "B"))
     return "\n\n".join(parts)
 
 
-def _choose(text: str) -> list[Prediction]:
-    """The predictions of one system from FILE or FILE:METHOD[:ENV[:AGENT]]."""
-    name, *wanted = text.split(":", 1) if not Path(text).exists() else [text]
+def _select(text: str) -> list[Prediction]:
+    """The predictions of the system that FILE or FILE:METHOD[:ENV[:AGENT]] names."""
+    if Path(text).exists():
+        name, wanted = text, ""
+    else:
+        name, _, wanted = text.partition(":")
     predictions = read_predictions(Path(name))
     systems = systems_of(predictions)
-    chosen = [
-        system for system in systems if not wanted or f"{selector(system)}:".startswith(f"{wanted[0]}:")
-    ]
+    chosen = [system for system in systems if not wanted or f"{selector(system)}:".startswith(f"{wanted}:")]
     if len(chosen) != 1:
         choices = ", ".join(f"{name}:{selector(system)}" for system in systems)
         raise UsageError(f"--compare {text} names {len(chosen)} systems; choose one of {choices}")
-    [system] = chosen
-    found = [one for one in predictions if one.system == system]
-    settings = list(dict.fromkeys(one.setting for one in found))
-    return [one for one in found if one.setting == settings[-1]]  # the newest, if a setting was changed
+    found = [one for one in predictions if one.system == chosen[0]]
+    newest = list(dict.fromkeys(one.setting for one in found))[-1]
+    return [one for one in found if one.setting == newest]
 
 
 def selector(system: System) -> str:
-    """How --compare names a system."""
+    """The name of a system for --compare."""
     return ":".join((system.method, system.environment, system.agent)).rstrip(":")
 
 
-def quality_against_cost(scores: Scores) -> str:
-    """The plot: the mean of the kinds' main metrics over all datasets."""
-    names, datasets, points = shown_names(scores.systems), list(scores.kinds), []
-    spent = {system: costs(scores, system, datasets) for system in scores.systems}
+def quality_against_cost(results: Results) -> Plot:
+    """A point for each system: the mean of the datasets' main metrics, and calls or dollars per question."""
+    datasets, series = list(results.kinds), []
+    spent = {system: costs(results, system, datasets) for system in results.systems}
     paid = any(cost["$ / 1,000 questions"] for cost in spent.values() if cost)
-    label = "$ / 1,000 questions" if paid else "calls / question"
-    for system in scores.systems:
-        cell = scores.main(system, datasets)
-        if cell is not None:
-            cost = spent[system][label]
-            points.append(Point(names[system], cost, cell.mean, cell.low, cell.high))
-    quality = "EM (texts: F1), mean of the datasets, %"
-    return cost_plot(points, cost_label=label, quality_label=quality)
-
-
-def _line(label: str, title: str, scores: Scores, system: System, datasets: Sequence[str]) -> str:
-    found = averages(scores, system, datasets)
-    numbers = [_rate(scores.pooled(system, datasets, metric)) for metric in LABELS]
-    tokens = found.get("tokens_in", 0.0) + found.get("tokens_out", 0.0)
-    numbers += [f"{found[name]:.2f}" if name in found else "–" for name in ("format", "turns", "calls")]
-    numbers += [f"{tokens:,.0f}", f"{found.get('usd', 0.0):.2g}"]
-    return markdown_row([label, title, f"{found['n']}", f"{found['errors']}", *numbers])
-
-
-def _rate(cell: Cell | None) -> str:
-    return "–" if cell is None else f"{cell.mean:.3f} [{cell.low:.2f}, {cell.high:.2f}]"
+    unit = "$ / 1,000 questions" if paid else "calls / question"
+    for system, name in system_names(results.systems).items():
+        rate = results.main_average(system, datasets)
+        if rate is not None:
+            point = Point(spent[system][unit], rate.mean, rate.low, rate.high, rate.n)
+            series.append(Series(name, [point]))
+    quality = "EM (texts: F1), mean of the datasets"
+    return Plot("Quality against cost", unit, quality, series, names_at_points=True)

@@ -1,10 +1,10 @@
-"""Which systems an evaluation runs: methods × environments × agents, each with the digest of its settings."""
+"""Choose the systems of an evaluation: methods × environments × agents, with digests of their settings."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
@@ -15,61 +15,72 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
 
-USUAL_METHODS = ("direct", "untrained", "prompt-r1")
+DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
 WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", "prompt-r1")
-# From questions for training.
-LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft")
-TRAINED_ALONE = ("sft", "grpo-only")  # by another reward than the game's
-GAMES = ("untrained", "agent-only", "prompt-r1")  # whose answers follow from agent, game and environment
-TRANSFERRED = ("direct", "prompt-r1")  # what Table 5 runs with every environment
+LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft")  # from training questions
+GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by the settings of MethodConfig
+IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 NO_AGENT = AgentSpec("", TrainConfig(), "")
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A system that answers all questions, with the agent that it needs (NO_AGENT: none)."""
+class SystemSetup:
+    """A system, the agent that it needs (NO_AGENT: none) and the digest of its settings."""
 
     system: System
     agent: AgentSpec
     setting: str
 
 
-def lineup(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int) -> list[Entrant]:
-    """The systems, in the order of METHODS. --tables runs what Tables 2 to 4 need with the first environment
-    and agent, and what Table 5 needs with all of them.
+def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int) -> list[SystemSetup]:
+    """The systems to evaluate, in the order of METHODS.
+
+    --tables runs the methods of Table 5 with all environments and agents, the others with the first ones.
     """
     wanted = methods_of(config)
     specs = environments_of(config, agents)
-    entrants: dict[System, Entrant] = {}
-    for method in (name for name in METHODS if name in wanted):
-        everywhere = not config.tables or method in TRANSFERRED
-        for spec in [""] if method in WITHOUT_ENVIRONMENT else specs if everywhere else specs[:1]:
-            names = list(agents) if everywhere else list(agents)[:1]
-            for name in names if method in WITH_AGENT else [""]:
+    setups: dict[System, SystemSetup] = {}
+    for method in METHODS:
+        if method not in wanted:
+            continue
+        environments, names = specs, list(agents)
+        if config.tables and method not in IN_TABLE_5:
+            environments, names = specs[:1], names[:1]
+        if method in WITHOUT_ENVIRONMENT:
+            environments = [""]
+        if method not in WITH_AGENT:
+            names = [""]
+        for environment in environments:
+            for name in names:
                 agent = agents[name or next(iter(agents))] if agents else NO_AGENT
-                label = _label(method, name, agent, config)
-                system = System(method, spec, label)
-                entrants.setdefault(system, Entrant(system, agent, _setting(system, agent, config, seed)))
-    return list(entrants.values())
+                system = System(method, environment, _answering_agent(method, name, agent, config))
+                setup = SystemSetup(system, agent, _digest(system, agent, config, seed))
+                setups.setdefault(system, setup)
+    return list(setups.values())
 
 
 def methods_of(config: EvaluateConfig) -> tuple[str, ...]:
-    """--method; with --tables all, but grpo-only only where its agent is given."""
-    everything = tuple(name for name in METHODS if name != "grpo-only" or config.grpo_agent)
-    return tuple(config.method) or (everything if config.tables else USUAL_METHODS)
+    """--method; by default three methods, with --tables all (grpo-only only if its agent is given)."""
+    if config.method:
+        return config.method
+    if config.tables:
+        return tuple(name for name in METHODS if name != "grpo-only" or config.grpo_agent)
+    return DEFAULT_METHODS
 
 
-def left_out(config: EvaluateConfig) -> str:
-    """What --tables could not run, and how it can."""
-    if "grpo-only" in methods_of(config) or config.method or not config.tables:
+def note_on_missing_method(config: EvaluateConfig) -> str:
+    """With --tables, how to include grpo-only if it was left out."""
+    if config.method or not config.tables or "grpo-only" in methods_of(config):
         return ""
-    return ("\ngrpo-only is left out: train its agent with `python train.py --env none`, and give "
-            "--grpo-agent RUN\n")  # fmt: skip
+    return (
+        "\ngrpo-only is left out: train its agent with `python train.py --env none`, and give --grpo-agent "
+        "RUN\n"
+    )
 
 
-def _label(method: str, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
-    """The agent that answers: not the trained one itself for every method."""
+def _answering_agent(method: str, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
+    """The name of the agent that answers, which for some methods is not the trained one."""
     match method:
         case "grpo-only":
             return config.grpo_agent
@@ -81,59 +92,70 @@ def _label(method: str, name: str, agent: AgentSpec, config: EvaluateConfig) -> 
 
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
-    """The agents by their names; none where no method needs one."""
+    """The agents by their names; none if no method needs one."""
     wanted = methods_of(config)
     needed = any(method in WITH_AGENT for method in wanted)
     needed |= "self-consistency" in wanted and not config.samples
     if not config.agent and not needed:
         return {}
     names = config.agent or (str(newest_mini_run()),)
-    known = partial(resolve_agent, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer,
-                    prompts=config.agent_prompts)  # fmt: skip
-    return {name: known(name) for name in names}
+    return {
+        name: resolve_agent(
+            name,
+            kv_tokens=config.kv_tokens,
+            tokenizer=config.agent_tokenizer,
+            prompts=config.agent_prompts,
+        )
+        for name in names
+    }
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
-    """--env, or those that the agents were trained with."""
+    """--env, or the environments of the agents' training."""
     specs = config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
     if not specs:
-        raise UsageError("nobody to ask: give --env SPEC, or an --agent that was trained with one")
+        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     return specs
 
 
 def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
-    """--seed, or the agents' own. Mini worlds of other seeds have other questions."""
+    """--seed, or that of the agents' runs. Mini worlds with different seeds have different questions."""
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
         return max(config.seed, 0)
     if len(seeds) > 1 and any(name.split(":")[0] == "mini" for name in config.data):
-        raise UsageError(f"{' and '.join(seeds.values())} were trained in different mini worlds: give "
-                         "--seed, or evaluate them one by one")  # fmt: skip
+        raise UsageError(
+            f"{' and '.join(seeds.values())} were trained in different mini worlds: give --seed, or evaluate "
+            "them one by one"
+        )
     return next(iter(seeds))
 
 
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
-    """Agent → the environment it was trained with; agents that were trained here only."""
-    return {name: agent.config.env for name, agent in agents.items()
-            if trained_config(agent.tokenizer or agent.path)}  # fmt: skip
+    """Agent → the environment it was trained with; only agents that this project trained."""
+    return {
+        name: agent.config.env
+        for name, agent in agents.items()
+        if trained_config(agent.tokenizer or agent.path)
+    }
 
 
-def _setting(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
-    """A digest of all that shapes an answer, so that answers of another setting are never taken for these."""
-    shapes: dict[str, object] = {"system": asdict(system), "seed": seed}
-    shapes |= identifying_values(config)
+def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
+    """A digest of everything that affects an answer, so that answers of other settings are not reused."""
+    values: dict[str, object] = {"system": asdict(system), "seed": seed}
+    values |= identifying_values(config)
     if system.method not in GAMES:
-        shapes |= {f.name: getattr(config, f.name) for f in fields(MethodConfig)}
+        values |= {f.name: getattr(config, f.name) for f in fields(MethodConfig)}
     if agent is not NO_AGENT and system.method in (*WITH_AGENT, "self-consistency"):
         own = system.method in ("agent-only", "prompt-r1", "self-consistency")
-        shapes["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
-        shapes |= asdict(agent.config.game)
-    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
+        values["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
+        values |= asdict(agent.config.game)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache
 def digest_of(path: str | Path) -> str:
-    """What tells the weights of an agent from others: its files, or the name of what is on a hub."""
+    """A digest of an agent's weight files; of its name if it is on a hub."""
     digest = hashlib.sha256(b"" if Path(path).is_dir() else str(path).encode())
     for file in sorted(Path(path).glob("*.safetensors")):
         with file.open("rb") as content:

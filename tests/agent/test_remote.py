@@ -19,7 +19,7 @@ import infer
 from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
 from prompt_r1.agent.names import AgentSpec, resolve_agent
 from prompt_r1.agent.remote import KEY, Prompts, RemoteEngine, parse_remote
-from prompt_r1.baselines.games import spoken
+from prompt_r1.baselines.games import dialogue_text
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
@@ -155,7 +155,7 @@ def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(
     local = play_games(AgentSpec(asking_agent, config, start=""))
     remote = play_games(spec_of(server, asking_agent, config, prompts))
     assert [game.tokens for game in remote] == [game.tokens for game in local]
-    assert [spoken(game) for game in remote] == [spoken(game) for game in local]
+    assert [dialogue_text(game) for game in remote] == [dialogue_text(game) for game in local]
     assert [game.stop for game in remote] == [game.stop for game in local]
     assert isinstance(server.requests[-1]["prompt"], str if prompts == "text" else list)
     assert {turn.reply for game in local for turn in game.turns} != {None}, "no game asked anything"

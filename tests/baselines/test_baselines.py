@@ -1,94 +1,37 @@
 """The methods that ask or play: what they send, what they read, what they count."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-import torch
 
-from prompt_r1.agent.names import AgentSpec
-from prompt_r1.baselines import Agents, Attempt, Method, make_method
 from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.self_consistency import vote
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import FreeSource, MeteredEnvironment
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.metered import FreeSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.types import Message, Question
-from tests.tiny import ScriptedEnvironment
-
-ANNA = Question("1", "a", "abc def?", ("Anna",))
-GAME = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 60, "max_tokens": 900})
-PRICE = Price(1.0, 2.0)
-
-
-class PricedSource:
-    """Replies as a function of the messages says, for 10 tokens in and 3 out."""
-
-    parameters: dict[str, object] = {}  # noqa: RUF012
-
-    def __init__(self, reply) -> None:
-        self.name = "priced"
-        self.reply = reply
-        self.asked: list[list[Message]] = []
-
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
-        self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
-        return Outcome("ok", text=self.reply(messages), tokens_in=10, tokens_out=3)
-
-    async def check(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.reward import RULES
+from prompt_r1.types import GameSettings, Message, Question
+from tests import tiny
+from tests.baselines.methods import ANNA, PricedSource, answer, method, pool
+from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 
-def pool(source) -> Pool:
-    budget = Budget()
-    member = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=PRICE)
-    return Pool([member], budget=budget)
-
-
-def method(
-    name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **knobs: object
-) -> Method:
-    known = AgentSpec(agent, GAME, start=str(agent))
-    return make_method(
-        name,
-        environment=environment,
-        spec="large",
-        open_environment=lambda spec, **_: environment,
-        agents=Agents(known, torch.device("cpu")),
-        seed=0,
-        temperature=1.0,  # seed 0 asks; greedy, the tiny agent never does
-        config=EvaluateConfig(**knobs),
-        folder=folder,
-    )
-
-
-def answer(name: str, environment: Pool, **options: object) -> Attempt:
-    return asyncio.run(method(name, environment, **options).answer(ANNA, sample=0, seed="0"))
-
-
-def test_the_environment_alone_is_asked_once_and_its_tags_are_read():
+def test_direct_makes_one_call_and_reads_the_answer_in_tags():
     source = PricedSource(lambda _: "I think <answer> Anna </answer>.")
-    attempt = answer("direct", pool(source))
+    prediction = answer("direct", pool(source))
     [[message]] = source.asked
     assert message["content"] == f"abc def?\n{FORMATS['tags'].request}"
-    assert (attempt.answer, attempt.format, attempt.error) == ("Anna", 1.0, None)
-    assert (attempt.calls, attempt.tokens_in, attempt.tokens_out) == (1, 10, 3)
-    assert attempt.usd == pytest.approx(16e-6)
+    assert (prediction.answer, prediction.format, prediction.error) == ("Anna", 1.0, "")
+    assert (prediction.calls, prediction.tokens_in, prediction.tokens_out) == (1, 10, 3)
+    assert prediction.usd == pytest.approx(16e-6)
 
 
-def test_the_mini_world_is_asked_for_the_answer_only():
+def test_without_tags_the_request_is_answer_only():
     environment = ScriptedEnvironment(["Anna"])
-    attempt = answer("direct", pool(FreeSource(environment, seed=0)), answer_format="only")
+    prediction = answer("direct", pool(FreeSource(environment, seed=0)), answer_format="only")
     assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
-    assert attempt.answer == "Anna" and attempt.format is None
+    assert prediction.answer == "Anna" and prediction.format is None
 
 
 @pytest.mark.parametrize(
@@ -102,43 +45,74 @@ def test_the_mini_world_is_asked_for_the_answer_only():
         ("<answer>" * 50_000, ("<answer>" * 50_000, 0.0)),
     ],
 )
-def test_an_answer_is_what_stands_in_the_last_tags_or_the_whole_reply(reply, read):
+def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, read):
     assert FORMATS["tags"].read(reply) == read
 
 
-def test_a_failed_call_is_an_error_and_no_answer():
-    attempt = answer("direct", pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
-    assert (attempt.answer, attempt.error, attempt.stop, attempt.calls) == (None, "down", "env_error", 1)
+def test_a_failed_call_gives_an_error_instead_of_an_answer():
+    prediction = answer("direct", pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
+    assert (prediction.answer, prediction.error, prediction.stop, prediction.calls) == (
+        None,
+        "down",
+        "env_error",
+        1,
+    )
 
 
-def test_the_agent_plays_and_every_call_of_the_game_is_counted(asking_agent):
-    attempt = answer("prompt-r1", pool(PricedSource(lambda _: "abc")), agent=asking_agent)
-    assert attempt.trajectory is not None
-    asked = [turn for turn in attempt.trajectory.turns if turn.reply is not None]
-    assert attempt.calls == len(asked) > 0 and attempt.tokens_in == 10 * len(asked)
-    assert attempt.turns == len(attempt.trajectory.turns) and "abc" in attempt.raw
-
-
-def test_the_agent_without_environment_plays_the_same_game_and_asks_nobody(asking_agent):
+def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):
     source = PricedSource(lambda _: "abc")
-    attempt = answer("agent-only", pool(source), agent=asking_agent)
-    assert source.asked == [] and attempt.calls == 0 and attempt.usd == 0
-    assert "I have nothing to say about this." in attempt.raw
+    prediction = answer("prompt-r1", pool(source), agent=asking_agent)
+    assert prediction.calls == len(source.asked) > 0 and prediction.tokens_in == 10 * len(source.asked)
+    assert prediction.turns in (prediction.calls, prediction.calls + 1)
+    assert prediction.raw.count("abc") >= prediction.calls
 
 
-def test_a_method_that_is_none_is_named():
+class OneTurnAgent(ScriptedAgent):
+    """Answers at once."""
+
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["answer"])
+    game = GameSettings(max_turns=1)
+
+    async def generate(self, tokens, *, max_new, seed, temperature):
+        return await super().generate(tokens, max_new=max_new, seed=seed)
+
+
+@pytest.mark.parametrize(("rule", "reward"), [("alone", 1.0), ("release", -0.4)])
+def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
+    """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
+    agent = OneTurnAgent([think("so", answer="Anna")])
+    played = AgentMethod("sft", lambda: agent, None, rule=RULES[rule], temperature=0.0)
+    prediction = asyncio.run(played.answer(ANNA, sample=0, seed="0"))
+    assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
+
+
+def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
+    environment = pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0))
+    prediction = answer("prompt-r1", environment, agent=asking_agent)
+    assert (prediction.stop, prediction.error, prediction.calls) == ("env_error", "down", 1)
+    assert prediction.reward is None and prediction.format is None
+
+
+def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):
+    source = PricedSource(lambda _: "abc")
+    prediction = answer("agent-only", pool(source), agent=asking_agent)
+    assert source.asked == [] and prediction.calls == 0 and prediction.usd == 0
+    assert "I have nothing to say about this." in prediction.raw
+
+
+def test_an_unknown_method_is_a_usage_error():
     with pytest.raises(UsageError, match="no method 'magic'"):
         method("magic", pool(PricedSource(str)))
 
 
-def test_the_chain_of_thought_is_asked_for_on_a_line_of_its_own():
+def test_the_request_for_a_chain_of_thought_is_a_line_of_its_own():
     source = PricedSource(lambda _: "First a, then b: <answer>Anna</answer>")
-    attempt = answer("cot", pool(source))
+    prediction = answer("cot", pool(source))
     assert source.asked[0][0]["content"].splitlines()[:2] == ["abc def?", "Let's think step by step."]
-    assert attempt.answer == "Anna" and attempt.calls == 1
+    assert prediction.answer == "Anna" and prediction.calls == 1
 
 
-def test_few_shots_are_training_questions_that_the_environment_itself_got_right():
+def test_few_shot_examples_are_training_questions_that_the_environment_answered_correctly():
     train = [Question(str(n), "a", f"Number {n}?", (str(n),)) for n in range(10)]
 
     def reply(messages: list[Message]) -> str:
@@ -161,25 +135,25 @@ def test_few_shots_are_training_questions_that_the_environment_itself_got_right(
 def test_self_consistency_takes_the_most_frequent_answer_and_counts_every_call():
     replies = iter(["Bob", "the Anna", "anna."])
     source = PricedSource(lambda _: f"<answer>{next(replies)}</answer>")
-    attempt = answer("self-consistency", pool(source), samples=3)
-    assert (attempt.answer, attempt.calls, attempt.tokens_in) == ("the Anna", 3, 30)
+    prediction = answer("self-consistency", pool(source), samples=3)
+    assert (prediction.answer, prediction.calls, prediction.tokens_in) == ("the Anna", 3, 30)
 
 
-def test_self_consistency_goes_on_without_the_calls_that_failed():
+def test_self_consistency_ignores_failed_calls_unless_all_fail():
     down = EnvError("down")
     environment = pool(FreeSource(ScriptedEnvironment(["Anna", down, down]), seed=0))
-    attempt = answer("self-consistency", environment, samples=3)
-    assert (attempt.answer, attempt.calls, attempt.error) == ("Anna", 3, None)
+    prediction = answer("self-consistency", environment, samples=3)
+    assert (prediction.answer, prediction.calls, prediction.error) == ("Anna", 3, "")
     broken = pool(FreeSource(ScriptedEnvironment([down, down, down]), seed=0))
     assert answer("self-consistency", broken, samples=3).error == "down"
 
 
-def test_free_texts_vote_for_the_one_most_like_the_others():
+def test_the_vote_on_free_texts_goes_to_the_one_most_similar_to_the_others():
     assert vote(["a red house", "a green tree", "the red house there"], free_text=True) == 0
     assert vote(["x", "y", "Y"], free_text=False) == 1
 
 
-def test_self_consistency_samples_as_often_as_the_agent_asks(asking_agent):
+def test_self_consistency_makes_as_many_calls_as_the_agent_on_average(asking_agent):
     questions = [Question(str(n), "a", "abc def?", ("x",)) for n in range(12)]
     source = PricedSource(lambda _: "abc")
     consistent = method("self-consistency", pool(source), agent=asking_agent)
@@ -188,11 +162,11 @@ def test_self_consistency_samples_as_often_as_the_agent_asks(asking_agent):
     assert consistent.samples == max(1, round(len(source.asked) / 12))
 
 
-def test_without_validation_questions_the_number_of_samples_must_be_given():
+def test_self_consistency_without_validation_questions_needs_the_number_of_samples():
     with pytest.raises(UsageError, match="--samples K"):
         asyncio.run(method("self-consistency", pool(PricedSource(str))).prepare([], []))
 
 
-def test_few_shots_without_training_questions_are_an_error():
+def test_few_shot_prompts_without_training_questions_are_a_usage_error():
     with pytest.raises(UsageError, match="--train-data"):
         asyncio.run(method("cot-few-shot", pool(PricedSource(str))).prepare([], []))

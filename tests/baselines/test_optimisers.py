@@ -1,20 +1,23 @@
-"""OPRO, TextGrad and GEPA in a scripted world where one sentence in the prompt raises accuracy from 0.3 to
-0.9: they find it, and make as many calls as their authors' formulas say."""
+"""OPRO, TextGrad and GEPA in a scripted world where one sentence in the prompt raises accuracy from 0.3 to 0.9.
+
+They find the sentence, and make as many calls as the formulas of their authors say.
+"""
 
 import asyncio
 import json
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.baselines.direct import FORMATS
-from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches
-from prompt_r1.baselines.gepa import extract as extract_fenced
-from prompt_r1.baselines.opro import extract, meta_prompt, opro, usable
-from prompt_r1.baselines.optimise import Bench, OptimisedPrompt, mean_score
+from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches, read_fenced_prompt
+from prompt_r1.baselines.opro import is_usable, meta_prompt, opro, read_instruction
+from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, mean_score
 from prompt_r1.baselines.textgrad import shortened, textgrad
+from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
@@ -23,7 +26,7 @@ from prompt_r1.environments.mini_optimizer import MiniOptimizer
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message, Question
-from tests.baselines.test_baselines import PricedSource, pool
+from tests.baselines.methods import PricedSource, pool
 
 PHRASE = "Check the units."
 SEED = "Answer the question."
@@ -32,7 +35,7 @@ TRAIN, VALIDATION, TEST = QUESTIONS[:40], QUESTIONS[40:60], QUESTIONS[100:]
 
 
 def task() -> PricedSource:
-    """Right for 30 % of the questions, for 90 % of them when the system message holds the phrase."""
+    """Answers 30 % of the questions correctly, 90 % if the system message contains the phrase."""
 
     def reply(messages: list[Message]) -> str:
         number = messages[-1]["content"].split("number ")[1].split("?")[0]
@@ -44,7 +47,7 @@ def task() -> PricedSource:
 
 
 class Writer:
-    """Writes a new prompt each time, one in five with the phrase; criticises where no prompt is wanted."""
+    """Writes a new prompt, one in five with the phrase; or criticism if no prompt is requested."""
 
     name = "writer"
     parameters: dict[str, object] = {}  # noqa: RUF012
@@ -71,75 +74,74 @@ class Writer:
         pass
 
 
-SEARCHES = {
-    "opro": partial(opro, steps=6, train_limit=20),
-    "textgrad": partial(textgrad, validation_limit=20),
-    "gepa": partial(gepa, validation_limit=20),
-}
+ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+SETTINGS = MethodConfig(seed_prompt=SEED, opro_steps=6, opro_train=20, optimize_val=20)
 
 
-def bench(tmp_path: Path | None = None, **options: object) -> Bench:
-    return Bench("searched", pool(task()), pool(Writer()), FORMATS["tags"], folder=tmp_path, **options)
+def new_search(folder: Path | None = None, **options: object) -> PromptSearch:
+    return PromptSearch("searched", pool(task()), pool(Writer()), FORMATS["tags"], folder=folder, **options)
 
 
-def find(name: str, on: Bench, seed: int = 0, **knobs: object) -> str:
-    return asyncio.run(SEARCHES[name](on, TRAIN, VALIDATION, seed_prompt=SEED, seed=seed, **knobs))
+def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> str:
+    """The prompt that an optimiser finds."""
+    config = replace(SETTINGS, **settings)
+    return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION, config=config, seed=seed))
 
 
 def accuracy(prompt: str) -> float:
-    return mean_score(asyncio.run(bench().trials(prompt, TEST)))
+    return mean_score(asyncio.run(new_search().try_prompt(prompt, TEST)))
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_each_optimiser_finds_what_raises_accuracy_within_its_authors_budget(name):
-    found = [find(name, bench(), seed) for seed in range(3)]
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_optimiser_finds_the_better_prompt_within_the_budget_of_its_authors(name):
+    found = [find(name, new_search(), seed) for seed in range(3)]
     assert accuracy(SEED) == pytest.approx(0.3, abs=0.08)
     assert [accuracy(prompt) > 0.8 for prompt in found] == [True] * 3
 
 
-def test_opro_asks_eight_times_a_step_and_scores_each_new_instruction_once(tmp_path):
-    on = bench(tmp_path)
-    find("opro", on)
+def test_opro_makes_eight_optimiser_calls_per_step_and_scores_each_new_instruction_once(tmp_path):
+    search = new_search(tmp_path)
+    find("opro", search)
     tried = [json.loads(line)["prompt"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert len(tried) == len(set(tried)) > 20
-    assert on.ledger.optimizer_calls == 8 * 6
-    assert on.ledger.task_calls == 20 * len(tried) <= 20 * (1 + 8 * 6)
-    assert on.ledger.tokens_in == 10 * on.ledger.task_calls + 7 * on.ledger.optimizer_calls
+    assert search.ledger.optimizer_calls == 8 * 6
+    assert search.ledger.task_calls == 20 * len(tried) <= 20 * (1 + 8 * 6)
+    assert search.ledger.tokens_in == 10 * search.ledger.task_calls + 7 * search.ledger.optimizer_calls
 
 
 @pytest.mark.parametrize("validation", [0, 20])
-def test_textgrad_makes_ten_calls_an_update_and_validates_each(validation):
-    on = bench()
-    find("textgrad", on, validation_limit=validation)
+def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validation):
+    search = new_search()
+    find("textgrad", search, optimize_val=validation)
     updates = 3 * 4
-    assert on.ledger.task_calls == 3 * updates + validation * (1 + updates)
-    assert on.ledger.optimizer_calls == 2 * 3 * updates + updates
+    assert search.ledger.task_calls == 3 * updates + validation * (1 + updates)
+    assert search.ledger.optimizer_calls == 2 * 3 * updates + updates
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_gepa_makes_seven_calls_an_iteration_and_validates_what_joins(seed, tmp_path):
-    on = bench(tmp_path)
-    find("gepa", on, seed)
+def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed, tmp_path):
+    search = new_search(tmp_path)
+    find("gepa", search, seed)
     events = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     joined = sum("parent" in event for event in events)
     rejected = sum("rejected" in event for event in events)
     skipped = sum("skipped" in event for event in events)
-    assert on.ledger.task_calls == 20 + 6 * (joined + rejected) + 3 * skipped + 20 * joined
-    assert on.ledger.optimizer_calls == joined + rejected and joined > 0
-    assert 150 <= on.ledger.task_calls < 150 + 6 + 20
+    assert search.ledger.task_calls == 20 + 6 * (joined + rejected) + 3 * skipped + 20 * joined
+    assert search.ledger.optimizer_calls == joined + rejected and joined > 0
+    assert 150 <= search.ledger.task_calls < 150 + 6 + 20
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("calls", [30, 99])
-def test_no_search_goes_over_a_budget_of_calls(name, calls):
-    on = bench(max_calls=calls)
-    prompt = find(name, on)
-    assert on.ledger.calls <= calls and prompt
+def test_no_search_exceeds_its_limit_of_calls(name, calls):
+    search = new_search(max_calls=calls)
+    prompt = find(name, search)
+    assert search.ledger.calls <= calls and prompt
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_the_same_search_again_pays_for_nothing(name, tmp_path):
-    """As after a kill: prompt, ledger and history are the same, and nobody is asked."""
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
+    """As after a kill: prompt, ledger and history are the same, and no source is called."""
     runs = []
     for _ in range(2):
         journal, budget = Journal(tmp_path / "journal"), Budget()
@@ -148,40 +150,40 @@ def test_the_same_search_again_pays_for_nothing(name, tmp_path):
             Pool([MeteredEnvironment(s, journal=journal, budget=budget, price=Price())], budget=budget)
             for s in sources
         ]
-        on = Bench(name, *pools, FORMATS["tags"], folder=tmp_path / "found")
-        method = OptimisedPrompt(name, partial(SEARCHES[name], seed_prompt=SEED), on)
+        search = PromptSearch(name, *pools, FORMATS["tags"], folder=tmp_path / "found")
+        method = OptimisedPrompt(name, partial(ALGORITHMS[name], config=SETTINGS, seed=0), search)
         asyncio.run(method.prepare(TRAIN, VALIDATION))
         history = (tmp_path / "found/history.jsonl").read_text()
-        runs.append((method.prompt, on.ledger, history, (tmp_path / "found/prompt.txt").read_text()))
+        runs.append((method.prompt, search.ledger, history, (tmp_path / "found/prompt.txt").read_text()))
         journal.close()
     assert runs[0] == runs[1] and runs[0][0] == runs[0][3]
     assert not sources[0].asked and not sources[1].asked
 
 
-def test_a_failed_call_stops_the_search_and_chooses_nothing():
+def test_a_failed_call_stops_the_search():
     source = task()
     source.call = lambda messages, sample=0: fail()  # type: ignore[method-assign]
     with pytest.raises(Resumable, match="the environment failed while searched searched a prompt"):
-        find("gepa", Bench("searched", pool(source), pool(Writer()), FORMATS["tags"]))
+        find("gepa", PromptSearch("searched", pool(source), pool(Writer()), FORMATS["tags"]))
 
 
 async def fail() -> Outcome:
     return Outcome("retry", reason="HTTP 500")
 
 
-def test_the_found_prompt_is_the_system_message_of_every_answer():
+def test_every_answer_uses_the_best_prompt_as_its_system_message():
     source = task()
-    on = Bench("gepa", pool(source), pool(Writer()), FORMATS["tags"])
-    method = OptimisedPrompt("gepa", partial(SEARCHES["gepa"], seed_prompt=SEED), on)
+    search = PromptSearch("gepa", pool(source), pool(Writer()), FORMATS["tags"])
+    method = OptimisedPrompt("gepa", partial(gepa, config=SETTINGS, seed=0), search)
     asyncio.run(method.prepare(TRAIN, VALIDATION))
-    before = on.ledger.task_calls
-    attempt = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
+    before = search.ledger.task_calls
+    prediction = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
     system, user = source.asked[-1]
     assert system == {"role": "system", "content": method.prompt} and TEST[0].text in user["content"]
-    assert attempt.calls == 1 and on.ledger.task_calls == before, "answering is not preparing"
+    assert prediction.calls == 1 and search.ledger.task_calls == before, "answers do not count as preparation"
 
 
-def test_opro_shows_the_best_instructions_worst_first_with_whole_scores():
+def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
     scores = {
         f"{letter}!": value for letter, value in zip("abcdef", (0.1, 0.3, 0.999, 0.5, 0.72, 0.2), strict=True)
     }
@@ -201,36 +203,37 @@ def test_opro_shows_the_best_instructions_worst_first_with_whole_scores():
         ("", ""),
     ],
 )
-def test_opro_reads_the_tags_or_else_the_whole_reply(reply, instruction):
-    assert extract(reply) == instruction
+def test_opro_reads_the_instruction_in_tags_or_else_the_whole_reply(reply, instruction):
+    assert read_instruction(reply) == instruction
 
 
-def test_opro_drops_what_is_too_long_empty_tagged_or_leaks_numbers():
+def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digits():
     kept = [
         text
         for text in ("Fine.", "", "x" * 501, "Use <INS>.", "Say 42.")
-        if usable(text, may_have_digits=True)
+        if is_usable(text, digits_allowed=True)
     ]
-    assert kept == ["Fine.", "Say 42."] and not usable("Say 42.", may_have_digits=False)
+    assert kept == ["Fine.", "Say 42."] and not is_usable("Say 42.", digits_allowed=False)
 
 
-def test_textgrad_keeps_the_prompt_when_its_rewrite_has_no_tags():
+def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
     optimizer = PricedSource(lambda _: "no tags here")
-    on = Bench("textgrad", pool(task()), pool(optimizer), FORMATS["tags"])
-    found = asyncio.run(textgrad(on, TRAIN, VALIDATION, seed_prompt=SEED, epochs=1, updates=1))
+    search = PromptSearch("textgrad", pool(task()), pool(optimizer), FORMATS["tags"])
+    config = MethodConfig(seed_prompt=SEED, textgrad_epochs=1, textgrad_updates=1)
+    found = asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
     assert found == SEED
-    assert on.ledger.optimizer_calls == 6 + 2, "the rewrite is asked for twice"
+    assert search.ledger.optimizer_calls == 6 + 2, "the rewrite is requested twice"
 
 
-def test_textgrad_shows_the_rewriter_the_ends_of_a_long_prompt():
+def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():
     words = [str(n) for n in range(25)]
     assert shortened(" ".join(words), 10) == " ".join([*words[:10], "(...)", *words[-10:]])
     assert shortened(" ".join(words[:20]), 10) == " ".join(words[:20])
     assert shortened(" ".join(words), 0) == " ".join(words)
 
 
-def test_gepa_draws_parents_from_the_front_as_often_as_they_are_best():
-    """c is best nowhere; b shares its only front with a, which does as well; a is best on three of four."""
+def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():
+    """a is best on three of four questions, d on one; b only ties with a, and c is never best."""
     scores = {"a": (1, 1, 1, 0), "b": (1, 0, 0, 0), "c": (0, 0, 0, 0.5), "d": (0, 0, 0, 1)}
     candidates = [Candidate(name, values) for name, values in scores.items()]
     rng = random.Random(0)
@@ -239,7 +242,7 @@ def test_gepa_draws_parents_from_the_front_as_often_as_they_are_best():
     assert drawn.count("a") / 4000 == pytest.approx(0.75, abs=0.03)
 
 
-def test_gepa_takes_every_question_once_an_epoch_and_fills_up_with_the_least_used():
+def test_gepa_uses_each_question_once_per_epoch_and_fills_batches_with_the_least_used():
     batches = minibatches(QUESTIONS[:5], 3, random.Random(0))
     taken = [next(batches) for _ in range(20)]  # ten epochs of two batches
     uses = [sum(batch.count(question) for batch in taken) for question in QUESTIONS[:5]]
@@ -256,11 +259,11 @@ def test_gepa_takes_every_question_once_an_epoch_and_fills_up_with_the_least_use
         ("```Be quick.```", "Be quick."),
     ],
 )
-def test_gepa_reads_what_stands_between_the_fences(reply, prompt):
-    assert extract_fenced(reply) == prompt
+def test_gepa_reads_the_prompt_between_the_fences(reply, prompt):
+    assert read_fenced_prompt(reply) == prompt
 
 
-def test_the_scripted_optimiser_says_the_same_to_the_same_request_and_something_new_to_another_sample():
+def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():
     optimizer = MiniOptimizer(seed=0)
 
     def write(sample: int) -> str:
@@ -274,7 +277,7 @@ def test_the_scripted_optimiser_says_the_same_to_the_same_request_and_something_
     assert all(reply.startswith("<INS>Keep the answer short. ") for reply in replies)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_without_questions_says_which_flag_gives_them(name):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_search_without_questions_names_the_flag_that_gives_them(name):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(SEARCHES[name](bench(), [], VALIDATION, seed_prompt=SEED))
+        asyncio.run(ALGORITHMS[name](new_search(), [], VALIDATION, config=SETTINGS, seed=0))

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: adapters against plain matrices, the loss against Hugging Face's, the export."""
+"""Supervised fine-tuning: adapters against plain matrices, loss against Hugging Face's, and the export."""
 
 import asyncio
 import copy
@@ -14,31 +14,30 @@ from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
     example_of,
     fine_tune,
-    game_of,
-    learn,
     negative_log_likelihood,
+    one_turn_config,
     schedule,
+    train_adapters,
 )
-from prompt_r1.config.fields import SftConfig
+from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Question, Trajectory
 from tests import tiny
-from tests.baselines.test_baselines import PricedSource, method, pool
+from tests.baselines.methods import PricedSource, method, pool
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=2, accumulate=2, checkpointing=False, device="cpu")
 
 
-def player() -> Agent:
-    return make_agent(
-        tiny.policy(), Codec(tiny.tokenizer(), "Answer."), replace(game_of(SMALL), max_tokens=400)
-    )
+def tiny_agent() -> Agent:
+    game = replace(one_turn_config(SMALL).game, max_tokens=400)
+    return make_agent(tiny.policy(), Codec(tiny.tokenizer(), "Answer."), game)
 
 
-def examples(of: Agent) -> list[Trajectory]:
-    return [example_of(question, of, cutoff=500) for question in QUESTIONS]
+def examples(agent: Agent) -> list[Trajectory]:
+    return [example_of(question, agent.codec, cutoff=500) for question in QUESTIONS]
 
 
 def with_random_adapters(model: torch.nn.Module) -> None:
@@ -48,7 +47,7 @@ def with_random_adapters(model: torch.nn.Module) -> None:
             torch.nn.init.normal_(layer.b, std=0.1)
 
 
-def test_adapters_begin_as_the_model_itself_and_merge_into_what_they_became():
+def test_new_adapters_do_not_change_the_outputs_and_merging_does_not_either():
     model = tiny.model()
     before = model(TOKENS).logits
     add_lora(model, rank=8, alpha=16)
@@ -62,7 +61,7 @@ def test_adapters_begin_as_the_model_itself_and_merge_into_what_they_became():
     assert not [layer for layer in model.modules() if isinstance(layer, LoRA)]
 
 
-def test_every_linear_layer_but_the_head_is_adapted_by_alpha_over_rank():
+def test_every_linear_layer_except_the_head_is_adapted_and_scaled_by_alpha_over_rank():
     model = tiny.model(layers=2)
     weight = model.model.layers[0].mlp.up_proj.weight.clone()
     trainable = add_lora(model, rank=4, alpha=12)
@@ -74,37 +73,37 @@ def test_every_linear_layer_but_the_head_is_adapted_by_alpha_over_rank():
     torch.testing.assert_close(up.merged().weight, weight + 3 * up.b @ up.a)
 
 
-def test_the_loss_is_that_of_the_answers_tokens_alone():
-    of = player()
-    batch = examples(of)[:3]
+def test_the_loss_covers_only_the_tokens_of_the_answer():
+    agent = tiny_agent()
+    batch = examples(agent)[:3]
     expected = 0.0
     for example in batch:
         read = len(example.tokens) - sum(example.sampled)
         labels = [-100] * read + example.tokens[read:]
-        mean = of.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
+        mean = agent.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
         expected += mean * (len(example.tokens) - read)
-    assert negative_log_likelihood(of, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert negative_log_likelihood(agent.policy, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_example_is_the_question_in_the_agents_frame_and_the_gold_answer_in_tags():
-    of = player()
-    example = example_of(QUESTIONS[0], of, cutoff=500)
+def test_an_example_is_the_question_in_the_chat_template_and_the_gold_answer_in_tags():
+    agent = tiny_agent()
+    example = example_of(QUESTIONS[0], agent.codec, cutoff=500)
     read = example.sampled.index(True)
-    assert example.tokens[:read] == of.codec.opening("Number 0?") and all(example.sampled[read:])
-    assert of.codec.decode(example.tokens[read:]) == "<answer>it is 0</answer>"
-    assert example.tokens[-1] == of.codec.turn_end
-    cut = example_of(QUESTIONS[0], of, cutoff=read + 5)
+    assert example.tokens[:read] == agent.codec.opening("Number 0?") and all(example.sampled[read:])
+    assert agent.codec.decode(example.tokens[read:]) == "<answer>it is 0</answer>"
+    assert example.tokens[-1] == agent.codec.turn_end
+    cut = example_of(QUESTIONS[0], agent.codec, cutoff=read + 5)
     assert cut.tokens == example.tokens[: read + 5] and sum(cut.sampled) == 5
 
 
-def test_learning_lowers_the_loss_and_leaves_the_frozen_weights_alone():
-    of = player()
-    frozen = {name: tensor.clone() for name, tensor in of.policy.model.state_dict().items()}
-    trainable = add_lora(of.policy.model, rank=8, alpha=16)
-    lines = list(learn(of, trainable, examples(of), SMALL, quiet=True))
-    assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 a step"
+def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
+    agent = tiny_agent()
+    frozen = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
+    trainable = add_lora(agent.policy.model, rank=8, alpha=16)
+    lines = list(train_adapters(agent.policy, trainable, examples(agent), SMALL, quiet=True))
+    assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 per step"
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
-    after = of.policy.model.state_dict()
+    after = agent.policy.model.state_dict()
     assert all(
         torch.equal(frozen[name], after[name] if name in after else after[_base(name)]) for name in frozen
     )
@@ -115,25 +114,29 @@ def _base(name: str) -> str:
     return f"{layer}.base.{parameter}"
 
 
-def test_micro_batches_do_not_change_what_is_learnt():
+def test_the_size_of_micro_batches_does_not_change_the_result():
     weights = []
     for batch_size, accumulate in [(1, 6), (3, 2)]:
-        of = player()
+        agent = tiny_agent()
         torch.manual_seed(0)
-        trainable = add_lora(of.policy.model, rank=8, alpha=16)
+        trainable = add_lora(agent.policy.model, rank=8, alpha=16)
         settings = replace(SMALL, batch_size=batch_size, accumulate=accumulate, epochs=3)
-        list(learn(of, trainable, examples(of), settings, quiet=True))
+        list(train_adapters(agent.policy, trainable, examples(agent), settings, quiet=True))
         weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
-def test_questions_that_leave_no_room_for_an_answer_are_an_error():
-    of = player()
-    with pytest.raises(UsageError, match="no answer is left to learn"):
-        next(learn(of, [], [example_of(QUESTIONS[0], of, cutoff=10)], SMALL, quiet=True))
+def test_questions_that_leave_no_room_for_an_answer_are_a_usage_error():
+    agent = tiny_agent()
+    with pytest.raises(UsageError, match="no answer is left to train on"):
+        next(
+            train_adapters(
+                agent.policy, [], [example_of(QUESTIONS[0], agent.codec, cutoff=10)], SMALL, quiet=True
+            )
+        )
 
 
-def test_the_rate_rises_for_a_tenth_and_falls_to_nothing():
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
     rates = [schedule(step, 100) for step in range(101)]
     assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
     assert (
@@ -141,7 +144,7 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing():
     )
 
 
-def test_the_fine_tuned_agent_is_a_folder_like_any_other_and_answers(tmp_path):
+def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     settings = replace(SMALL, agent=str(start), epochs=1)
     folder = fine_tune(QUESTIONS, settings, tmp_path / "tuned", quiet=True)
@@ -154,7 +157,7 @@ def test_the_fine_tuned_agent_is_a_folder_like_any_other_and_answers(tmp_path):
     torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_method_fine_tunes_once_for_the_same_settings(tmp_path):
+def test_the_method_sft_fine_tunes_only_once_with_the_same_settings(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
 
     def prepared(lr: float) -> float:
@@ -168,14 +171,14 @@ def test_the_method_fine_tunes_once_for_the_same_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "told"), [({"epochs": 0}, "--epochs must be above 0"), ({}, "--train-data")]
+    ("settings", "message"), [({"epochs": 0}, "--epochs must be above 0"), ({}, "--train-data")]
 )
-def test_what_cannot_be_learnt_is_told(knobs, told, tmp_path):
-    with pytest.raises(UsageError, match=told):
-        fine_tune([], replace(SMALL, **knobs), tmp_path, quiet=True)
+def test_invalid_settings_and_missing_questions_are_usage_errors(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        fine_tune([], replace(SMALL, **settings), tmp_path, quiet=True)
 
 
-def test_methods_without_their_agent_say_how_to_get_one(tmp_path):
+def test_methods_without_their_agent_name_the_flag_that_gives_it(tmp_path):
     with pytest.raises(UsageError, match="--sft-agent"):
         method("sft", pool(PricedSource(str)), agent="x")
     with pytest.raises(UsageError, match="--env none"):
@@ -186,7 +189,7 @@ def test_methods_without_their_agent_say_how_to_get_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
-def test_the_adapters_are_those_of_peft():
+def test_the_adapters_equal_those_of_peft():
     peft = pytest.importorskip("peft")
     ours, theirs = tiny.model(), copy.deepcopy(tiny.model())
     with_random_adapters(ours)

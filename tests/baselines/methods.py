@@ -1,0 +1,82 @@
+"""Methods on scripted environments, for tests."""
+
+import asyncio
+from pathlib import Path
+
+import torch
+
+from prompt_r1.agent.names import AgentSpec
+from prompt_r1.baselines import AgentCache, Method, MethodContext, make_method
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.pool import Pool
+from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.types import Message, Question
+
+ANNA = Question("1", "a", "abc def?", ("Anna",))
+CONFIG = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 60, "max_tokens": 900})
+
+
+class PricedSource:
+    """Replies with a function of the messages; each call takes 10 tokens in and 3 out."""
+
+    parameters: dict[str, object] = {}  # noqa: RUF012
+
+    def __init__(self, reply) -> None:
+        self.name = "priced"
+        self.reply = reply
+        self.asked: list[list[Message]] = []
+
+    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
+        return Outcome("ok", text=self.reply(messages), tokens_in=10, tokens_out=3)
+
+    async def check(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def pool(source) -> Pool:
+    """A pool of one environment, for 1 dollar per million tokens in and 2 out."""
+    budget = Budget()
+    member = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=Price(1.0, 2.0))
+    return Pool([member], budget=budget)
+
+
+class SameEnvironment:
+    """Opens the same environment for every SPEC."""
+
+    def __init__(self, environment: Pool) -> None:
+        self.environment = environment
+
+    def open(self, spec: str, **_: object) -> Pool:
+        return self.environment
+
+
+def method(
+    name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **settings: object
+) -> Method:
+    """A method with a tiny agent; `settings` are those of evaluate.py."""
+    spec = AgentSpec(agent, CONFIG, start=str(agent))
+    context = MethodContext(
+        environment=environment,
+        spec="large",
+        environments=SameEnvironment(environment),
+        agents=AgentCache(spec, torch.device("cpu")),
+        config=EvaluateConfig(**settings),
+        temperature=1.0,  # with seed 0 the tiny agent asks; greedily it never does
+        seed=0,
+        folder=folder,
+    )
+    return make_method(name, context)
+
+
+def answer(name: str, environment: Pool, **options: object) -> Prediction:
+    """A method's answer to one question."""
+    return asyncio.run(method(name, environment, **options).answer(ANNA, sample=0, seed="0"))
