@@ -1,6 +1,7 @@
-"""OPRO, TextGrad and GEPA in a scripted world where one sentence in the prompt raises accuracy from 0.3 to 0.9.
+"""OPRO, TextGrad and GEPA in a scripted world where one sentence in the prompt helps.
 
-They find the sentence, and make as many calls as the formulas of their authors say.
+With it the environment answers 90 % of the questions correctly, without it 30 %. The optimisers find it, and
+make as many calls as the formulas of their authors say.
 """
 
 import asyncio
