@@ -1,7 +1,7 @@
-"""A whole evaluation over the published files, killed in the middle: `python -m pytest -m slow`.
+"""A complete evaluation of the published files, killed half-way: `python -m pytest -m slow`.
 
-The environment is a scripted endpoint that knows six answers of ten. The numbers are worked out again here,
-from the files and from what the endpoint knows, with none of the project's own scoring.
+The environment is a scripted endpoint that knows the answers to 60 % of the questions. The expected numbers
+are computed from the files and from what the endpoint knows, without the project's own scoring.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.miniworld.serve import MiniServer
-from tests.data.test_data import PUBLISHED
-from tests.mini_server import with_server
+from tests.paths import PUBLISHED
 from tests.programs import command
 from tests.providers import body_of
 
@@ -33,14 +32,14 @@ UNKNOWN = "qqxzy vvwzz"  # in no gold answer
 
 
 def known(question: str) -> bool:
-    """A prompt that BookSum holds twice has two stories: nobody knows which is meant."""
-    if question in TWICE:
+    """Whether the endpoint knows the answer. A text that occurs twice has two answers, so it does not."""
+    if question in DUPLICATES:
         return False
     return hashlib.md5(question.encode()).digest()[0] < 0.6 * 256
 
 
 def published(path: Path) -> list[tuple[str, list[str]]]:
-    """Questions and gold answers of a file."""
+    """The questions and gold answers in a file."""
     rows = pq.read_table(path).to_pylist()
     texts = [row["prompt"][0]["content"].removeprefix("Question: ") for row in rows]
     cuts = [text.rfind("\nFirst, provide a simple explanation of the question") for text in texts]
@@ -50,11 +49,11 @@ def published(path: Path) -> list[tuple[str, list[str]]]:
 
 FILES = sorted(PUBLISHED.glob("*.parquet"))
 COUNTS = Counter(text for path in FILES for text, _ in published(path))
-TWICE = {text for text, count in COUNTS.items() if count > 1}
+DUPLICATES = {text for text, count in COUNTS.items() if count > 1}
 
 
 class KnowingServer(MiniServer):
-    """Answers what it knows with the first gold answer; after `last` replies it answers nobody any more."""
+    """Answers the questions that it knows with the first gold answer; hangs after `last` replies."""
 
     def __init__(self, *, last: int = 10**9) -> None:
         super().__init__(rng=random.Random(0))
@@ -68,31 +67,32 @@ class KnowingServer(MiniServer):
         if self.asked.total() >= self.last:
             self.reached.set()
             await self.released.wait()
-            return 500, {}  # nobody is there any more
+            return 500, {}  # the client has been killed
         self.asked[question] += 1
         return 200, body_of(f"I think it is <answer>{self.replies[question]}</answer>")
 
 
 async def evaluate(server: KnowingServer, folder: Path) -> asyncio.subprocess.Process:
-    line = command("evaluate.py", "--data", *FILES, "--method", "direct", "--tables", "--out", folder,
-                   "--env", f"mini@{server.base_url}", "--answer-format", "tags")  # fmt: skip
+    """Start evaluate.py on all files, in a process of its own."""
+    line = command("evaluate.py", "--data", *FILES, "--method", "direct", "--tables", "--out", folder)
+    line += ["--env", f"mini@{server.base_url}", "--answer-format", "tags"]
     return await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.DEVNULL)
 
 
-def worth(text: str, golds: list[str]) -> float:
-    """1 for an answer that is a gold one and something is left of it after normalisation."""
+def score(text: str, golds: list[str]) -> float:
+    """1 for a gold answer that is not empty after normalisation."""
     letters = text.lower().translate(str.maketrans("", "", string.punctuation))
     return float(text in golds and bool(re.sub(r"\b(a|an|the)\b", " ", letters).split()))
 
 
 def expected() -> dict[str, tuple[float, float, float, int]]:
-    """Dataset file → rate in percent, Wilson's interval, n."""
+    """For each file: the rate and the ends of Wilson's interval in percent, and n."""
     numbers = {}
     for path in FILES:
         rows = published(path)
-        right = sum(worth(golds[0], golds) for text, golds in rows if known(text))
+        correct = sum(score(golds[0], golds) for text, golds in rows if known(text))
         n, z = len(rows), 1.959964
-        p = right / n
+        p = correct / n
         centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
         numbers[path.stem] = (100 * p, 100 * low, 100 * high, n)
@@ -106,47 +106,57 @@ NAMES = {
 }  # fmt: skip
 
 
-def test_a_killed_evaluation_goes_on_and_its_numbers_are_those_of_another_count(tmp_path):
-    total = sum(len(published(path)) for path in FILES)
-    assert total == 1536
+async def run_and_finish(server: KnowingServer, folder: Path) -> None:
+    """A whole evaluation."""
+    await server.start()
+    try:
+        assert await (await evaluate(server, folder)).wait() == 0
+    finally:
+        await server.stop()
 
-    async def full_tensor(server: KnowingServer) -> None:
-        assert await (await evaluate(server, tmp_path / "whole")).wait() == 0
 
-    async def killed(server: KnowingServer) -> None:
-        process = await evaluate(server, tmp_path / "parts")
+async def run_kill_and_finish(server: KnowingServer, folder: Path) -> None:
+    """An evaluation that is killed when the server hangs, and then repeated."""
+    await server.start()
+    try:
+        process = await evaluate(server, folder)
         await server.reached.wait()
-        while len((tmp_path / "parts/journal/rank0.jsonl").read_text().splitlines()) < 700:
-            await asyncio.sleep(0.1)  # replies under way arrive
+        while len((folder / "journal/rank0.jsonl").read_text().splitlines()) < 700:
+            await asyncio.sleep(0.1)  # the last replies are still on their way
         process.kill()
         await process.wait()
         server.last = 10**9
         server.released.set()
-        assert await (await evaluate(server, tmp_path / "parts")).wait() == 0
+        assert await (await evaluate(server, folder)).wait() == 0
+    finally:
+        await server.stop()
 
+
+def test_a_killed_evaluation_continues_and_gives_independently_computed_numbers(tmp_path):
+    assert sum(len(published(path)) for path in FILES) == 1536
     undisturbed, interrupted = KnowingServer(), KnowingServer(last=700)
-    with_server(full_tensor(undisturbed), undisturbed)
-    with_server(killed(interrupted), interrupted)
-    # Questions that the files hold twice are asked once: the journal knows the reply.
+    asyncio.run(run_and_finish(undisturbed, tmp_path / "whole"))
+    asyncio.run(run_kill_and_finish(interrupted, tmp_path / "parts"))
+    # A question that occurs twice is asked once: the second reply comes from the journal.
     assert max(interrupted.asked.values()) == max(undisturbed.asked.values()) == 1
     assert interrupted.asked == undisturbed.asked
     for name in ("tables.md", "cells.csv", "results.md", "table2.tex", "table3.csv"):
         texts = [(tmp_path / folder / name).read_text() for folder in ("whole", "parts")]
-        texts = [re.sub(r"127.0.0.1.\d+", "here", text) for text in texts]  # two servers, two ports
+        texts = [re.sub(r"127.0.0.1.\d+", "here", text) for text in texts]  # the servers' ports differ
         assert texts[0] == texts[1] and len(texts[0]) > 500
 
     cells = list(csv.DictReader((tmp_path / "whole/cells.csv").read_text().splitlines()))
     for stem, (rate, low, high, n) in expected().items():
         rows = {row["row"]: row for row in cells if row["row"].startswith(f"{NAMES[stem]} (n = {n})")}
-        row = rows[f"{NAMES[stem]} (n = {n}) {'F1' if kind_is_text(stem) else 'EM'}"]
+        row = rows[f"{NAMES[stem]} (n = {n}) {'F1' if is_text(stem) else 'EM'}"]
         assert float(row["percent"]) == pytest.approx(rate, abs=1e-3), stem
         assert float(row["low"]) == pytest.approx(low, abs=1e-2), stem
         assert float(row["high"]) == pytest.approx(high, abs=1e-2), stem
     averages = [row for row in cells if row["row"].startswith("Average") and row["row"].endswith("EM")]
-    trained = [stem for stem in NAMES if not stem.endswith("_ood") and not kind_is_text(stem)]
+    trained = [stem for stem in NAMES if not stem.endswith("_ood") and not is_text(stem)]
     mean = sum(expected()[stem][0] for stem in trained) / len(trained)
     assert float(averages[0]["percent"]) == pytest.approx(mean, abs=1e-3) and averages[0]["paper"] == "34.89"
 
 
-def kind_is_text(stem: str) -> bool:
+def is_text(stem: str) -> bool:
     return stem in ("BookSum", "WritingPrompts", "Xsum_ood")

@@ -185,13 +185,11 @@ def test_every_answer_uses_the_best_prompt_as_its_system_message():
 
 
 def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
-    scores = {
-        f"{letter}!": value for letter, value in zip("abcdef", (0.1, 0.3, 0.999, 0.5, 0.72, 0.2), strict=True)
-    }
+    scores = {"a!": 0.1, "b!": 0.3, "c!": 0.999, "d!": 0.5, "e!": 0.72, "f!": 0.2}
     shown = meta_prompt(scores, QUESTIONS[:1], shown=3, threshold=0.3)
-    places = [shown.index(f"instruction: {text}\nscore: {score}") for text, score in
-              (("d!", 50), ("e!", 72), ("c!", 100))]  # fmt: skip
-    assert places == sorted(places)
+    expected = {"d!": 50, "e!": 72, "c!": 100}
+    positions = [shown.index(f"instruction: {text}\nscore: {score}") for text, score in expected.items()]
+    assert positions == sorted(positions)
     assert not any(f"{letter}!" in shown for letter in "abf") and "gold 0" in shown
 
 

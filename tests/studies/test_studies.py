@@ -76,13 +76,16 @@ def test_the_distance_of_a_mixture_from_home_is_its_share(home):
 
 
 def write_curves(folder, rates: list[float]) -> None:
+    """A run folder with validations every 20 steps, and six steps of sampled games."""
     (folder / "trajectories").mkdir(parents=True)
     lines = [{"step": 20 * place, "val/em": rate, "val/n": 50} for place, rate in enumerate(rates)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    games = [{"stop": "answered", "answer": answer, "question": {"id": f"q{n}", "answers": ["Anna"]}}
-             for n, answer in enumerate(["Anna", "Bob", None, "Anna"])]  # fmt: skip
-    broken = {"stop": "env_error", "answer": None, "question": {"id": "q9", "answers": ["Anna"]}}
-    rows = "".join(json.dumps(game) + "\n" for game in [*games, broken])
+    games = []
+    for number, answer in enumerate(["Anna", "Bob", None, "Anna"]):
+        question = {"id": f"q{number}", "answers": ["Anna"]}
+        games.append({"stop": "answered", "answer": answer, "question": question})
+    games.append({"stop": "env_error", "answer": None, "question": {"id": "q9", "answers": ["Anna"]}})
+    rows = "".join(json.dumps(game) + "\n" for game in games)
     for step in range(1, 7):
         (folder / "trajectories" / f"step-{step:06d}-rank0.jsonl").write_text(rows)
 
