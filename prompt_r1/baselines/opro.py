@@ -39,7 +39,7 @@ async def opro(
     """The instruction with the best score on the training questions. `validation` is not used."""
     train = draw_questions(train, config.opro_train, seed)
     if not train:
-        raise UsageError("opro needs training questions: give --train-data, and --opro-train above 0")
+        raise UsageError("opro needs training questions: give --train-data")
     scores: dict[str, float] = {}
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
