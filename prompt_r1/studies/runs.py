@@ -18,9 +18,8 @@ from prompt_r1.types import Ask, GameSettings, Generate, Question, Trajectory
 
 @dataclass(frozen=True)
 class StudiedRun:
-    """A run folder: the agent before and after training, the environment and the test questions."""
+    """A run: its agent before and after training, its environment and test questions."""
 
-    folder: Path
     agents: dict[str, Agent]  # "untrained", "trained"
     environment: MiniEnvironment
     questions: list[Question]
@@ -51,7 +50,7 @@ def load_run(folder: Path, *, per_kind: int) -> StudiedRun:
         "trained": load_agent(folder / "agent", config, device),
     }
     environment = MiniEnvironment(make_world(config.seed), "A", seed=config.seed)
-    return StudiedRun(folder, agents, environment, questions)
+    return StudiedRun(agents, environment, questions)
 
 
 def greedy(agent: Agent) -> Generate:
