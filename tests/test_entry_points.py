@@ -222,7 +222,7 @@ BAD_INPUT = [
     (["train.py", "--config", "bad.yaml"], "unknown key 'lerning_rate'"),
     (["train.py", "--agent", "no/such/agent"], "no tokenizer at 'no/such/agent'"),
     (["train.py", "--agent", "AGENT", "--data", "none.jsonl"], "none.jsonl: there is no such file"),
-    (["train.py", "--agent", "AGENT", "--data", "empty.jsonl"], "the file holds no questions"),
+    (["train.py", "--agent", "AGENT", "--data", "empty.jsonl"], "the file contains no questions"),
     (["train.py", "--agent", "AGENT", "--data", "long.jsonl"], "question 'long' takes"),
     (["train.py", "--agent", "AGENT", "--env", "what?ever"], "what?ever"),
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
