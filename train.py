@@ -11,6 +11,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data.named import find_questions
@@ -42,7 +44,22 @@ def train(run: Run) -> None:
     validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
     test = find_questions(config.test_data, "test", config.seed)
     check_question_lengths([*sampler.questions, *validation, *test], agent.codec, config.max_tokens)
-    update = Update(config, policy, models.reference, ranks)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
+    )
+    update = Update(
+        policy,
+        models.reference,
+        optimizer,
+        ranks,
+        grad_clip=config.grad_clip,
+        token_mean=config.loss == "token-mean",
+        tokens_per_batch=config.tokens_per_batch,
+    )
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
         generate = partial(agent.generate, temperature=config.temperature)

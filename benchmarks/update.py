@@ -32,7 +32,6 @@ from benchmarks.update_rivals import CLIP, naive_backward, padded, trl_backward,
 from benchmarks.workload import plan, small_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.training.update import Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
@@ -102,9 +101,15 @@ class Variant:
         self.optimizer.param_groups[0]["lr"] = 1e-6
         if name == "ours":
             policy = Policy(self.model, compute=torch.float32)
-            config = TrainConfig(kl_coef=0.0, grad_clip=1.0, tokens_per_batch=TOKENS_PER_BATCH)
-            self.updater = Update(config, policy, None, Ranks(rank=0, count=1, device=CPU))
-            self.updater.optimizer = self.optimizer  # the same for all variants
+            self.updater = Update(
+                policy,
+                None,
+                self.optimizer,
+                Ranks(rank=0, count=1, device=CPU),
+                grad_clip=1.0,
+                token_mean=False,
+                tokens_per_batch=TOKENS_PER_BATCH,
+            )
         if name == "trl":
             batches = len(games) // GAMES
             self.trainer = trl_trainer(self.model, rows=GAMES, batches=batches, loss_type="grpo")

@@ -8,6 +8,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.protocol import parse
+from prompt_r1.training.update import Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests import tiny
 from tests.tiny import think
@@ -92,3 +93,25 @@ def _continue_opening(opening: list[int], *, seed: int) -> Trajectory:
         new = tiny.random_tokens(rng.randint(1, 9), seed=300 + seed + turn)
         game.add_sampled(Completion(new, [rng.uniform(-3, -0.1) for _ in new], True))
     return game
+
+
+def make_update(
+    policy: Policy,
+    *,
+    reference: Policy | None = None,
+    ranks: Ranks = ONE_RANK,
+    lr: float = 1e-3,
+    grad_clip: float = 1.0,
+    token_mean: bool = False,
+    tokens_per_batch: int = 64,
+) -> Update:
+    """An update of a policy with AdamW."""
+    return Update(
+        policy,
+        reference,
+        torch.optim.AdamW(policy.parameters(), lr=lr),
+        ranks,
+        grad_clip=grad_clip,
+        token_mean=token_mean,
+        tokens_per_batch=tokens_per_batch,
+    )

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
 from prompt_r1.grpo import Loss
@@ -57,23 +57,31 @@ class StepMetrics:
 
 
 class Update:
-    """Prepares the micro-batches of a training step, and takes its optimiser steps with AdamW."""
+    """Prepares the micro-batches of a training step, and takes its optimiser steps."""
 
-    def __init__(self, config: TrainConfig, policy: Policy, reference: Policy | None, ranks: Ranks) -> None:
-        """`reference` is the frozen start; None: the KL is to the policy that sampled."""
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        *,
+        grad_clip: float,
+        token_mean: bool,
+        tokens_per_batch: int,
+    ) -> None:
+        """`reference` is the frozen start; None: the KL is to the policy that sampled.
+
+        `token_mean` averages the loss over tokens, not over games (eq. 17).
+        """
         self.policy = policy
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters(),
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            # One kernel, without temporary tensors as large as the weights.
-            fused=ranks.device.type == "cuda",
-        )
+        self.optimizer = optimizer
         self.skipped_in_a_row = 0  # optimiser steps that were not taken
-        self._config = config
         self._reference = reference
         self._ranks = ranks
+        self._grad_clip = grad_clip
+        self._token_mean = token_mean
+        self._tokens_per_batch = tokens_per_batch
         self._start()
 
     def _start(self) -> None:
@@ -104,12 +112,12 @@ class Update:
         if not all_games:
             return None
         weight: Callable[[Trajectory], float]
-        if self._config.loss == "token-mean":
+        if self._token_mean:
             weight = partial(token_mean_weight, tokens=int(all_tokens))
         else:
             weight = partial(sequence_mean_weight, games=int(all_games))
         device = self.policy.device
-        batches = collate(games, weight, tokens_per_batch=self._config.tokens_per_batch, device=device)
+        batches = collate(games, weight, tokens_per_batch=self._tokens_per_batch, device=device)
         if self._ranks.mesh is not None:
             # Sharded weights are gathered by all ranks for each forward: every rank needs as many.
             most = int(self._ranks.max([len(batches)])[0])
@@ -150,7 +158,7 @@ class Update:
         """
         step, self._current = self._current, StepMetrics()
         self._ranks.sum_gradients(self.policy)
-        step.grad_norm = self._ranks.clip_gradients(self.policy, self._config.grad_clip)
+        step.grad_norm = self._ranks.clip_gradients(self.policy, self._grad_clip)
         finite = math.isfinite(step.grad_norm) and math.isfinite(step.sums["loss"])
         finite_everywhere = not self._ranks.max([not finite])[0]
         if finite_everywhere:

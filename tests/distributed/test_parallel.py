@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
     Ranks,
@@ -29,10 +28,10 @@ from prompt_r1.distributed.ranks import (
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.update import Update, split
+from prompt_r1.training.update import split
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
-from tests.games import CPU, ONE_RANK, record_logprobs_of
+from tests.games import CPU, ONE_RANK, make_update, record_logprobs_of
 from tests.ports import free_ports
 from train import learn
 
@@ -124,8 +123,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    config = TrainConfig(lr=1e-3, kl_coef=0.1, tokens_per_batch=64, weight_decay=0.01)
-    update = Update(config, policy, reference, ranks)
+    update = make_update(policy, reference=reference, ranks=ranks)
     gradients: list[Tensor] = []
     update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics = []
@@ -144,7 +142,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
             mini_batch=8,
             numbers=numbers,
         )
-        metrics.append(learn(update, mini_batches, clip=config.clip, kl_coef=config.kl_coef))
+        metrics.append(learn(update, mini_batches, clip=0.2, kl_coef=0.1))
         rollout_policy.copy_weights_from(policy)
     return Outcome(
         metrics,

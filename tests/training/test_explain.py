@@ -14,7 +14,7 @@ from prompt_r1.grpo import grpo_loss
 from prompt_r1.training import explain_step
 from prompt_r1.training.batch import collate, sequence_mean_weight
 from prompt_r1.training.explain import explain
-from prompt_r1.training.update import Update
+from tests.games import make_update
 from train import learn
 
 
@@ -74,7 +74,7 @@ def test_the_step_of_the_walkthrough_equals_the_step_of_training(walkthrough, co
     weight = partial(sequence_mean_weight, games=len(walkthrough.games))
     [batch] = collate(walkthrough.games, weight, tokens_per_batch=10**6, device=policy.device)
     loss = sum(loss.total.item() for loss in walkthrough.step.before.losses)
-    update = Update(config, policy, reference, start_ranks("cpu"))
+    update = make_update(policy, reference=reference, lr=config.lr, grad_clip=config.grad_clip)
     metrics = learn(update, [walkthrough.games], clip=config.clip, kl_coef=config.kl_coef)
     assert metrics["grad_norm"] == pytest.approx(walkthrough.step.grad_norm, rel=1e-4)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)

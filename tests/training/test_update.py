@@ -11,13 +11,13 @@ from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable
-from prompt_r1.training.update import MAX_SKIPPED, Update, split
+from prompt_r1.training.update import MAX_SKIPPED, split
 from prompt_r1.types import ScoredGame
 from tests import tiny
 from tests.games import (
     CPU,
-    ONE_RANK,
     change_logprobs,
+    make_update,
     naive_logprobs,
     random_scored_games,
     record_logprobs_of,
@@ -28,14 +28,12 @@ from train import learn
 class Learner:
     """An `Update` with the settings of these tests, and the loop of train.py over it."""
 
-    def __init__(
-        self, policy: Policy, *, reference: Policy | None = None, ranks: Ranks = ONE_RANK, **settings
-    ) -> None:
-        self.config = TrainConfig(**{"lr": 1e-3, "kl_coef": 0.01, "tokens_per_batch": 64, **settings})
-        self.update = Update(self.config, policy, reference, ranks)
+    def __init__(self, policy: Policy, *, kl_coef: float = 0.01, **settings) -> None:
+        self.update = make_update(policy, **settings)
+        self.kl_coef = kl_coef
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        return learn(self.update, mini_batches, clip=self.config.clip, kl_coef=self.config.kl_coef)
+        return learn(self.update, mini_batches, clip=0.2, kl_coef=self.kl_coef)
 
 
 def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
@@ -262,7 +260,7 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, to
         lr=0.0,
         grad_clip=math.inf,
         kl_coef=0.1,
-        loss="token-mean" if token_mean else "sequence-mean",
+        token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
     )
     gradients_of_steps: list[list[torch.Tensor]] = []
