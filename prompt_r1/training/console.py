@@ -177,12 +177,12 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         *filter(None, changes),
         f"  took         {', '.join(totals)}",
         "Where it is",
+        f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
         "What to type next",
         f"  python infer.py --agent {folder}",
         f"  python evaluate.py --agent {folder} --data {other}",
-        f"  python -m prompt_r1.report {folder}",
     ]
     return "\n".join(text)
 

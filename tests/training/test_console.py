@@ -97,6 +97,7 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     lines[10] |= {"val/em": 0.3, "val/reward": 0.7, "val/format": 1.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 6, TrainConfig(env="gpt-4o-mini", test_data=("test.jsonl",)))
+    assert shown.index("report.html: ") < shown.index("/agent: ")
     best = "EM 0.100 → 0.800   reward 0.200 → 0.700   format 0.900 → 1.000   (step 0 → step 6, the best)"
     assert best in shown
     assert "EM 0.300 → 0.800   reward 0.150 → 0.400   format 1.000 → 1.000" in shown  # steps 1-5, 6-10
