@@ -52,13 +52,14 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
         "tables.md": "\n\n".join(map(to_markdown, paper)),
         "cells.csv": rates_to_csv(paper),
         "comparisons.md": "\n\n".join([*pooled, *map(comparison_by_dataset, comparisons)]),
-        "cost.svg": svg(quality_against_cost(results)),
     }
     for table in paper:
         name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in table.name)
         files |= {f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
     for name, content in files.items():
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
+    # Drawn last: the answers are paid for, and an error in the plot must not cost their tables.
+    (folder / "cost.svg").write_text(svg(quality_against_cost(results)), "utf-8")
     return "\n\n".join([files["tables.md"] if tables else result_list, *pooled])
 
 

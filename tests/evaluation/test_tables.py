@@ -9,6 +9,8 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
@@ -341,6 +343,38 @@ def test_a_system_that_makes_no_calls_is_at_the_left_edge():
     )
     [circle] = [item for item in root.iter() if item.tag.endswith("circle")]
     assert circle.get("cx") == zero.get("x")
+
+
+@given(st.floats(0, 12), st.integers(-12, 11), st.booleans())
+def test_a_cost_of_any_size_has_round_and_evenly_spaced_ticks(mantissa, exponent, whole):
+    """Mantissas between 5 and 10 once had no step, so that a paid evaluation ended without its tables."""
+    cost = min(max(mantissa * 10.0**exponent, 1e-12), 1e12)
+    cost = float(math.ceil(cost)) if whole else cost
+    priced = [Series("one", [Point(cost, 0.5, 0.4, 0.6, 10)])]
+    root = ElementTree.fromstring(svg(Plot("costs", "$", "EM", priced, names_at_points=True)))
+    ticks = [item for item in root.iter() if item.get("text-anchor") == "middle"]
+    values = [float(item.text) for item in ticks]
+    assert 2 <= len(values) <= 10 and values[0] == 0 and values[-1] <= 1.03 * cost
+    assert f"{values[1]:e}"[0] in "125"
+    assert values == pytest.approx([number * values[1] for number in range(len(values))])
+
+
+@pytest.mark.parametrize("usd", [math.inf, math.nan])
+def test_a_plot_that_cannot_be_drawn_loses_no_other_file(usd, tmp_path):
+    """The answers are paid for, so the tables are written before the plot."""
+    answer = replace(predict(), calls=1, usd=usd)
+    with pytest.raises((ValueError, OverflowError)):
+        write_results(tmp_path, score_predictions([answer]), {}, tables=False)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "results.md",
+        "results.json",
+        "tables.md",
+        "cells.csv",
+        "comparisons.md",
+        "table2.csv",
+        "table2.tex",
+    }
 
 
 def test_an_evaluation_folder_contains_every_file_even_if_no_question_was_answered(tmp_path):
