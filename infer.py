@@ -13,10 +13,10 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, open_agent
 from prompt_r1.agent.names import resolve_agent
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
     seed = spec.config.seed if config.seed < 0 else config.seed
     environment = open_environment(config, spec.config, seed)
-    with open_transcript(config.save) as file, asyncio.Runner() as runner:
+    with closing(Transcript(config.save)) as file, asyncio.Runner() as runner:
         try:
             runner.run(environment.check())  # before a large agent is loaded
             runner.run(check_endpoint(spec))
@@ -91,6 +91,29 @@ def main(arguments: list[str]) -> None:
         )
 
 
+class Transcript:
+    """The file of --save, or the null device. The first write replaces what an existing file held."""
+
+    def __init__(self, name: str) -> None:
+        """Open the file without changing it. Raises UsageError if it cannot be written."""
+        path = Path(name or os.devnull)
+        try:
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise UsageError(f"--save {name}: {error.strerror}") from None
+        self._has_old_text = path.is_file()  # a device or a pipe cannot be truncated
+
+    def write(self, text: str) -> None:
+        """Append to the texts written so far."""
+        if self._has_old_text:
+            self._file.truncate(0)
+            self._has_old_text = False
+        self._file.write(text)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Session:
     """Plays one question after another; shows, prints and saves each game as the flags say."""
 
@@ -101,7 +124,7 @@ class Session:
         agent_name: str,
         environment: Pool,
         seed: int,
-        file: TextIO,
+        file: Transcript,
     ) -> None:
         self.games: list[FinishedGame] = []
         self._config = config
@@ -209,14 +232,6 @@ def open_environment(config: InferConfig, trained: TrainConfig, seed: int) -> Po
     )
     ranks = Ranks(0, 1, pick_device(config.device))
     return Environments(calls, seed=seed, folder=None, ranks=ranks).open(config.env or trained.env)
-
-
-def open_transcript(name: str) -> TextIO:
-    """Open the file of --save, or the null device. Raises UsageError if it cannot be written."""
-    try:
-        return Path(name or os.devnull).open("w", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(f"--save {name}: {error.strerror}") from None
 
 
 def _write_out(text: str) -> None:

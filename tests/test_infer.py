@@ -141,6 +141,19 @@ def test_the_saved_transcript_is_the_dialogue_that_was_shown(ask, tmp_path):
     assert (tmp_path / "dialogue.txt").read_text() == shown
 
 
+@pytest.mark.parametrize("name", ["kept.txt", "kept.jsonl"])
+def test_a_transcript_replaces_an_existing_file_only_when_there_is_something_to_write(ask, tmp_path, name):
+    """A wrong agent or a question that is too long once left an empty file."""
+    (tmp_path / name).write_text("an earlier transcript\n")
+    for wrong in (["--agent", "no/such"], ["--question", "why " * 900]):
+        with pytest.raises(UsageError):
+            ask("--question", "abc def?", "--save", name, *wrong)
+        assert (tmp_path / name).read_text() == "an earlier transcript\n"
+    ask("--question", "abc def?", "--save", name)
+    assert "abc def?" in (tmp_path / name).read_text()
+    assert "an earlier" not in (tmp_path / name).read_text()
+
+
 def test_several_questions_end_with_their_total_cost(ask):
     shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
     assert shown.count("\ncost         ") == 2
