@@ -102,6 +102,9 @@ def test_the_message_of_a_module_begins_with_its_package(monkeypatch, capsys):
 
 OUT_OF_RANGE = [
     (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
+    (EvaluateConfig, "--env-concurrency", "0", "--env-concurrency must be above 0, not 0"),
+    (EvaluateConfig, "--env-timeout", "0", "--env-timeout must be above 0, not 0.0"),
+    (EvaluateConfig, "--repeats", "-1", "--repeats must be above 0, not -1"),
     (EvaluateConfig, "--repeats", "0", "--repeats must be above 0, not 0"),
     (EvaluateConfig, "--temperature", "-0.5", "--temperature must be 0 (none) or more, not -0.5"),
     (EvaluateConfig, "--shots", "0", "--shots must be above 0, not 0"),
