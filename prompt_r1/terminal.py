@@ -3,24 +3,30 @@
 import os
 import re
 import sys
+import unicodedata
 from typing import TextIO
 
-# Control characters except line feed and tab, bidi controls, line separators, lone surrogates.
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+NOT_PLAIN = re.compile("[^ -~\t\n]")  # everything but visible ASCII: the only characters worth looking up
 COLOURS = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
 
 
 def printable(text: str) -> str:
     """Escape every character that could move the cursor or hide or reorder text, such as ESC as \\x1b.
 
-    Escape sequences in a hostile reply can clear the screen, set the title and, in some terminals, enter
-    commands.
+    These are the Unicode categories of control, format, surrogate, private and unassigned characters, and of
+    line and paragraph separators. Escape sequences in a hostile reply can clear the screen, set the title
+    and, in some terminals, enter commands.
     """
-    return UNSAFE.sub(lambda match: _code(ord(match[0])), text.replace("\r\n", "\n"))
+    return NOT_PLAIN.sub(lambda match: _escape_unsafe(match[0]), text.replace("\r\n", "\n"))
 
 
-def _code(number: int) -> str:
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+def _escape_unsafe(letter: str) -> str:
+    category, number = unicodedata.category(letter), ord(letter)
+    if category[0] != "C" and category not in ("Zl", "Zp"):
+        return letter
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def has_colours(stream: TextIO) -> bool:

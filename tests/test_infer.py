@@ -72,6 +72,19 @@ def test_untrusted_text_cannot_move_the_cursor_or_change_its_direction():
     assert "\x1b" not in "".join(written) and "\x9b" not in "".join(written)
 
 
+@given(st.text(st.characters(categories=["C", "Z"])))
+def test_invisible_characters_are_escaped_whatever_their_code(text):
+    """By category, as Python's own repr does: a list once missed U+061C, U+200B, U+FEFF and U+E0041."""
+    safe = printable(text)
+    assert all(letter.isprintable() or letter in "\n\t" or letter.isspace() for letter in safe)
+    assert not re.search("[\x1c-\x1f\x85\u2028\u2029]", safe)  # blanks that end a line for some readers
+
+
+def test_an_escaped_character_is_shown_as_its_code_in_python():
+    assert printable("a\u061cb\u200bc\ufeffd\U000e0041e") == r"a\u061cb\u200bc\ufeffd\U000e0041e"
+    assert printable("é 漢\u00a0\u3000🙂 \u0301") == "é 漢\u00a0\u3000🙂 \u0301"
+
+
 def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
     (tmp_path / "q.txt").write_text("Who?\n\n  When? \r\n", "utf-8-sig")
     (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n\n{"question": " When? "}\n')
