@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return NOT_PLAIN.sub(lambda match: _escape_unsafe(match[0]), text.replace("\r\n", "\n"))
 
 
+def printable_line(text: str) -> str:
+    """A printable text on one line: for names in tables, titles and progress bars."""
+    return printable(text).replace("\n", " ").replace("\t", " ")
+
+
 def _escape_unsafe(letter: str) -> str:
     category, number = unicodedata.category(letter), ord(letter)
     if category[0] != "C" and category not in ("Zl", "Zp"):

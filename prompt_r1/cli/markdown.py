@@ -1,12 +1,15 @@
 """The writer of all Markdown tables."""
 
+import re
 from collections.abc import Sequence
+
+from prompt_r1.terminal import printable_line
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Format a table. The first `left` columns are left-aligned, the others right-aligned.
 
-    Pipes and line breaks in cells are escaped, so that no text can break the table.
+    Pipes, line breaks and unprintable characters in cells are escaped, so that no text can break the table.
     """
     marks = ["---"] * left + ["---:"] * (len(header) - left)
     lines = [_line(header), "|" + "|".join(marks) + "|"]
@@ -15,4 +18,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    # A backslash before a pipe would escape our own one, so it is doubled.
+    shown = [re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell)) for cell in cells]
+    return "| " + " | ".join(shown) + " |"

@@ -13,6 +13,7 @@ from prompt_r1.data.datasets import DATASETS, Dataset, squad
 from prompt_r1.data.files import check_writable, load_questions, write_questions
 from prompt_r1.data.mixture import mix, mix_report
 from prompt_r1.errors import UsageError
+from prompt_r1.terminal import printable
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -67,7 +68,7 @@ def _convert(options: argparse.Namespace) -> None:
         raise UsageError(
             f"{options.files[0]}: none of the {conversion.rows:,} rows is left ({reasons or 'empty'})"
         )
-    print(write_conversion(options.out, conversion, options.files))
+    print(printable(write_conversion(options.out, conversion, options.files)))
 
 
 def _rewrite_questions(options: argparse.Namespace) -> None:
@@ -134,7 +135,7 @@ def _mix(options: argparse.Namespace) -> None:
     for path, part in zip(outs, result.parts, strict=True):
         write_questions(path, part)
         print(f"{path}: {len(part):,} questions")
-    print(mix_report(result, sizes))
+    print(printable(mix_report(result, sizes)))
 
 
 def _add_audit(commands: Commands) -> None:
@@ -146,7 +147,7 @@ def _add_audit(commands: Commands) -> None:
 
 def _audit(options: argparse.Namespace) -> None:
     audits = [audit_file(path) for path in options.files]
-    print(audit_report(audits, examples=options.examples))
+    print(printable(audit_report(audits, examples=options.examples)))
     if any(audit.bad for audit in audits):
         raise SystemExit(1)  # files with bad rows cannot be used for training or evaluation
 

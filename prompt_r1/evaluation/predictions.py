@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from prompt_r1.errors import UsageError
+from prompt_r1.terminal import printable_line
 from prompt_r1.types import Question
 
 
@@ -26,7 +27,7 @@ class System:
 
     def __str__(self) -> str:
         parts = [part for part in (self.environment, self.agent) if part]
-        return f"{self.method} ({', '.join(parts)})" if parts else self.method
+        return printable_line(f"{self.method} ({', '.join(parts)})" if parts else self.method)
 
 
 @dataclass(frozen=True)

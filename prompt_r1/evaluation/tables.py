@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation.aggregate import Rate
+from prompt_r1.terminal import printable_line
 
 Label = tuple[str, ...]
 
@@ -59,7 +60,7 @@ def to_markdown(table: Table) -> str:
         cells = [_paper_text(entry) if line.paper else _markdown_text(entry) for entry in line.entries]
         rows.append([*line.label, *cells])
     header = [*table.headings, *table.column_names]
-    text = f"### {table.title}\n\n{markdown_table(header, rows, left=len(table.headings))}"
+    text = f"### {printable_line(table.title)}\n\n{markdown_table(header, rows, left=len(table.headings))}"
     return "\n\n".join([text, *table.notes])
 
 
@@ -68,8 +69,9 @@ def to_csv(table: Table) -> str:
     rows = []
     for line in _lines(table):
         values = [entry.paper if line.paper else _value(entry) for entry in line.entries]
-        rows.append([*line.label, *("" if value is None else f"{value:.6g}" for value in values)])
-    return _csv([[*table.headings, *table.column_names], *rows])
+        numbers = ["" if value is None else f"{value:.6g}" for value in values]
+        rows.append([*map(_csv_text, line.label), *numbers])
+    return _csv([[*map(_csv_text, [*table.headings, *table.column_names])], *rows])
 
 
 def rates_to_csv(tables: Iterable[Table]) -> str:
@@ -85,7 +87,7 @@ def rates_to_csv(tables: Iterable[Table]) -> str:
                     continue
                 rate, paper = entry.rate, "" if entry.paper is None else entry.paper
                 percents = [f"{100 * value:.4f}" for value in (rate.mean, rate.low, rate.high)]
-                names = [table.name, _joined(row), _joined(column)]
+                names = [_csv_text(name) for name in (table.name, _joined(row), _joined(column))]
                 rows.append([*names, *percents, rate.n, rate.errors, paper])
     return _csv(rows)
 
@@ -114,6 +116,12 @@ def to_latex(table: Table) -> str:
 
 def _joined(label: Label) -> str:
     return " ".join(part for part in label if part)
+
+
+def _csv_text(text: str) -> str:
+    """A text as a cell. Spreadsheets would read one that begins with = + - @ as a formula without the '."""
+    line = printable_line(text)
+    return f"'{line}" if line.lstrip().startswith(("=", "+", "-", "@")) else line
 
 
 def _csv(rows: Iterable[Sequence[object]]) -> str:
@@ -174,4 +182,4 @@ def _plain(number: float) -> str:
 def _escape(text: str) -> str:
     replacements = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     replacements |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    return "".join(replacements.get(letter, letter) for letter in text)
+    return "".join(replacements.get(letter, letter) for letter in printable_line(text))

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from prompt_r1.terminal import printable_line
+
 HEIGHT = 380
 LEFT, TOP, BOTTOM = 52, 62, 46  # margins in pixels
 PLOT_WIDTH = 502
@@ -68,8 +70,8 @@ def svg(plot: Plot) -> str:
     width = right + (NAMES_WIDTH if plot.names_at_points else LEGEND_WIDTH)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
-        f"<title>{escape(plot.title)}</title><style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT - 30}" y="26">{escape(plot.title)}</text>',
+        f"<title>{_text(plot.title)}</title><style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 30}" y="26">{_text(plot.title)}</text>',
         _muted(plot.x_label, right - PADDING, HEIGHT - 8, anchor="end"),
         _muted(plot.y_label, LEFT - 8, TOP - 12, anchor="start" if plot.names_at_points else "end"),
     ]
@@ -103,8 +105,13 @@ class _Scale:
         return round(HEIGHT - BOTTOM - float(value) * (HEIGHT - TOP - BOTTOM), 1)
 
 
+def _text(text: str) -> str:
+    """A text as XML, which cannot hold control characters."""
+    return escape(printable_line(text))
+
+
 def _muted(text: str, x: float, y: float, *, anchor: str) -> str:
-    return f'<text class="muted" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text class="muted" x="{x}" y="{y}" text-anchor="{anchor}">{_text(text)}</text>'
 
 
 def _ticks(highest: float, *, whole: bool) -> list[float]:
@@ -125,7 +132,7 @@ def _draw_series(series: Series, colour: str, scale: _Scale, shift: float) -> li
         x, y = scale.x(point.x) + shift, scale.y(point.mean)
         top, bottom = scale.y(point.high), scale.y(point.low)
         parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="{colour}" opacity=".7"/>')
-        tooltip = escape(f"{series.label}: {point.x:g} → {rate_text(point)}, n = {point.n}")
+        tooltip = _text(f"{series.label}: {point.x:g} → {rate_text(point)}, n = {point.n}")
         if series.dashed:
             shape, marker = "rect", f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" fill="{colour}">'
         else:
@@ -138,7 +145,7 @@ def _draw_legend_entry(series: Series, colour: str, *, y: float) -> list[str]:
     x = LEFT + PLOT_WIDTH + 14
     dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
     line = f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.2"{dashes}/>'
-    return [line, f'<text x="{x + 29}" y="{y + 4}">{escape(series.label)}</text>']
+    return [line, f'<text x="{x + 29}" y="{y + 4}">{_text(series.label)}</text>']
 
 
 def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:
@@ -149,7 +156,7 @@ def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:
     for one, point, height in zip(series, points, heights, strict=True):
         x, y = scale.x(point.x), scale.y(point.mean)
         parts.append(f'<line class="grid" x1="{x + 5}" x2="{x + 12}" y1="{y}" y2="{height - 4}"/>')
-        parts.append(f'<text x="{x + 14}" y="{height}">{escape(f"{one.label}  {point.mean:.3f}")}</text>')
+        parts.append(f'<text x="{x + 14}" y="{height}">{_text(f"{one.label}  {point.mean:.3f}")}</text>')
     return parts
 
 

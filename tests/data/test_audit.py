@@ -226,3 +226,12 @@ def test_a_mix_that_would_overwrite_its_input_is_a_usage_error(tmp_path: Path) -
         main(["mix", "--in", str(path), "--out", str(path)])
     with pytest.raises(UsageError, match="at least 1"):
         main(["mix", "--in", str(path), "--out", str(tmp_path / "o.jsonl"), "--per-dataset", "0"])
+
+
+def test_the_name_of_a_dataset_cannot_clear_the_terminal(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "hostile.jsonl"
+    write_questions(path, numbered_questions(3, "\x1b[2J\u202etowns"))
+    main(["audit", str(path)])
+    main(["mix", "--in", str(path), "--out", str(tmp_path / "mix.jsonl"), "--per-dataset", "2"])
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable() and printed.count(r"\x1b[2J\u202etowns") == 2

