@@ -10,11 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
+from typing import get_args
 
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable_line
-from prompt_r1.types import Question
+from prompt_r1.types import Kind, Question
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,32 @@ def to_row(prediction: Prediction) -> dict[str, object]:
 
 
 def _from_rows(content: bytes) -> Iterator[Prediction]:
-    """The predictions in a file, without metrics, which follow from the answers. Skips incomplete lines."""
+    """The predictions in a file, without metrics, which follow from the answers. Skips damaged lines."""
     for line in content.split(b"\n"):
         try:
             row = json.loads(line)
             answers = tuple(row["answers"])
-            yield Prediction(
+            prediction = Prediction(
                 Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
                 row["prediction"],
                 system=System(row["method"], row["environment"], row["agent"]),
                 **{name: row[name] for name in STORED_AS_IS if name in row},
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
+        if isinstance(row["answers"], list) and _has_valid_fields(prediction):
+            yield prediction
+
+
+def _has_valid_fields(one: Prediction) -> bool:
+    """Whether texts are texts and numbers are finite numbers."""
+    question, system = one.question, one.system
+    texts = [question.id, question.dataset, question.text, *question.answers, one.answer or ""]
+    texts += [system.method, system.environment, system.agent, one.raw, one.stop, one.error, one.setting]
+    numbers = [one.sample, one.turns, one.calls, one.tokens_in, one.tokens_out, one.usd]
+    numbers += [number for number in (one.format, one.reward) if number is not None]
+    are_texts = all(isinstance(text, str) for text in texts) and question.kind in get_args(Kind)
+    return are_texts and all(isinstance(number, int | float) and isfinite(number) for number in numbers)
 
 
 class PredictionFile:
@@ -105,7 +120,12 @@ class PredictionFile:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise UsageError(
+                f"{path.parent}: cannot be the folder of the results ({error.strerror}); give another --out"
+            ) from None
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

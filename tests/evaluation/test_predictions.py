@@ -1,6 +1,7 @@
 """The file of predictions: which answers are found again and which are asked again; comparisons of files."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,22 @@ def test_a_comparison_leaves_out_and_counts_questions_whose_call_failed(tmp_path
     first = write(tmp_path / "a.jsonl", *good, predict(8))
     second = write(tmp_path / "b.jsonl", *good, predict(8, None, error="HTTP 500"))
     assert "| towns | EM | 8 (1 failed) | 100.0 | 100.0 | +0.0 [" in compare_files(first, second)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"id": ["q1"]}, {"dataset": 7}, {"answers": "Paris"}, {"answers": [7]}, {"kind": []},
+        {"prediction": 7}, {"calls": "two"}, {"usd": float("inf")}, {"reward": float("nan")},
+        {"setting": {}}, {"agent": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_with_a_field_of_another_type_is_asked_again(damage, tmp_path):
+    """The file may have been edited, and a wrong type would end the evaluation in the tables."""
+    path = tmp_path / "predictions.jsonl"
+    path.write_text(json.dumps({**to_row(predict()), **damage}) + "\n" + "[" * 100_000 + "\n[]\n7\n")
+    with closing(PredictionFile(path)) as file:
+        assert file.find("s", question_of(), 0) is None
+    with pytest.raises(UsageError, match="holds no predictions"):
+        read_predictions(path)
