@@ -103,6 +103,8 @@ def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
         ),
         ("q.jsonl", b'{"question": 7}', "row 1"),
         ("q.txt", b"\xff", "not UTF-8"),
+        ("q.jsonl", b"[" * 100_000, "row 1"),
+        ("q.jsonl", b'{"question": "a"}\n{"question": "\\ud800?"}', "row 2: .* half a character"),
         ("none.txt", None, "No such file"),
     ],
 )
@@ -126,9 +128,9 @@ def agent(asking_agent, tmp_path_factory) -> Path:
 def ask(agent, tmp_path, monkeypatch, capsys):
     """Run infer.main with flags in an empty folder; `typed` is its standard input."""
 
-    def call(*flags: str, typed: str = "") -> str:
+    def call(*flags: str, typed: str | io.TextIOWrapper = "") -> str:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed) if isinstance(typed, str) else typed)
         infer.main(["--agent", str(agent), "--env", "mini", "--device", "cpu", *flags])
         return capsys.readouterr().out
 
@@ -165,6 +167,19 @@ def test_a_transcript_replaces_an_existing_file_only_when_there_is_something_to_
     ask("--question", "abc def?", "--save", name)
     assert "abc def?" in (tmp_path / name).read_text()
     assert "an earlier" not in (tmp_path / name).read_text()
+
+
+def test_a_question_that_is_not_text_is_refused(ask):
+    """The command line and standard input give half characters for bytes that are not UTF-8."""
+    with pytest.raises(UsageError, match="half a character"):
+        ask("--question", "who \udcff?")
+    with pytest.raises(UsageError, match="half a character"):
+        ask(typed="who?\nwho \udcff?\n")
+
+
+def test_standard_input_that_is_not_utf_8_is_refused(ask, monkeypatch):
+    with pytest.raises(UsageError, match="standard input is not UTF-8"):
+        ask("--questions", "-", typed=io.TextIOWrapper(io.BytesIO(b"who \xff?\n"), "utf-8"))
 
 
 def test_several_questions_end_with_their_total_cost(ask):

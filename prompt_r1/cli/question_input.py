@@ -1,6 +1,7 @@
 """The questions for infer.py: from flags, a file, standard input or the keyboard."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,13 @@ def given_questions(*, question: str, file: str) -> list[str]:
     if file and file != "-":
         return read_questions(Path(file))
     if question.strip() not in ("", "-"):
-        return [question.strip()]
+        return [_checked(question.strip(), "--question")]
     if not question and not file and sys.stdin.isatty():
         return []
-    found = [line.strip() for line in sys.stdin if line.strip()]
+    try:
+        found = [_checked(line.strip(), "standard input") for line in sys.stdin if line.strip()]
+    except UnicodeDecodeError:
+        raise UsageError("standard input is not UTF-8") from None
     if not found:
         raise UsageError('nothing to ask: give --question "…", --questions FILE, or lines on standard input')
     return found
@@ -40,7 +44,8 @@ def read_questions(path: Path) -> list[str]:
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            found.append(line.strip() if path.suffix == ".txt" else _parse_row(path, number, line))
+            text = line.strip() if path.suffix == ".txt" else _parse_row(path, number, line)
+            found.append(_checked(text, f"--questions {path}, row {number}"))
     if not found:
         raise UsageError(f"--questions {path}: the file holds no questions")
     return found
@@ -49,10 +54,17 @@ def read_questions(path: Path) -> list[str]:
 def _parse_row(path: Path, number: int, line: str) -> str:
     try:
         text = json.loads(line)["question"].strip()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = ""
     if not text:
         raise UsageError(f'--questions {path}, row {number}: expected a JSON object with a text "question"')
+    return text
+
+
+def _checked(text: str, where: str) -> str:
+    """Return the text. Raises UsageError if it cannot be encoded as UTF-8."""
+    if re.search("[\ud800-\udfff]", text):
+        raise UsageError(f"{where}: the question contains half a character (a lone surrogate)")
     return text
 
 
@@ -66,6 +78,8 @@ def typed_questions() -> Iterator[str]:
         except EOFError:
             print()
             return
+        except UnicodeDecodeError:
+            raise UsageError("the typed question is not UTF-8") from None
         if not text:
             return
-        yield text
+        yield _checked(text, "typed")
