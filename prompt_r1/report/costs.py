@@ -1,6 +1,7 @@
 """The cost of each call of a run, from its journal."""
 
 import json
+from math import isfinite
 from pathlib import Path
 
 
@@ -13,7 +14,7 @@ class CallCosts:
     def __init__(self, journal: Path) -> None:
         self._costs: dict[int, dict[str, float]] = {}
         for path in sorted(journal.glob("rank*.jsonl")):
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
                     self._add(line)
 
@@ -28,6 +29,8 @@ class CallCosts:
         try:
             call = json.loads(line)
             key = hash((call["session"], call["sample"], call["prompt"], call["text"]))
-            self._costs[key] = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
-        except (ValueError, KeyError, TypeError):
-            return  # a line that was cut short by a kill
+            cost = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return  # a line that was cut short by a kill, or is damaged
+        if all(isinstance(number, int | float) and isfinite(number) for number in cost.values()):
+            self._costs[key] = cost

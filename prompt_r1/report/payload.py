@@ -1,6 +1,7 @@
 """The data of the report, read from a run folder: settings, curves, and groups of games."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import groupby, zip_longest
@@ -20,19 +21,30 @@ Row = dict[str, Any]
 
 
 def read_run(folder: Path, *, games: int) -> Row:
-    """The data of a run. Raises UsageError for a folder without a run."""
+    """The data of a run. Raises UsageError for a folder without a run, or with files of something else."""
     if not (folder / "metrics.jsonl").exists():
         raise UsageError(
             f"{folder}: there is no metrics.jsonl in it; give a run folder, such as runs/mini-seed0"
         )
-    config = folder / "config.yaml"
-    settings = yaml.safe_load(config.read_text("utf-8")) if config.exists() else {}
-    metrics = columns(list(_lines(folder / "metrics.jsonl")))
+    settings = _read_settings(folder / "config.yaml")
+    lines = list(_lines(folder / "metrics.jsonl"))
+    if not lines and (folder / "metrics.jsonl").stat().st_size:
+        raise UsageError(f"{folder}/metrics.jsonl holds no line of metrics; give a run folder of train.py")
+    metrics = columns(lines)
     last = max((step for step in metrics.get("step", ()) if step is not None), default=0)
     files = _files_by_step(folder / "trajectories")
     files = {step: paths for step, paths in files.items() if step <= last}  # later ones were rolled back
     shown = choose_steps(files, games=games)
     texts, costs = TokenTexts.of_run(folder), CallCosts(folder / "journal")
+    groups: list[Row] = []
+    for step in shown:
+        try:
+            groups += _groups(step, files[step], texts, costs)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise UsageError(
+                f"{folder}/trajectories, step {step}: a line is not a game of train.py ({error!r}); move the "
+                "files of this step away"
+            ) from None
     rule = RULES.get(str(settings.get("rule")))
     return {
         "name": folder.resolve().name,
@@ -40,12 +52,28 @@ def read_run(folder: Path, *, games: int) -> Row:
         "epsilon": rule.epsilon if rule else None,
         "metrics": metrics,
         "steps": {"all": len(files), "shown": len(shown)},
-        "groups": [group for step in shown for group in _groups(step, files[step], texts, costs)],
+        "groups": groups,
     }
+
+
+def _read_settings(path: Path) -> Row:
+    """The settings of a run; {} if it has no file of them. Raises UsageError."""
+    if not path.exists():
+        return {}
+    try:
+        settings = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        settings = "damaged"
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path} is not a file of settings; give a run folder of train.py")
+    return {str(name): value for name, value in settings.items()}
 
 
 def columns(lines: list[Row]) -> dict[str, list[float | None]]:
     """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
+    lines = [{name: value if _is_number(value) else None for name, value in line.items()} for line in lines]
     names = sorted({name for line in lines for name in line})
     table = {name: [line.get(name) for line in lines] for name in names}
     for name in ("val/em", "val/format"):
@@ -54,6 +82,10 @@ def columns(lines: list[Row]) -> dict[str, list[float | None]]:
             table[f"{name}_low"] = [low for low, _ in bounds]
             table[f"{name}_high"] = [high for _, high in bounds]
     return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | None]:
@@ -127,13 +159,24 @@ def _files_by_step(folder: Path) -> dict[int, list[Path]]:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    """The rows of a JSONL file, NaN and Infinity as None. Lines that were cut short by a kill are skipped."""
-    with path.open(encoding="utf-8") as file:
+    """The rows of a JSONL file, NaN and Infinity as None.
+
+    Lines that were cut short by a kill, or are no JSON objects for another reason, are skipped.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                yield json.loads(line, parse_constant=lambda _: None)
-            except ValueError:
+                row = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(row, dict):
+                yield row
+
+
+def _finite(text: str) -> float | None:
+    """A number as in a file; None for 1e999, which JSON allows but cannot write."""
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _setting(value: object) -> str:

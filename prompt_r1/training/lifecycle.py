@@ -116,8 +116,9 @@ class Lifecycle:
         if self.ranks.first:
             try:
                 write_report(self.log.folder)
-            except OSError as error:
-                self.log.say(f"report.html could not be written: {error.strerror}")
+            except (OSError, UsageError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                self.log.say(f"report.html could not be written: {reason}")
 
     def _check_stop_conditions(self, state: State, line: dict[str, float]) -> State:
         """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""

@@ -12,6 +12,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import write_report
+from prompt_r1.report.__main__ import main
 from prompt_r1.report.payload import choose_steps
 from prompt_r1.report.spans import TokenTexts, spans_of
 from prompt_r1.types import Question
@@ -221,3 +222,56 @@ def test_the_cost_of_a_call_comes_from_the_journal(run):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="there is no metrics"):
         write_report(tmp_path)
+
+
+BINARY = bytes(range(256)) * 9
+LINE = b'{"step": 1, "reward/mean": 1.0}\n'
+GAMES = "trajectories/step-000001-rank0.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("metrics.jsonl", BINARY, "metrics.jsonl holds no line of metrics"),
+        ("config.yaml", BINARY, "config.yaml is not a file of settings"),
+        ("config.yaml", b"- 1\n", "config.yaml is not a file of settings"),
+        ("config.yaml", b"a: [\n", "config.yaml is not a file of settings"),
+        (GAMES, b'{"question": 7}\n', "step 1: a line is not a game"),
+        (GAMES, b'{"question": {"id": []}, "turns": [7]}\n', "step 1: a line is not a game"),
+    ],
+)
+def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "metrics.jsonl").write_bytes(LINE)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_damaged_lines_are_skipped(run, tmp_path):
+    """Not UTF-8, not an object, nested too deeply, or a number that JSON does not have."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    damage = BINARY + b'\n[1]\n7\n"step"\n' + b"[" * 100_000 + b"\n"
+    lines = b'{"step": 2, "kl": 1e999, "val/n": "ten", "val/em": []}\n'
+    for path in [copy / "metrics.jsonl", *(copy / "trajectories").iterdir()]:
+        path.write_bytes(damage + path.read_bytes() + damage + lines * (path.name == "metrics.jsonl"))
+    (copy / "journal").mkdir(exist_ok=True)
+    call = b'{"session": "q1", "sample": [], "prompt": "Who?", "text": "Anna"}\n'
+    (copy / "journal/rank1.jsonl").write_bytes(damage + call)
+    [whole], [damaged] = data_of(write_report(run))["runs"], data_of(write_report(copy))["runs"]
+    assert damaged["groups"] == whole["groups"]
+    for name, values in whole["metrics"].items():
+        assert damaged["metrics"][name] == [*values, 2 if name == "step" else None]
+
+
+def test_an_empty_file_of_settings_is_a_run_without_settings(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(LINE)
+    (tmp_path / "config.yaml").write_bytes(b"")
+    [shown] = data_of(write_report(tmp_path))["runs"]
+    assert shown["settings"] == {} and shown["metrics"]["step"] == [1]
+
+
+def test_a_number_of_games_below_1_is_refused(run):
+    with pytest.raises(UsageError, match="--games must be above 0, not -3"):
+        main([str(run), "--games", "-3"])
