@@ -146,6 +146,8 @@ def _add_audit(commands: Commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> None:
+    if options.examples < 0:
+        raise UsageError(f"--examples must be 0 (none) or more, not {options.examples}")
     audits = [audit_file(path) for path in options.files]
     print(printable(audit_report(audits, examples=options.examples)))
     if any(audit.bad for audit in audits):

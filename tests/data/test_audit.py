@@ -235,3 +235,8 @@ def test_the_name_of_a_dataset_cannot_clear_the_terminal(tmp_path: Path, capsys)
     main(["mix", "--in", str(path), "--out", str(tmp_path / "mix.jsonl"), "--per-dataset", "2"])
     printed = capsys.readouterr().out
     assert printed.replace("\n", "").isprintable() and printed.count(r"\x1b[2J\u202etowns") == 2
+
+
+def test_a_negative_number_of_examples_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--examples must be 0"):
+        main(["audit", str(tmp_path / "any.jsonl"), "--examples", "-1"])
