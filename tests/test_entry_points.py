@@ -212,6 +212,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
     assert done.returncode == 0 and re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", done.stdout)
 
 
+DIRECT = "evaluate.py --method direct --env mini --seed 0 --limit 1".split()
 BAD_INPUT = [
     (["train.py", "--lerning-rate", "1"], "unrecognized arguments: --lerning-rate"),
     (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
@@ -247,6 +248,12 @@ BAD_INPUT = [
     (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: not a folder with a config.json"),
     (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
     (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),
+    (["evaluate.py", "--compare", "deep.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
+    (["evaluate.py", "--compare", "x" * 300, "b.jsonl"], "File name too long"),
+    ([*DIRECT, "--out", "bad.yaml"], "bad.yaml: cannot be the folder of the results (File exists)"),
+    ([*DIRECT, "--out", "bad.yaml/x"], "cannot be the folder of the results (Not a directory)"),
+    ([*DIRECT, "--out", "x" * 300], "File name too long"),
+    (["infer.py", "--questions", "deep.jsonl"], "row 1: expected a JSON object"),
     (["evaluate.py", "--compare", "empty.jsonl", "b.jsonl"], "holds no predictions of evaluate.py"),
     (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "occurs twice"),
     (["evaluate.py", "--method", "direct"], "no environment to ask: give --env SPEC"),
@@ -271,6 +278,7 @@ def test_bad_input_gives_a_message_of_one_line_and_exit_code_2(
 ):
     (tmp_path / "bad.yaml").write_text("lerning_rate: 1\n")
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("sys.stdin", io.StringIO())

@@ -35,9 +35,12 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     except Resumable as error:
         _exit(75, error)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _exit(75, f"{error}: free some space; the same command resumes from the last checkpoint")
+        path = error.filename2 or error.filename
+        if not path:  # not about a file of the user, so maybe a bug
             raise
-        _exit(75, f"{error}: free some space; the same command resumes from the last checkpoint")
+        _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
     except torch.OutOfMemoryError as error:
         first_sentence = str(error).split(". ")[0].strip()
         _exit(

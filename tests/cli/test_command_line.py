@@ -36,6 +36,17 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> o
         (FatalEnvError("HTTP 401"), 2, "train.py: HTTP 401\n"),
         (Resumable("the budget is used up"), 75, "train.py: the budget is used up\n"),
         (
+            PermissionError(errno.EACCES, "Permission denied", "/root/x"),
+            2,
+            "train.py: /root/x: Permission denied; check the path and its permissions\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            75,
+            "train.py: [Errno 28] No space left on device: 'runs/x': free some space; the same command "
+            "resumes from the last checkpoint\n",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device"),
             75,
             "train.py: [Errno 28] No space left on device: free some space; the same command resumes from "
