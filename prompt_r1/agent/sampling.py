@@ -24,6 +24,9 @@ class Sampling:
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
+LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One sampled token for each of R rows."""
@@ -44,7 +47,9 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniform: Sequence[float]
     device = logits.device
     largest = logits.amax(-1)  # ten times faster on a CPU than `max`, which also returns the index
     # Greedy rows are overwritten below; their log-probabilities are those at temperature 1.
-    temperatures = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)[:, None]
+    temperatures = torch.tensor(
+        [max(s.temperature or 1.0, LOWEST_TEMPERATURE) for s in samplings], device=device
+    )[:, None]
     numbers = torch.tensor(uniform, dtype=torch.float32, device=device)[:, None]
     weights = ((logits - largest[:, None]) / temperatures).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)

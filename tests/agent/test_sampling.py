@@ -72,3 +72,10 @@ def test_a_number_close_to_one_never_draws_an_impossible_token():
 def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="temperature and top_k must be at least 0"):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-6])
+def test_a_temperature_close_to_zero_draws_the_likeliest_token(temperature):
+    """float32 rounds 1e-300 to 0, and a logit divided by 0 once gave a token outside the vocabulary."""
+    drawn = draw(torch.tensor([[0.0, 3.0, 1.0]]), [Sampling(temperature)], [0.7])
+    assert drawn.tokens.tolist() == [1] and drawn.logprobs.tolist() == [0.0]
