@@ -124,7 +124,7 @@ class Journal:
             self._file, self._path = -1, None
 
     def _read(self, path: Path) -> Spending:
-        """Note the locations of a file's replies, and return what its calls cost. Skips torn lines."""
+        """Note the locations of a file's replies, and return what its calls cost. Skips damaged lines."""
         spent, offset = Spending(), 0
         with path.open("rb") as file:
             for raw in file:
@@ -132,13 +132,12 @@ class Journal:
                     line = json.loads(raw)
                     key, verdict = line["key"], line["verdict"]
                     spent += Spending(1, line["tokens_in"] + line["tokens_out"], line["usd"])
-                except (ValueError, KeyError, TypeError):
-                    pass
-                else:
-                    if verdict in REPLIED:
-                        self._locations.setdefault(key, Location(path, offset))
-                    else:
+                    if verdict not in REPLIED:
                         self._failures[key] = line["reason"]
+                    elif all(name in line for name in STORED):
+                        self._locations.setdefault(key, Location(path, offset))
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    pass
                 offset += len(raw)
         return spent
 

@@ -197,6 +197,17 @@ def test_a_torn_last_line_is_skipped_and_ended(tmp_path: Path) -> None:
     assert journal.spent.calls == 2 and len(path.read_bytes().splitlines()) == 3
 
 
+def test_damaged_lines_of_a_journal_are_skipped(tmp_path: Path) -> None:
+    """What a line says it cost is counted even if its reply cannot be used."""
+    paid = {"key": "k", "verdict": "ok", "tokens_in": 1, "tokens_out": 1, "usd": 0.5}
+    damage = [{"key": []}, {"verdict": []}, {"verdict": "retry"}, {"tokens_in": "x"}, {"usd": None}]
+    lines = [json.dumps({**paid, **changed}) for changed in damage] + ["[]", "7", "[" * 100_000]
+    (tmp_path / "rank0.jsonl").write_text("\n".join(lines) + "\n")
+    journal = Journal(tmp_path)
+    assert journal.spent == Spending(3, 6, 1.5)
+    assert all(journal.find(Call("m", HELLO, {}, sample)) is None for sample in range(2))
+
+
 def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path / "old"))
     source = CountingSource()
