@@ -64,11 +64,16 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
 
 
 def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -> None:
-    """Add the cost of preparing a system to preparation.json, unless it was free."""
+    """Add the cost of preparing a system to preparation.json, unless it was free. Replaces a damaged file."""
     if not any(spent.values()):
         return
     path = folder / "preparation.json"
-    noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError):
+        noted = {}
+    if not isinstance(noted, dict):
+        noted = {}
     noted[str(system)] = dict(spent)
     path.write_text(json.dumps(noted, indent=1) + "\n", "utf-8")
 

@@ -1,6 +1,7 @@
 """Means, intervals, the paper's tables and comparisons, against independently computed numbers."""
 
 import csv
+import json
 import math
 import random
 import re
@@ -18,7 +19,12 @@ from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import Comparison, compare_systems, comparison_table
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import results_by_system, results_table, write_results
+from prompt_r1.evaluation.results_folder import (
+    note_preparation,
+    results_by_system,
+    results_table,
+    write_results,
+)
 from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from prompt_r1.report.svg import Plot, Point, Series, svg
@@ -438,3 +444,10 @@ def test_the_pooled_comparisons_name_the_other_system_in_each_row(tmp_path):
     text = write_results(tmp_path, score_predictions(rows), {}, tables=False)
     table = cells_of(text[text.index("### prompt-r1") :])
     assert [row[0] for row in table] == ["second", "---", "direct (large)", "cot (large)"]
+
+
+def test_a_damaged_note_of_preparation_is_replaced(tmp_path):
+    for damaged in (bytes(range(256)), b"[]", b'{"direct'):
+        (tmp_path / "preparation.json").write_bytes(damaged)
+        note_preparation(tmp_path, DIRECT, {"calls": 3})
+        assert json.loads((tmp_path / "preparation.json").read_text()) == {"direct (large)": {"calls": 3}}
