@@ -160,7 +160,12 @@ class Resources:
         if self._environments is None:  # this opens the journal, which a complete evaluation does not need
             alone = Ranks(0, 1, self._device)
             self._environments = Environments(
-                config, seed=self.seed, folder=self.folder, ranks=alone, other_specs=self._specs
+                config,
+                seed=self.seed,
+                folder=self.folder,
+                ranks=alone,
+                other_specs=self._specs,
+                user_specs=[*config.env, config.optimizer_env],
             )
         context = MethodContext(
             # A method that asks no environment gets the mini world, which needs no key.

@@ -231,7 +231,8 @@ def open_environment(config: InferConfig, trained: TrainConfig, seed: int) -> Po
         env_price=config.env_price,
     )
     ranks = Ranks(0, 1, pick_device(config.device))
-    return Environments(calls, seed=seed, folder=None, ranks=ranks).open(config.env or trained.env)
+    environments = Environments(calls, seed=seed, folder=None, ranks=ranks, user_specs=[config.env])
+    return environments.open(config.env or trained.env)
 
 
 def _write_out(text: str) -> None:

@@ -64,7 +64,9 @@ class EndpointClient:
     """Sends requests for `model` to `base_url`, and retries them until they succeed or cannot.
 
     `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
-    dropped for the rest of the run. Raises UsageError for a base URL or a key that cannot work.
+    dropped for the rest of the run. `key_note` says in fatal errors why no key was sent.
+
+    Raises UsageError for a base URL or a key that cannot work.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class EndpointClient:
         base_url: str,
         *,
         api_key: str = "",
+        key_note: str = "",
         fields: Mapping[str, object] | None = None,
         limits: ClientLimits | None = None,
         rng: random.Random | None = None,
@@ -82,6 +85,7 @@ class EndpointClient:
         self.model = model
         self.base_url = checked_base_url(base_url)
         self._key = checked_key(api_key)
+        self._key_note = key_note
         self.fields: Mapping[str, object] = dict(fields or {})  # as configured
         self._accepted_fields = self.fields  # replaced, never mutated, when the model rejects a field
         self._limits = limits or ClientLimits()
@@ -102,7 +106,7 @@ class EndpointClient:
             if wait > 0:
                 await self._sleep(wait)  # not counted against the call's deadline
             outcome = await self._send_with_retries(connection, request)
-        return scrub_outcome(outcome, self._key)
+        return self._readable(outcome)
 
     async def check(self, probe: Request) -> None:
         """Find a wrong URL, key or model within a few seconds. Raises UsageError or FatalEnvError.
@@ -124,13 +128,20 @@ class EndpointClient:
         except TimeoutError:
             return
         if outcome.verdict == "fatal" and outcome.rejected not in self._accepted_fields:
-            reply_of(scrub_outcome(outcome, self._key), f"{self.model} at {self.base_url}")
+            reply_of(self._readable(outcome), f"{self.model} at {self.base_url}")
 
     async def close(self) -> None:
         """Close the connections of the running event loop. A later call opens new ones."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.loop is asyncio.get_running_loop():
             await connection.http.aclose()
+
+    def _readable(self, outcome: Outcome) -> Outcome:
+        """The outcome without the key in its texts; a fatal one says why no key was sent."""
+        outcome = scrub_outcome(outcome, self._key)
+        if outcome.verdict == "fatal" and self._key_note:
+            return replace(outcome, reason=f"{outcome.reason}; {self._key_note}")
+        return outcome
 
     def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()

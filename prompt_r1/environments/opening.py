@@ -4,7 +4,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from prompt_r1.config.fields import EnvironmentConfig
@@ -36,7 +36,8 @@ class Environments:
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
     its URL only if the run opens no MODEL without URL, whose key it would be: `other_specs` are the other
-    SPECs that the run may open.
+    SPECs that the run may open. And it is sent only to a URL that the user gave: `user_specs` are the SPECs
+    of the command line (None: all are), because the config of an agent's folder may come from anyone.
 
     `seed` is also that of a local model's sampling, and of the random waits between attempts. What the run
     has spent so far is read from the journal in `folder` (None: no journal is written).
@@ -52,6 +53,7 @@ class Environments:
         folder: Path | None,
         ranks: Ranks,
         other_specs: Collection[str] = (),
+        user_specs: Collection[str] | None = None,
     ) -> None:
         if config.max_env_usd and not config.env_price:
             raise UsageError(
@@ -61,6 +63,7 @@ class Environments:
         self._seed = seed
         self._device = ranks.device
         self._other_specs = tuple(other_specs)
+        self._user_names = None if user_specs is None else set(_names_of(user_specs))
         self._journal = Journal(
             folder / "journal" if folder else None,
             mode=config.journal,
@@ -144,16 +147,32 @@ class Environments:
             tokens_per_minute=self._config.env_tpm,
         )
         rng = random.Random(self._seed)
-        client = EndpointClient(model, base_url, api_key=key, fields=fields, limits=limits, rng=rng)
+        note = ""
+        if url and not self._is_from_user(name):
+            note = (
+                "no key was sent, because this URL comes from the agent's folder; to send it OPENAI_API_KEY, "
+                f"give --env {name!r}"
+            )
+        client = EndpointClient(
+            model, base_url, api_key=key, key_note=note, fields=fields, limits=limits, rng=rng
+        )
         return ChatEnvironment(client, system=ENVIRONMENT_SYSTEM)
 
     def _key_for(self, name: str, names: Collection[str]) -> str:
         """OPENAI_API_KEY, or "" for an endpoint that must not get it."""
-        opened = [*names, *(other for spec in self._other_specs for other in spec.split(","))]
-        has_default_endpoint = any(map(_is_at_default_endpoint, opened))
-        if has_default_endpoint and not _is_at_default_endpoint(name):
-            return ""
+        if not _is_at_default_endpoint(name):
+            opened = [*names, *_names_of(self._other_specs)]
+            if any(map(_is_at_default_endpoint, opened)) or not self._is_from_user(name):
+                return ""
         return os.environ.get("OPENAI_API_KEY", "").strip()
+
+    def _is_from_user(self, name: str) -> bool:
+        return self._user_names is None or name in self._user_names
+
+
+def _names_of(specs: Iterable[str]) -> list[str]:
+    """The environments of several SPECs."""
+    return [name for spec in specs for name in spec.split(",")]
 
 
 def parse_fields(text: str) -> dict[str, object]:

@@ -1,0 +1,103 @@
+"""What the config of an agent's folder may not do: decide where OPENAI_API_KEY is sent."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import evaluate
+import infer
+from prompt_r1.config.yaml_files import GAME_FILE
+from prompt_r1.errors import FatalEnvError
+from tests.providers import KEY, body_of, error_of
+
+ONE_QUESTION = {"id": "1", "question": "abc def?", "answer": "Anna", "data_source": "qa"}
+
+
+class Listener:
+    """An endpoint that records the Authorization header of every request."""
+
+    def __init__(self) -> None:
+        self.headers: list[str | None] = []
+        self.status = 200
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(404, {})
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(listener.status, body_of() if listener.status == 200 else error_of("no key"))
+
+            def _answer(self, status: int, body: dict[str, object]) -> None:
+                listener.headers.append(self.headers["Authorization"])
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.spec = f"large@http://127.0.0.1:{self.server.server_port}/v1"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    thread = threading.Thread(target=listener.server.serve_forever)
+    thread.start()
+    yield listener
+    listener.server.shutdown()
+    listener.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def foreign(listener, asking_agent, tmp_path, monkeypatch) -> Path:
+    """An agent's folder whose config names the listener as the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "agent"
+    shutil.copytree(asking_agent, folder)
+    game = "instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 2\n"
+    (folder / GAME_FILE).write_text(f"{game}env: {listener.spec}\n")
+    (tmp_path / "questions.jsonl").write_text(json.dumps(ONE_QUESTION) + "\n")
+    return folder
+
+
+def run(program: str, agent: Path, *flags: str) -> None:
+    """Ask the agent one question with infer.py or evaluate.py."""
+    if program == "infer":
+        infer.main(["--agent", str(agent), "--question", "abc def?", "--device", "cpu", *flags])
+    else:
+        names = ["--agent", str(agent), "--method", "direct", "opro", "--device", "cpu", "--out", "results"]
+        data = ["--data", "questions.jsonl", "--train-data", "questions.jsonl"]
+        evaluate.main([*names, *data, "--val-data", "questions.jsonl", "--optimize-calls", "2", *flags])
+
+
+@pytest.mark.parametrize("program", ["infer", "evaluate"])
+def test_a_url_in_an_agents_folder_gets_no_key(program, foreign, listener):
+    """A bug: `infer.py --agent FOREIGN` sent OPENAI_API_KEY to the host that the folder named."""
+    run(program, foreign)
+    assert len(listener.headers) > 1 and set(listener.headers) == {None}
+
+
+@pytest.mark.parametrize("program", ["infer", "evaluate"])
+def test_a_url_that_the_user_names_gets_the_key(program, foreign, listener):
+    run(program, foreign, "--env", listener.spec)
+    assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}"}
+
+
+@pytest.mark.parametrize("program", ["infer", "evaluate"])
+def test_an_endpoint_that_misses_the_key_says_how_to_send_it(program, foreign, listener):
+    listener.status = 401
+    with pytest.raises(FatalEnvError, match="to send it OPENAI_API_KEY, give --env 'large@http://127"):
+        run(program, foreign)
