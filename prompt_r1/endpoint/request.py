@@ -78,8 +78,8 @@ def scrub_outcome(outcome: Outcome, key: str) -> Outcome:
     reason = printable(" ".join(scrub(outcome.reason, key).split()))[:LONGEST_REASON]
     if len(key) < SHORTEST_SECRET:
         return replace(outcome, reason=reason)
-    text, reasoning = scrub(outcome.text, key), scrub(outcome.reasoning, key)
-    return replace(outcome, text=text, reason=reason, reasoning=reasoning)
+    text, reasoning, finish = (scrub(t, key) for t in (outcome.text, outcome.reasoning, outcome.finish))
+    return replace(outcome, text=text, reason=reason, reasoning=reasoning, finish=finish)
 
 
 def scrub(text: str, key: str) -> str:

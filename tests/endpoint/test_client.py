@@ -4,12 +4,16 @@ import asyncio
 import json
 import random
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS
 from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from tests.providers import (
     HELLO,
@@ -337,6 +341,19 @@ def test_reasoning_that_echoes_the_key_is_scrubbed() -> None:
     """Reasoning is written to the journal."""
     response = httpx.Response(200, json=body_of("Paris", reasoning_content=f"I was sent {KEY.upper()}."))
     assert asyncio.run(chat(Provider(response)).call(HELLO)).reasoning == "I was sent [key]."
+
+
+@pytest.mark.parametrize("form", ["chat", "text completion"])
+def test_no_text_of_a_reply_contains_the_key(form: str, tmp_path: Path) -> None:
+    """A bug: a server that echoed the key as `finish_reason` had it written to the journal."""
+    choice = {"message": {"content": KEY, "reasoning": KEY}} if form == "chat" else {"text": KEY}
+    response = httpx.Response(200, json={"choices": [{**choice, "finish_reason": f"length {KEY.upper()}"}]})
+    journal = Journal(tmp_path)
+    source = chat(Provider(response))
+    environment = MeteredEnvironment(source, journal=journal, budget=Budget(), price=Price())
+    assert asyncio.run(environment.call(HELLO)).text == "[key]"
+    line = (tmp_path / "rank0.jsonl").read_text()
+    assert '"finish": "length [key]"' in line and KEY.lower() not in line.lower()
 
 
 def test_a_short_placeholder_key_is_scrubbed_from_errors_only() -> None:
