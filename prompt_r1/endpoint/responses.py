@@ -23,6 +23,7 @@ from prompt_r1.errors import EnvError, FatalEnvError
 Verdict = Literal["ok", "outcome", "retry", "fatal"]
 
 LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
+LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
 # Some models reject these with a 400; the client then drops them.
@@ -230,7 +231,8 @@ def clean(text: str) -> str:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """A number of tokens, as the provider sent it; 0 for one that cannot be right."""
+    return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0  # not isinstance: no bool
 
 
 def _number(text: str) -> float:

@@ -1,6 +1,8 @@
 """An environment behind an OpenAI-compatible chat-completions endpoint."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from prompt_r1.endpoint.client import EndpointClient
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
@@ -9,6 +11,7 @@ from prompt_r1.types import Message
 
 PATH = "/chat/completions"
 CHARACTERS_PER_TOKEN = 4  # of English text; only for the limit of tokens per minute
+BILLED_CHARACTERS_PER_TOKEN = 3  # low, because a budget may end early, but not late
 
 
 class ChatEnvironment:
@@ -26,7 +29,8 @@ class ChatEnvironment:
             messages = [{"role": "system", "content": self._system}, *messages]
         characters = sum(len(message["content"]) for message in messages)
         tokens = characters // CHARACTERS_PER_TOKEN + USUAL_REPLY_TOKENS
-        return await self._client.send(Request(PATH, {"messages": messages}, tokens))
+        outcome = await self._client.send(Request(PATH, {"messages": messages}, tokens))
+        return _with_estimated_usage(outcome, characters)
 
     async def check(self) -> None:
         hello = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -34,3 +38,18 @@ class ChatEnvironment:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _with_estimated_usage(outcome: Outcome, characters: int) -> Outcome:
+    """Estimate the tokens of a reply whose provider sent no usable counts: the budget counts them.
+
+    `characters` is the length of the prompt. A request that was rejected (it has a reason) costs nothing.
+    """
+    if outcome.verdict in ("retry", "fatal") or outcome.reason:
+        return outcome
+    written = len(outcome.text) + len(outcome.reasoning)
+    return replace(
+        outcome,
+        tokens_in=outcome.tokens_in or math.ceil(characters / BILLED_CHARACTERS_PER_TOKEN),
+        tokens_out=outcome.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN),
+    )

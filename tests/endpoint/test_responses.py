@@ -94,6 +94,22 @@ def test_a_permanent_failure_is_fatal_with_the_providers_message(
     assert outcome.verdict == "fatal" and words in outcome.reason
 
 
+@pytest.mark.parametrize(
+    ("count", "counted"),
+    [
+        *((count, count) for count in (0, 7, 10_000_000)),
+        *((count, 0) for count in (-5, 10_000_001, 10**30, 10**400, True, 7.0, 1e300, "7", None, [7])),
+    ],
+)
+def test_only_a_plausible_number_of_tokens_is_believed(count: object, counted: int) -> None:
+    """A bug: 10**400 tokens raised OverflowError, and negative ones gave dollars back to the budget."""
+    for body in (body_of(), {"choices": [{"text": "Paris"}]}):
+        body["usage"] = {"prompt_tokens": count, "completion_tokens": count}
+        outcome = classify_body(200, body)
+        assert (outcome.tokens_in, outcome.tokens_out) == (counted, counted)
+        assert type(outcome.tokens_in) is int
+
+
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values))

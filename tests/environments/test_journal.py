@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
+from tests.providers import Provider, body_of, chat, error_of
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
@@ -275,6 +277,28 @@ def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budg
     results = forty_calls(environment)
     assert all(isinstance(result, str | Resumable) for result in results)
     assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
+
+
+@pytest.mark.parametrize(
+    "usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": -9, "completion_tokens": 10**400}}]
+)
+def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage: dict[str, object]) -> None:
+    """A bug: such a reply cost nothing, so that the budget was never reached."""
+    response = httpx.Response(200, json={**body_of("Paris, in France."), **usage})
+    budget = Budget(max_usd=1.0)
+    source = chat(Provider(response), system="Be brief.")
+    environment = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=PRICE)
+    reply = asyncio.run(environment.call(HELLO))
+    assert (reply.tokens_in, reply.tokens_out) == (5, 6)  # a token has three characters
+    assert budget.spent == Spending(1, 11, pytest.approx(65e-6))
+
+
+def test_a_rejected_request_costs_nothing() -> None:
+    budget = Budget(max_usd=1.0)
+    source = chat(Provider(httpx.Response(400, json=error_of("prompt is too long"))))
+    environment = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=PRICE)
+    assert ask(environment) == ""
+    assert budget.spent == Spending(1, 0, 0.0)
 
 
 def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_resume(tmp_path: Path) -> None:
