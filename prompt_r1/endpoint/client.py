@@ -150,7 +150,9 @@ class EndpointClient:
             http = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
                 timeout=None,  # we set our own deadlines, and calls wait for a slot, not for the pool
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
+                # A connection is not used again: what a server sends on it after the response (some send it
+                # twice) would be taken as the reply to the next call.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
                 transport=self._transport,
             )

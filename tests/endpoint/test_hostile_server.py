@@ -84,6 +84,16 @@ class HostileServer:
     async def badzip(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "200 OK", b"not gzip", "Content-Encoding: gzip")
 
+    async def twice(self, writer: asyncio.StreamWriter, head: str) -> None:
+        """Send each response a second time: with it, shortly after it, or half with it and half after it."""
+        body = json.dumps(body_of(f"reply {self.requests}")).encode()
+        response = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        at_once = {"whole": len(response), "late": 0, "half": len(response) // 2}[head.split("/")[2]]
+        writer.write(response + response[:at_once])
+        await writer.drain()
+        await asyncio.sleep(0.03)
+        writer.write(response[at_once:])
+
     async def noise(self, writer: asyncio.StreamWriter, head: str) -> None:
         writer.write(b"\0\1\2 this is not HTTP\r\n\r\n")
         await writer.drain()
@@ -183,6 +193,24 @@ def test_a_call_that_hangs_does_not_block_other_calls() -> None:
             await bad.close()
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("way", ["whole", "late", "half"])
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: str, pause: float) -> None:
+    """A bug: on a kept connection the second copy was taken as the reply to another question."""
+
+    async def five_calls() -> list[str]:
+        async with HostileServer().running() as server:
+            environment = chat(base_url=f"{server.base_url}/twice/{way}")
+            replies = []
+            for _ in range(5):
+                replies.append(await reply(environment))
+                await asyncio.sleep(pause)
+            await environment.close()
+            return replies
+
+    assert asyncio.run(five_calls()) == [f"reply {number}" for number in range(1, 6)]
 
 
 def test_an_echoed_authorization_header_is_scrubbed() -> None:
