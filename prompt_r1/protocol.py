@@ -67,6 +67,10 @@ ENVIRONMENT_SYSTEM = (
 )
 
 LAST_TURN = "This is your last turn: answer now."  # for --force-answer; not in the paper
+LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached: 256 of them take at most 170 MB
+CHARACTERS_PER_TOKEN = 8  # more than usual; only for the first guess at how much of a long reply to encode
+# Cutting a text changes the tokens of its last word at most, or the last few tokens of an endless word.
+TOKENS_OF_A_WORD = 256
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
 TAGS = tuple(
@@ -169,8 +173,9 @@ class Codec:
         self.stop_ids: frozenset[int] = frozenset({turn_end, tokenizer.eos_token_id} - {None})
         self._opening_head = self._encode(frame.before_user + "Question:")
         self._reply_head = to_user + self._encode("<interaction_response>")
+        self._encoder = UntrustedEncoder(tokenizer)
         # The games of a question share its text, and often the replies.
-        self.encode_untrusted = lru_cache(maxsize=256)(UntrustedEncoder(tokenizer))
+        self._cached_encoder = lru_cache(maxsize=256)(self._encoder)
         # The instruction is long, and there are only two notes: none, and LAST_TURN.
         self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
         self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
@@ -188,10 +193,28 @@ class Codec:
         """
         close = [] if after == self.turn_end else [self.turn_end]
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
-        content = self.encode_untrusted(text)
+        content = self._encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
             content = self._whole_characters(content[:max_tokens]) + self._encode(CUT)
         return close + self._reply_head + content + self._reply_tail(note)
+
+    def encode_untrusted(self, text: str) -> list[int]:
+        """The tokens of text from outside, none of them an added token of the vocabulary."""
+        return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder(text)
+
+    def _encode_beginning(self, text: str, max_tokens: int) -> list[int]:
+        """Tokens of a text: all, or of a long one more than `max_tokens`, of which that many are exact.
+
+        Replies may have megabytes, which take seconds to encode.
+        """
+        needed = max_tokens + TOKENS_OF_A_WORD
+        length = needed * CHARACTERS_PER_TOKEN
+        while length < len(text):
+            tokens = self.encode_untrusted(text[:length])
+            if len(tokens) >= needed:
+                return tokens
+            length *= 4
+        return self.encode_untrusted(text)
 
     def _ending(self, note: str) -> str:
         return ("\n" + note if note else "") + self._generation
