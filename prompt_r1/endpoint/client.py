@@ -60,6 +60,18 @@ class Connection:
     paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
 
 
+@dataclass
+class Delivery:
+    """Whether the request of an attempt has been sent completely, so that the provider may bill it."""
+
+    sent: bool = False
+
+    async def watch(self, event: str, info: Mapping[str, object]) -> None:
+        """The trace of httpx: called at each event of the connection."""
+        if event.endswith("send_request_body.complete"):
+            self.sent = True
+
+
 class EndpointClient:
     """Sends requests for `model` to `base_url`, and retries them until they succeed or cannot.
 
@@ -124,7 +136,7 @@ class EndpointClient:
                 if isinstance(models, Outcome) and models.reason.startswith("ConnectError"):
                     reason = scrub(models.reason, self._key)
                     raise UsageError(f"no server answers at {self.base_url}: {reason}")
-                outcome = await self._attempt(connection, probe, self._accepted_fields)
+                outcome = await self._attempt(connection, probe, self._accepted_fields, Delivery())
         except TimeoutError:
             return
         if outcome.verdict == "fatal" and outcome.rejected not in self._accepted_fields:
@@ -160,8 +172,12 @@ class EndpointClient:
         return self._connection
 
     async def _send_with_retries(self, connection: Connection, request: Request) -> Outcome:
-        """Send the same request until it succeeds, cannot succeed, or attempts or time run out."""
-        failures, wait = 0, 0.0
+        """Send the same request until it succeeds, cannot succeed, or attempts or time run out.
+
+        The outcome counts the attempts of the whole call that were lost.
+        """
+        failures, lost, wait = 0, 0, 0.0
+        delivery = Delivery()  # of the running attempt
         outcome = Outcome("retry", reason="no attempt ended")
         try:
             async with asyncio.timeout(self._limits.call_deadline):
@@ -170,13 +186,15 @@ class EndpointClient:
                     if wait > 0:
                         await self._sleep(wait)
                     sent_fields = self._accepted_fields
-                    outcome = await self._attempt(connection, request, sent_fields)
+                    outcome = await self._attempt(connection, request, sent_fields, delivery)
+                    lost += outcome.lost
+                    delivery = Delivery()
                     if outcome.rejected in sent_fields:
                         self._drop_field(outcome.rejected)
                         wait = self._rate_limit_wait(connection, request)
                         continue
                     if outcome.verdict != "retry":
-                        return outcome
+                        return replace(outcome, lost=lost)
                     failures += 1
                     wait = outcome.wait or back_off(failures, self._rng)
                     wait = max(wait, self._rate_limit_wait(connection, request))
@@ -185,15 +203,18 @@ class EndpointClient:
                         connection.paused_until = max(connection.paused_until, paused_until)
         except TimeoutError:
             limit = f"in {self._limits.call_deadline:g} s"
+            if delivery.sent:
+                lost += 1
         else:
             limit = f"in {failures} attempts"
-        return replace(outcome, verdict="retry", reason=f"{limit}, the last problem: {outcome.reason}")
+        reason = f"{limit}, the last problem: {outcome.reason}"
+        return replace(outcome, verdict="retry", reason=reason, lost=lost)
 
     async def _attempt(
-        self, connection: Connection, request: Request, fields: Mapping[str, object]
+        self, connection: Connection, request: Request, fields: Mapping[str, object], delivery: Delivery
     ) -> Outcome:
         body = {"model": self.model, **request.content, **fields}
-        response = await self._request(connection, "POST", request.path, body)
+        response = await self._request(connection, "POST", request.path, body, delivery=delivery)
         if isinstance(response, Outcome):
             return response
         outcome = classify(response.status, response.headers, response.body, now=time.time())
@@ -203,28 +224,40 @@ class EndpointClient:
         return outcome
 
     async def _request(
-        self, connection: Connection, method: str, path: str, content: Mapping[str, object] | None = None
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        content: Mapping[str, object] | None = None,
+        *,
+        delivery: Delivery | None = None,
     ) -> Response | Outcome:
         """One HTTP exchange: the complete response, or a "retry" outcome that says why there is none."""
         sent = json.dumps(content) if content else ""  # ASCII: a lone surrogate could not be encoded
         url = self.base_url + path
         max_bytes = self._limits.max_bytes
         received = bytearray()
+        delivery = delivery or Delivery()
+        trace = {"trace": delivery.watch}
         try:
             async with (
                 asyncio.timeout(self._limits.attempt_timeout),
-                connection.http.stream(method, url, content=sent, headers=JSON_HEADERS) as response,
+                connection.http.stream(
+                    method, url, content=sent, headers=JSON_HEADERS, extensions=trace
+                ) as response,
             ):
                 async for chunk in response.aiter_bytes():
                     received += chunk
                     if len(received) > max_bytes:
-                        return Outcome("retry", reason=f"a response of over {max_bytes:,} bytes")
+                        return Outcome("retry", reason=f"a response of over {max_bytes:,} bytes", lost=1)
         except TimeoutError:
             timeout = self._limits.attempt_timeout
-            return Outcome("retry", reason=f"no complete response within {timeout:g} s")
+            reason = f"no complete response within {timeout:g} s"
         except (httpx.HTTPError, OSError) as error:
-            return Outcome("retry", reason=f"{type(error).__name__}: {error}".removesuffix(": "))
-        return Response(response.status_code, response.headers, bytes(received))
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        else:
+            return Response(response.status_code, response.headers, bytes(received))
+        return Outcome("retry", reason=reason, lost=1 if delivery.sent else 0)
 
     def _rate_limit_wait(self, connection: Connection, request: Request) -> float:
         """Seconds until our own rate limits allow this request."""

@@ -66,6 +66,7 @@ class Outcome:
     busy: bool = False  # the provider is overloaded: other calls should wait too
     tokens_in: int = 0
     tokens_out: int = 0
+    lost: int = 0  # attempts without a reply that the provider may have billed
     token_ids: tuple[int, ...] = ()  # of a text completion, where the server returns them
 
 
@@ -135,7 +136,7 @@ def model_names(body: bytes) -> set[str]:
 
 def _classify_completion(data: object, error: ProviderError, wait: float | None) -> Outcome:
     if not isinstance(data, dict):
-        return Outcome("retry", reason="the response is not a JSON object", wait=wait)
+        return Outcome("retry", reason="the response is not a JSON object", wait=wait, lost=1)
     if data.get("error"):
         return Outcome("retry", reason=f"an error instead of a completion: {error.message}", wait=wait)
     choices = data.get("choices")
@@ -145,7 +146,7 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
         return _classify_text(choice, usage)
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
-        return Outcome("retry", reason="the response has no choices", wait=wait)
+        return Outcome("retry", reason="the response has no choices", wait=wait, lost=1)
     text = _text_of(message.get("content"))
     refusal = _text_of(message.get("refusal"))
     finish = choice.get("finish_reason")
@@ -165,7 +166,7 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
         return replace(reply, verdict="outcome", label="refusal")
     if finish == "length":
         return replace(reply, verdict="outcome", label="length")
-    return Outcome("retry", reason=f"an empty reply (finish_reason {finish})", wait=wait)
+    return Outcome("retry", reason=f"an empty reply (finish_reason {finish})", wait=wait, lost=1)
 
 
 def _classify_text(choice: Mapping[str, object], usage: Mapping[str, object]) -> Outcome:

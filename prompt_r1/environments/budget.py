@@ -1,4 +1,7 @@
-"""The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends."""
+"""The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends.
+
+Only attempts that were lost, but may be billed, are not reserved before: they are counted when the call ends.
+"""
 
 import asyncio
 from dataclasses import dataclass

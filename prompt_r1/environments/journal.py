@@ -100,7 +100,7 @@ class Journal:
             return Outcome("retry", reason=self._failures[call.key])
         return None
 
-    def write(self, call: Call, outcome: Outcome, *, usd: float, latency: float) -> None:
+    def write(self, call: Call, outcome: Outcome, *, spent: Spending, latency: float) -> None:
         """Append a call that has ended. It is one write: a kill leaves at most one torn line, the last."""
         if self._path is None:
             return
@@ -112,7 +112,9 @@ class Journal:
             "prompt": call.messages[-1]["content"],
         }
         line |= {name: getattr(outcome, name) for name in STORED}
-        line |= {"latency": round(latency, 4), "usd": usd, "time": round(time.time(), 3)}
+        line |= {"latency": round(latency, 4), "usd": spent.usd, "time": round(time.time(), 3)}
+        if outcome.lost:  # attempts that may have been billed besides the reply; `usd` includes them
+            line["lost_tokens"] = spent.tokens - outcome.tokens_in - outcome.tokens_out
         offset = os.lseek(self._file, 0, os.SEEK_END)
         os.write(self._file, json.dumps(line).encode() + b"\n")
         if outcome.verdict in REPLIED:
@@ -131,7 +133,8 @@ class Journal:
                 try:
                     line = json.loads(raw)
                     key, verdict = line["key"], line["verdict"]
-                    spent += Spending(1, line["tokens_in"] + line["tokens_out"], line["usd"])
+                    tokens = line["tokens_in"] + line["tokens_out"] + line.get("lost_tokens", 0)
+                    spent += Spending(1, tokens, line["usd"])
                     if verdict not in REPLIED:
                         self._failures[key] = line["reason"]
                     elif all(name in line for name in STORED):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
@@ -138,17 +138,24 @@ class MeteredEnvironment:
         begin = time.perf_counter()
         try:
             outcome = await self._source.call(call.messages, sample=call.sample)
-            actual = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
+            actual = self._cost(outcome, estimate)
         finally:
             self._budget.settle(estimate, actual)
         latency = time.perf_counter() - begin
-        self._journal.write(call, outcome, usd=actual.usd, latency=latency)
+        self._journal.write(call, outcome, spent=actual, latency=latency)
         self._longest_reply = max(self._longest_reply, outcome.tokens_out)
         self._latencies.append(latency)
         self._counts.update(paid=1, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
         if outcome.verdict in ("retry", "fatal"):
             self._counts["errors"] += 1
         return outcome
+
+    def _cost(self, outcome: Outcome, estimate: Spending) -> Spending:
+        """What a call cost: its reply, and the estimate for each attempt that was lost but may be billed."""
+        cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
+        for _ in range(outcome.lost):
+            cost += replace(estimate, calls=0)  # a call counts once, however often it is tried
+        return cost
 
     def _estimate(self, call: Call) -> Spending:
         """Estimate the cost of a call from above.

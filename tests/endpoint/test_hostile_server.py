@@ -213,6 +213,42 @@ def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: st
     assert asyncio.run(five_calls()) == [f"reply {number}" for number in range(1, 6)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        *((fault, 2) for fault in ("drip", "hang", "reset", "bomb", "fat", "noise", "badzip")),
+        *((fault, 2) for fault in ("null", "cutjson", "nochoices")),
+        *((fault, 0) for fault in ("good", "5xx", "storm", "error200", "filter", "toolong", "wrongkey")),
+    ],
+)
+def test_attempts_that_may_have_been_billed_are_counted(fault: str, lost: int) -> None:
+    """Attempts whose request was delivered, but whose reply was not received."""
+    assert lost_attempts(fault, attempt_timeout=0.5 if fault in ("drip", "hang") else 9) == lost
+
+
+def test_attempts_that_did_not_reach_the_server_are_not_counted() -> None:
+    assert lost_attempts("good", base_url="http://127.0.0.1:9") == 0
+
+
+def test_an_attempt_that_the_deadline_of_its_call_ends_is_counted() -> None:
+    assert lost_attempts("hang", attempt_timeout=9, call_deadline=1) == 1
+
+
+def lost_attempts(fault: str, **settings: object) -> int:
+    """The number of attempts of one call that may have been billed without a reply."""
+
+    async def one_call() -> int:
+        async with HostileServer().running() as server:
+            defaults = {"base_url": f"{server.base_url}/{fault}", "max_attempts": 2}
+            environment = chat(**{**defaults, **settings})
+            try:
+                return (await environment.call(HELLO)).lost
+            finally:
+                await environment.close()
+
+    return asyncio.run(one_call())
+
+
 def test_an_echoed_authorization_header_is_scrubbed() -> None:
     with pytest.raises(FatalEnvError, match=r"uthorization: Bearer \[key\]") as caught:
         ask_server("echo")

@@ -293,6 +293,32 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     assert budget.spent == Spending(1, 11, pytest.approx(65e-6))
 
 
+@pytest.mark.parametrize("verdict", ["ok", "retry"])
+def test_lost_attempts_are_in_the_budget_also_after_a_resume(verdict: str, tmp_path: Path) -> None:
+    """A bug: attempts that were reset after delivery, and billed, were in no budget."""
+    usage = {"tokens_in": 10, "tokens_out": 5} if verdict == "ok" else {}
+    source = CountingSource(Outcome(verdict, lost=2, **usage), parameters={"max_tokens": 9})
+    budget = Budget(max_usd=1.0)
+    environment = metered(source, tmp_path, budget=budget)
+    lost = environment._estimate(Call("counting", HELLO, source.parameters, 0))
+    if verdict == "ok":
+        ask(environment)
+    else:
+        with pytest.raises(EnvError):
+            ask(environment)
+    reply = PRICE.of_call(10, 5) if verdict == "ok" else Spending()
+    assert lost.tokens > 9
+    # A call counts once, however often it is tried.
+    expected = Spending(1, reply.tokens + 2 * lost.tokens, pytest.approx(reply.usd + 2 * lost.usd))
+    assert budget.spent == expected
+    assert Journal(tmp_path).spent == budget.spent
+
+
+def test_a_journal_without_lost_attempts_has_the_lines_of_before(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path))
+    assert "lost" not in (tmp_path / "rank0.jsonl").read_text()
+
+
 def test_a_rejected_request_costs_nothing() -> None:
     budget = Budget(max_usd=1.0)
     source = chat(Provider(httpx.Response(400, json=error_of("prompt is too long"))))
