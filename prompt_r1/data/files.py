@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, BinaryIO, get_args
 
 from prompt_r1.data.fields import (
     BadRow,
@@ -85,10 +85,12 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".jsonl":
-            _write_json_lines(partial, questions)
-        else:
-            _write_parquet(partial, questions)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # "x" follows no symbolic link
+            if path.suffix == ".jsonl":
+                _write_json_lines(file, questions)
+            else:
+                _write_parquet(file, questions)
         os.replace(partial, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
@@ -197,21 +199,20 @@ def _question_from_parquet(table: "Table") -> Question:
     return Question(id=id_from_text(text), dataset=dataset, text=text, answers=answers, kind=kind_of(dataset))
 
 
-def _write_json_lines(path: Path, questions: Sequence[Question]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as lines:
-        for question in questions:
-            row: dict[str, str | tuple[str, ...]] = {
-                "id": question.id,
-                "dataset": question.dataset,
-                "question": question.text,
-                "answers": question.answers,
-            }
-            if question.kind != kind_of(question.dataset):
-                row["kind"] = question.kind
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+def _write_json_lines(file: BinaryIO, questions: Sequence[Question]) -> None:
+    for question in questions:
+        row: dict[str, str | tuple[str, ...]] = {
+            "id": question.id,
+            "dataset": question.dataset,
+            "question": question.text,
+            "answers": question.answers,
+        }
+        if question.kind != kind_of(question.dataset):
+            row["kind"] = question.kind
+        file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _write_parquet(path: Path, questions: Sequence[Question]) -> None:
+def _write_parquet(file: BinaryIO, questions: Sequence[Question]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -234,4 +235,4 @@ def _write_parquet(path: Path, questions: Sequence[Question]) -> None:
         }
         for question in questions
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)

@@ -31,7 +31,9 @@ def write_report(
     text = page({"runs": [read_run(folder, games=games) for folder in folders]})
     part = path.with_name(f".{path.name}.part")  # renamed at the end, so that a kill leaves no broken report
     try:
-        part.write_text(text, "utf-8")
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8") as file:  # "x" follows no symbolic link
+            file.write(text)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.data import QuestionSampler, load_questions
+from prompt_r1.data.files import write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Question
@@ -265,3 +266,13 @@ def test_a_restored_sampler_continues_as_if_it_had_never_stopped(before: int) ->
 def test_a_state_beyond_the_end_of_the_data_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="only 10"):
         QuestionSampler(QUESTIONS, seed=1).restore({"epoch": 0, "position": 11})
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.parquet"])
+def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path, name):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / f"{name}.partial").symlink_to(target)
+    write_questions(tmp_path / name, [Question("1", "own", "Wer ist Ägidius?", ("Anna",))])
+    assert target.read_text() == "precious"
+    assert [question.text for question in load_questions(tmp_path / name)] == ["Wer ist Ägidius?"]

@@ -275,3 +275,12 @@ def test_an_empty_file_of_settings_is_a_run_without_settings(tmp_path):
 def test_a_number_of_games_below_1_is_refused(run):
     with pytest.raises(UsageError, match="--games must be above 0, not -3"):
         main([str(run), "--games", "-3"])
+
+
+def test_a_symbolic_link_in_place_of_the_temporary_file_is_not_followed(run, tmp_path):
+    """Its target was overwritten with the page."""
+    target, out = tmp_path / "target", tmp_path / "report.html"
+    target.write_text("precious")
+    (tmp_path / ".report.html.part").symlink_to(target)
+    write_report(run, out=out)
+    assert target.read_text() == "precious" and not out.is_symlink() and data_of(out)
