@@ -91,6 +91,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
     line = ["train.py", "--agent", asking_agent, *SMALL, "--out", "runs/small", "--test-data", "none"]
     line += ["--val-every", "2", "--save-every", "2"]
     (tmp_path / "runs/small/report.html").mkdir(parents=True)  # report.html cannot be written
+    (tmp_path / "runs/small/.lock").touch()  # a run folder
     stopped = call_here(tmp_path, *line, "--steps", "2")
     assert stopped.returncode == 0
     assert "report.html could not be written: Is a directory" in stopped.stdout

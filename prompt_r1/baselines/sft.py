@@ -39,7 +39,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES
-from prompt_r1.storage.export import export_agent
+from prompt_r1.storage.export import export_agent, exported_step
 from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")
@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> None:
 def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
     """Fine-tune an agent on questions; the folder of the result. Writes metrics.jsonl beside it."""
     check_ranges(config)
+    _make_folder(out)
     if not questions:
         raise UsageError("sft needs training questions: give --train-data")
     if parse_remote(config.agent):
@@ -73,7 +74,6 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
         torch.manual_seed(config.seed)
         trainable = add_lora(agent.policy.model, rank=config.rank, alpha=config.alpha)
     examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
-    out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in train_adapters(agent.policy, trainable, examples, config, quiet=quiet):
@@ -87,6 +87,21 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
     return out / "agent"
+
+
+def _make_folder(out: Path) -> None:
+    """Make the folder of the result. Raises UsageError for a folder with files of another program."""
+    agent = out / "agent"
+    ours = {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in out.iterdir()}
+        if names - ours or (agent.exists() and exported_step(agent) < 0):
+            raise UsageError(
+                f"{out}: there are files in it that are not of a fine-tuning; give a new or an empty folder"
+            )
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}; give a folder that can be written") from None
 
 
 def model_card(config: SftConfig) -> str:

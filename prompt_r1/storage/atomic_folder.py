@@ -8,6 +8,7 @@ change later.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,16 +35,20 @@ def new_temporary(folder: Path) -> Path:
     return temporary
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Remove the temporary folders that kills have left; restore a folder that was only moved aside."""
-    for path in parent.glob(".*.old"):
-        home = path.with_name(path.name[1:].removesuffix(".old"))
-        if home.exists():
-            shutil.rmtree(path)
-        else:
+def remove_leftovers(parent: Path, names: str) -> None:
+    """Remove the temporary folders that kills have left; restore a folder that was only moved aside.
+
+    `names` is a regular expression of the names that we write in `parent`: everything else belongs to the
+    user and is not touched.
+    """
+    for path in sorted(parent.iterdir()) if parent.is_dir() else []:
+        match = re.fullmatch(rf"\.({names})\.(old|tmp)", path.name)
+        if match is None:
+            continue
+        home = path.with_name(match[1])
+        if match[2] == "old" and not home.exists():
             os.replace(path, home)
-    for path in parent.glob(".*.tmp"):
-        if path.is_dir():
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()

@@ -7,6 +7,7 @@ state; spending is in the journal; the watchdog's state follows from the metric 
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,8 @@ from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.atomic_folder import Checksums
+
+NAMES = r"step-\d{6,}"  # of the folders in checkpoints/
 
 
 @dataclass
@@ -138,7 +141,7 @@ class Checkpoints:
 
         Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
         """
-        self._on_first(lambda: atomic_folder.remove_leftovers(self.folder))
+        self._on_first(lambda: atomic_folder.remove_leftovers(self.folder, NAMES))
         found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
         for folder in reversed(found):
             damage = self.find_damage(folder)
@@ -228,7 +231,8 @@ class Checkpoints:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, valid or not, oldest first."""
-    return sorted((run / "checkpoints").glob("step-[0-9]*"), key=_step)
+    named = (path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(NAMES, path.name))
+    return sorted(named, key=_step)
 
 
 def _step(folder: Path) -> int:

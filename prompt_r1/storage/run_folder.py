@@ -13,13 +13,15 @@ from prompt_r1.errors import UsageError
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
+# The names that are written under a temporary name first.
+REPLACED = r"agent|metrics\.jsonl|metrics-before-rollback-\d+\.jsonl"
 
 
 def open_run(config: TrainConfig, name: str) -> Path:
     """Choose and make the run folder by --out and --resume.
 
     auto resumes the run in --out, a folder resumes the run there, and never starts a new run in a free
-    folder. Raises UsageError rather than write into a folder that holds another run.
+    folder. Raises UsageError rather than write into a folder that holds another run or other files.
     """
     run = Path(config.out or f"runs/{name}-seed{config.seed}")
     if config.resume not in ("auto", "never"):
@@ -31,8 +33,21 @@ def open_run(config: TrainConfig, name: str) -> Path:
             raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
         candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
         run = next(path for path in candidates if not path.exists())
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        if any(run.iterdir()) and not _holds_run(run):
+            raise UsageError(
+                f"--out {run}: there are files in it that are not of a run; give a new or an empty folder"
+            )
+    except OSError as error:
+        raise UsageError(f"--out {run}: {error.strerror}; give a folder that can be written") from None
     return run
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run has written into the folder; its copy may lack hidden files."""
+    copied = (folder / "config.yaml").exists() and (folder / "metrics.jsonl").exists()
+    return (folder / LOCK).exists() or copied or bool(checkpoints_of(folder))
 
 
 @contextmanager
@@ -43,7 +58,10 @@ def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
     rank takes an exclusive lock and turns it into a shared one, which every rank then takes too. Called by
     every rank. Raises UsageError if another run holds the folder.
     """
-    file = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        file = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise UsageError(f"{run / LOCK}: {error.strerror}; give an --out that can be written") from None
 
     def claim() -> None:
         _lock(file, run, fcntl.LOCK_EX)
@@ -88,7 +106,9 @@ def trim_metrics(run: Path, steps: int, *, aside: str = "") -> None:
 
 def _replace_lines(path: Path, lines: Sequence[str]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x", encoding="utf-8") as file:  # "x" follows no symbolic link
+        file.writelines(line + "\n" for line in lines)
     os.replace(temporary, path)
 
 

@@ -17,7 +17,7 @@ from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, exported_step
-from prompt_r1.storage.run_folder import trim_metrics
+from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.collapse import Watchdog
 from prompt_r1.training.console import Console
@@ -59,7 +59,7 @@ class Lifecycle:
             background=self.ranks.device.type == "cuda",
         )
         if self.ranks.first:
-            atomic_folder.remove_leftovers(self.log.folder)
+            atomic_folder.remove_leftovers(self.log.folder, REPLACED)
         found, state = self.checkpoints.newest(), State(step=-1)
         if found is not None:
             state = self.checkpoints.load(found)

@@ -205,3 +205,23 @@ def test_the_adapters_equal_those_of_peft():
         p.numel() for p in ours.parameters() if p.requires_grad
     )
     torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    """Its `agent/` was replaced, and its metrics.jsonl overwritten."""
+    tiny.save_agent(tmp_path / "base")
+    config = replace(SMALL, agent=str(tmp_path / "base"))
+    for name in ("agent/thesis.txt", "config.yaml"):
+        file = tmp_path / name.replace("/", "-") / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+        with pytest.raises(UsageError, match="give a new or an empty folder"):
+            fine_tune(QUESTIONS, config, tmp_path / name.replace("/", "-"), quiet=True)
+        assert file.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
+    tiny.save_agent(tmp_path / "base")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file: File exists; give a folder that can be written"):
+        fine_tune(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file", quiet=True)

@@ -79,6 +79,7 @@ def test_a_killed_rank_stops_the_others_and_a_second_run_in_the_folder_is_refuse
 def test_a_rank_that_raises_stops_the_others_and_torchrun_names_it(arguments, tmp_path):
     # A folder in place of rank 1's file of games: rank 1 cannot write it.
     (tmp_path / "run/trajectories/step-000001-rank1.jsonl").mkdir(parents=True)
+    (tmp_path / "run/.lock").touch()  # a run folder
     with start_under_torchrun(tmp_path, arguments) as launcher:
         output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode != 0 and "rank      : 1 " in output and "IsADirectoryError" in output

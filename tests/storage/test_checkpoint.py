@@ -21,7 +21,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import export_agent, exported_step
-from prompt_r1.storage.run_folder import lock_run, trim_metrics
+from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK
 
@@ -236,7 +236,7 @@ def test_the_older_folder_survives_a_failed_move(tmp_path):
     write_folder(folder, "older")
     with pytest.raises(FileNotFoundError):
         atomic_folder.move_into_place(tmp_path / "absent", folder)
-    atomic_folder.remove_leftovers(tmp_path)
+    atomic_folder.remove_leftovers(tmp_path, "agent")
     assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "older"
 
 
@@ -256,9 +256,62 @@ def test_removing_leftovers_keeps_the_newer_of_two_folders(tmp_path):
     write_folder(tmp_path / "agent", "newer")
     write_folder(tmp_path / "older", "older")
     (tmp_path / "older").rename(tmp_path / ".agent.old")
-    atomic_folder.remove_leftovers(tmp_path)
+    atomic_folder.remove_leftovers(tmp_path, "agent")
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
     assert (tmp_path / "agent/a.txt").read_text() == "newer"
+
+
+def test_removing_leftovers_keeps_the_files_of_the_user(saved):
+    """Any `.*.tmp` was deleted, and any `.*.old` was renamed or deleted."""
+    folder = saved.checkpoints.folder
+    names = [".thesis.tmp", ".thesis.old", ".step-best.tmp", ".step-9x.old", "step-9x"]
+    for name in names:
+        (folder / name).mkdir()
+    (folder / ".notes.tmp").touch()
+    (folder / ".step-000009.tmp").symlink_to(folder / ".thesis.tmp")  # removed, and not followed
+    assert saved.checkpoints.newest().name == "step-000002"
+    assert {path.name for path in folder.iterdir()} == {*names, ".notes.tmp", "step-000001", "step-000002"}
+
+
+def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
+    """Its `agent/` was replaced by the agent of the run."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/secret.txt").touch()
+    with pytest.raises(UsageError, match=r"there are files in it that are not of a run; give a new or"):
+        open_run(replace(CONFIG, out=str(tmp_path)), "mini")
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_a_run_folder_and_its_copy_without_hidden_files_are_opened_again(saved, tmp_path):
+    config = replace(CONFIG, out=str(tmp_path))
+    assert open_run(config, "mini") == tmp_path  # it holds checkpoints
+    shutil.rmtree(saved.checkpoints.folder)
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    assert open_run(config, "mini") == tmp_path
+    (tmp_path / "config.yaml").unlink()
+    with lock_run(tmp_path, ONE_RANK):
+        assert open_run(config, "mini") == tmp_path
+
+
+def test_a_run_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    for out in ("file", "file/run", "a" * 300):
+        with pytest.raises(UsageError, match=rf"--out .*{out}: .*; give a folder that can be written"):
+            open_run(replace(CONFIG, out=str(tmp_path / out)), "mini")
+
+
+def test_the_temporary_files_of_a_run_folder_follow_no_symbolic_link(tmp_path):
+    target, run = tmp_path / "target", tmp_path / "run"
+    run.mkdir()
+    target.write_text("precious")
+    (run / "metrics.jsonl").write_text('{"step": 0}\n')
+    (run / ".metrics.jsonl.tmp").symlink_to(target)
+    trim_metrics(run, 1)
+    (run / ".lock").symlink_to(target)
+    with pytest.raises(UsageError, match=r"\.lock: Too many levels"), lock_run(run, ONE_RANK):
+        pass
+    assert target.read_text() == "precious" and not (run / "metrics.jsonl").is_symlink()
 
 
 def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(saved):
