@@ -35,7 +35,7 @@ HOMES = {
     "pyarrow": ("prompt_r1/data/",),
     "huggingface_hub": ("prompt_r1/agent/", "prompt_r1/metrics/similarity.py"),
     "tokenizers": ("prompt_r1/miniworld/tokenizer.py",),
-    "safetensors": ("prompt_r1/storage/tensor_files.py",),
+    "safetensors": ("prompt_r1/storage/",),
     "torch.utils.tensorboard": ("prompt_r1/storage/trackers.py",),
     "wandb": ("prompt_r1/storage/trackers.py",),
 }

@@ -74,6 +74,15 @@ def seal(temporary: Path, folder: Path, checksums: Checksums) -> None:
     _sync(folder.parent)
 
 
+def sync_and_move(temporary: Path, folder: Path) -> None:
+    """Sync a folder without a manifest, and rename it to `folder`."""
+    for path in sorted(temporary.iterdir()):
+        _sync(path)
+    _sync(temporary)
+    move_into_place(temporary, folder)
+    _sync(folder.parent)
+
+
 def move_into_place(temporary: Path, folder: Path) -> None:
     """Rename `temporary` to `folder`. An existing folder is first moved aside, and removed at the end."""
     aside = folder.with_name(f".{folder.name}.old")
@@ -114,8 +123,8 @@ def find_damage(folder: Path, *, share: int = 0, shares: int = 1) -> str:
     return ""
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

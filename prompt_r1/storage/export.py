@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel
@@ -69,8 +70,8 @@ def export_agent(
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
 
-    def write() -> None:
-        temporary, home = atomic_folder.new_temporary(folder), base_folder(base)
+    def write(temporary: Path) -> None:
+        home = base_folder(base)
         dtype = _save(policy.model, weights, home, temporary)
         _complete_config(temporary / "config.json", dtype)
         for pattern in COPIED:
@@ -80,9 +81,18 @@ def export_agent(
         write_yaml(config, temporary / GAME_FILE)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
         (temporary / "README.md").write_text(card or model_card(config, lines), "utf-8")
-        atomic_folder.move_into_place(temporary, folder)
+        atomic_folder.sync_and_move(temporary, folder)
 
-    failed = try_first(ranks, write)
+    def write_or_clean_up() -> None:
+        temporary = atomic_folder.new_temporary(folder)
+        try:
+            write(temporary)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # after a failure it would take room
+
+    failed = try_first(ranks, write_or_clean_up)
     return f"{folder} could not be written: {failed}" if failed else ""
 
 

@@ -46,6 +46,7 @@ class Lifecycle:
     refresh: Callable[[], None]  # copies the weights to the engine; called when they have changed
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
+    failed_exports: int = 0  # in a row
 
     def begin(self) -> State:
         """The state to go on from: the newest valid checkpoint of the run folder, or one before step 0."""
@@ -81,7 +82,7 @@ class Lifecycle:
         Returns the state to go on from.
         """
         config, step = self.config, state.step
-        line = self.log.metrics(line)
+        before, line = state.line, self.log.metrics(line)
         self.console.row(line)
         state.line = {}
         due = step > 0 and (step % config.save_every == 0 or step == config.steps)
@@ -92,6 +93,11 @@ class Lifecycle:
             with self.clock.phase("save"):
                 failed = self._export(step)
             self._report_write_failure(failed)
+            self.failed_exports = self.failed_exports + 1 if failed else 0
+            if self.failed_exports >= 2 or (failed and step == config.steps):
+                state.line = before  # the resumed run validates this step and exports it again
+                again = ", for the second time in a row" if self.failed_exports >= 2 else ""
+                raise Resumable(f"{failed}{again}: make room, and the same command exports it")
             if not failed:
                 state.best_step, state.best_em, state.best_reward = step, *score
         if due or better:

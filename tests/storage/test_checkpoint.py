@@ -472,6 +472,29 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
 
 
+def test_an_export_syncs_its_files_before_it_gets_its_name(exported, monkeypatch):
+    """As a checkpoint: a power cut could keep the name and lose the weights."""
+    events: list[str] = []
+    fsync, replace_path = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        events.append(f"{Path(source).name} -> {Path(target).name}")
+        replace_path(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    policy, base = tiny.policy(), exported.parent / "base"
+    folder = exported.parent / "second"
+    assert export_agent(policy, base, CONFIG, folder, lines=LINES, ranks=ONE_RANK) == ""
+    renamed = events.index(".second.tmp -> second")
+    assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(events[:renamed])
+    assert events[renamed + 1 :] == [folder.parent.name]
+
+
 def test_both_versions_of_transformers_find_the_rope_theta(exported):
     """Version 4 does not know rope_parameters, and silently takes 10000."""
     config = json.loads((exported / "config.json").read_text())

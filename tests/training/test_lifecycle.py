@@ -1,6 +1,9 @@
 """When a run saves, exports, stops, resumes and rolls back."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +32,17 @@ HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("base"))
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class ScriptedRun:
@@ -118,6 +132,34 @@ def test_a_failed_export_is_reported_and_leaves_the_best_step_unchanged(base, tm
     obstacle.unlink()
     run.step(val_em=0.4, val_reward=0.3)
     assert run.state.best_step == 2 == exported_step(tmp_path / "agent")
+
+
+def test_a_full_disk_in_an_export_is_reported_and_the_second_in_a_row_stops_the_run(base, tmp_path, capsys):
+    """The error of the safetensors library ended the run with a traceback. The resumed run validates and
+    exports the step again.
+    """
+    run = ScriptedRun(tmp_path, base)
+    run.step(val_em=0.2, val_reward=0.1)
+    with file_size_limit(20_000):
+        run.step(val_em=0.5, val_reward=0.3)
+        assert "File too large" in capsys.readouterr().out
+        assert not (tmp_path / ".agent.tmp").exists()  # the room that it took is free again
+        with pytest.raises(Resumable, match="agent could not be written: .*, for the second time in a row"):
+            run.step(val_em=0.6, val_reward=0.3)
+    assert exported_step(tmp_path / "agent") == 0
+    run.lifecycle.save(run.state, wait=True)
+    resumed = ScriptedRun(tmp_path, base)
+    assert resumed.state.step == 2 and resumed.state.line["step"] == 2
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_an_agent_of_the_last_step_that_is_not_exported_stops_the_run(base, tmp_path):
+    """There is no later save: the run would end as a success, without the agent."""
+    run = ScriptedRun(tmp_path, base, val_data=(), steps=1)
+    run.step()
+    with file_size_limit(20_000), pytest.raises(Resumable, match="agent could not be written: .*make room"):
+        run.step()
+    assert run.state.line  # completed again when the run is resumed
 
 
 def test_resuming_refreshes_the_engine_with_the_weights_of_the_checkpoint(base, tmp_path):
