@@ -1,7 +1,11 @@
 """The order in which training sees the questions."""
 
+import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
 
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -15,6 +19,14 @@ class QuestionSampler:
         self.questions = questions
         self.seed = seed
         self._start_epoch(0)
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the questions, their answers and their order."""
+        digest = hashlib.sha256()
+        for question in self.questions:
+            digest.update(json.dumps(asdict(question)).encode() + b"\n")
+        return digest.hexdigest()[:32]
 
     def take(self, count: int) -> list[Question]:
         """The next `count` questions, continuing into the next epoch if necessary."""

@@ -41,6 +41,7 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     rollbacks: int = 0  # each has halved the learning rate
+    questions: str = ""  # digest of the training questions; "" in checkpoints of older versions
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,13 @@ def _check_settings(folder: Path, config: TrainConfig) -> None:
     Other settings may differ: a run may be resumed with more steps or on another machine.
     """
     before = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    defaults = identifying_values(TrainConfig())  # of a setting that the version of the checkpoint lacked
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
-        if before.get(name) != now:
+        then = before.get(name, defaults[name])
+        if then != now:
             raise UsageError(
-                f"{folder} was made with {name} = {before.get(name)!r}, not {now!r}: "
+                f"{folder} was made with {name} = {then!r}, not {now!r}: "
                 "resume with the same value, or start a new run with another --out"
             )
 

@@ -64,6 +64,11 @@ class Lifecycle:
         found, state = self.checkpoints.newest(), State(step=-1)
         if found is not None:
             state = self.checkpoints.load(found)
+            if state.questions not in ("", self.sampler.digest):
+                raise UsageError(
+                    f"{found} was made with other questions: give the data that the run began with, or "
+                    "start a new run with another --out"
+                )
             self._repair_export(state)
             self.refresh()
             self.log.say(f"Resuming after step {state.step} of {self.config.steps}, from {found}")
@@ -107,6 +112,7 @@ class Lifecycle:
 
     def save(self, state: State, *, wait: bool = False) -> None:
         """Write a checkpoint; on a GPU in the background, unless `wait`."""
+        state.questions = self.sampler.digest
         with self.clock.phase("save"):
             self._report_write_failure(self.checkpoints.save(state))
             if wait:

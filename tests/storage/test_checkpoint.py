@@ -392,6 +392,16 @@ def test_a_resume_with_another_identifying_setting_is_refused(saved):
             other.checkpoints.load(saved.checkpoints.folder / "step-000002")
 
 
+def test_a_setting_that_an_older_checkpoint_lacks_counts_as_having_its_default(saved):
+    folder = saved.checkpoints.folder / "step-000002"
+    lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
+    (folder / "config.yaml").write_text("".join(line for line in lines if "mini_batch_of" not in line))
+    assert saved.checkpoints.load(folder).step == 2
+    other = TinyRun(folder.parent.parent, config=replace(CONFIG, mini_batch_of="questions"))
+    with pytest.raises(UsageError, match="was made with mini_batch_of = 'games', not 'questions'"):
+        other.checkpoints.load(folder)
+
+
 def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
     other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **CHANGEABLE))
     assert other.checkpoints.load(saved.checkpoints.folder / "step-000002").step == 2

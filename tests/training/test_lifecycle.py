@@ -14,6 +14,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, checkpoints_of
 from prompt_r1.storage.export import exported_step
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
@@ -26,6 +27,7 @@ from tests.games import ONE_RANK
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), lr=1e-2, steps=99, save_every=4
 )
+QUESTIONS = [Question("q", "own", "Who?", ("Anna",))] * 50
 HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, "turns": 2.0}
 
 
@@ -48,12 +50,14 @@ def file_size_limit(size: int) -> Iterator[None]:
 class ScriptedRun:
     """A `Lifecycle` with scripted steps: each writes its number into a weight, and has the given metrics."""
 
-    def __init__(self, folder: Path, base: Path, **options) -> None:
+    def __init__(
+        self, folder: Path, base: Path, *, questions_of_the_data: list[Question] = QUESTIONS, **options
+    ) -> None:
         config = replace(CONFIG, **options)
         self.policy = tiny.policy()
         optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
         log = Log(folder, quiet=False)
-        self.sampler = QuestionSampler([Question("q", "own", "Who?", ("Anna",))] * 50, seed=0)
+        self.sampler = QuestionSampler(questions_of_the_data, seed=0)
         self.refreshed: list[float] = []  # the first weight at each refresh of the engine
         console = Console(log, steps=99, priced=False)
         self.lifecycle = Lifecycle(
@@ -144,7 +148,7 @@ def test_a_full_disk_in_an_export_is_reported_and_the_second_in_a_row_stops_the_
         run.step(val_em=0.5, val_reward=0.3)
         assert "File too large" in capsys.readouterr().out
         assert not (tmp_path / ".agent.tmp").exists()  # the room that it took is free again
-        with pytest.raises(Resumable, match="agent could not be written: .*, for the second time in a row"):
+        with pytest.raises(Resumable, match=r"agent could not be written: .*, for the second time in a row"):
             run.step(val_em=0.6, val_reward=0.3)
     assert exported_step(tmp_path / "agent") == 0
     run.lifecycle.save(run.state, wait=True)
@@ -157,7 +161,7 @@ def test_an_agent_of_the_last_step_that_is_not_exported_stops_the_run(base, tmp_
     """There is no later save: the run would end as a success, without the agent."""
     run = ScriptedRun(tmp_path, base, val_data=(), steps=1)
     run.step()
-    with file_size_limit(20_000), pytest.raises(Resumable, match="agent could not be written: .*make room"):
+    with file_size_limit(20_000), pytest.raises(Resumable, match=r"agent could not be written: .*make room"):
         run.step()
     assert run.state.line  # completed again when the run is resumed
 
@@ -171,6 +175,29 @@ def test_a_resumed_run_continues_with_the_next_questions(base, tmp_path):
     run_to_step_6(base, tmp_path)
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.sampler.state() == resumed.state.sampler == {"epoch": 0, "position": 10}
+
+
+def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
+    """The name of the data file was compared, but not what is in it."""
+    run_to_step_6(base, tmp_path)
+    for change in ({"text": "When?"}, {"answers": ("Berta",)}, {"kind": "math"}):
+        changed = [*QUESTIONS[:-1], replace(QUESTIONS[-1], **change)]
+        with pytest.raises(UsageError, match=r"step-000004 was made with other questions: give the data"):
+            ScriptedRun(tmp_path, base, questions_of_the_data=changed)
+    assert ScriptedRun(tmp_path, base).state.step == 4
+
+
+def test_a_checkpoint_without_a_digest_of_the_questions_is_resumed(base, tmp_path):
+    """Checkpoints of older versions have none."""
+    run_to_step_6(base, tmp_path)
+    newest = checkpoints_of(tmp_path)[-1]
+    state = json.loads((newest / "state.json").read_text())
+    del state["questions"]
+    (newest / "state.json").write_text(json.dumps(state))
+    names = [path.name for path in newest.iterdir() if path.name != atomic_folder.MANIFEST]
+    checksums = atomic_folder.sync_and_checksum(newest, names)
+    (newest / atomic_folder.MANIFEST).write_text(json.dumps(checksums))
+    assert ScriptedRun(tmp_path, base).state.step == 4
 
 
 def test_a_failed_checkpoint_is_reported_and_two_in_a_row_stop_the_run(base, tmp_path, capsys):
@@ -251,7 +278,9 @@ def test_a_rollback_restores_the_best_agent_and_halves_the_learning_rate(base, t
     run = run_to_step_6(base, tmp_path, on_collapse="rollback")
     for _ in range(3):
         run.step(format=0.0)
-    assert run.state == State(1, {"epoch": 0, "position": 4}, {}, 1, 0.5, 0.0, rollbacks=1)
+    assert run.state == State(
+        1, {"epoch": 0, "position": 4}, {}, 1, 0.5, 0.0, rollbacks=1, questions=run.sampler.digest
+    )
     assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
     assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
