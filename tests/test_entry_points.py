@@ -309,3 +309,21 @@ def test_resume_never_does_not_overwrite_a_run(trained, asking_agent, call_here)
     done = call_here(trained, *line)
     assert done.returncode == 2 and "holds a run already" in done.stderr
     assert (trained / "runs/small/metrics.jsonl").read_bytes() == before
+
+
+def test_a_step_that_breaks_the_weights_keeps_the_checkpoint_before_it(asking_agent, tmp_path, call_here):
+    line = [
+        "train.py",
+        "--agent",
+        asking_agent,
+        *SMALL,
+        "--out",
+        "run",
+        "--steps",
+        "1",
+        "--test-data",
+        "none",
+    ]
+    ended = call_here(tmp_path, *line, "--grad-clip", "1e30", "--weight-decay", "1e30")
+    assert ended.returncode == 2 and "the weights are not finite" in ended.stderr
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000"]

@@ -81,6 +81,8 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
             lines.append(line)
     merge_lora(agent.policy.model)
     alone = Ranks(0, 1, agent.policy.device)
+    if not math.isfinite(alone.weight_norm(agent.policy)):
+        raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     error = export_agent(
         agent.policy, start, trained_as, out / "agent", lines=lines, ranks=alone, card=model_card(config)
     )

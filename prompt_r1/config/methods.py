@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, setting
+from prompt_r1.config.fields import LEARNING_RATE, NOT_NEGATIVE, POSITIVE, setting
 
 METHODS = (
     "direct",
@@ -70,7 +70,7 @@ class MethodConfig:
     gepa_batch: int = setting(3, "training questions that compare a child with its parent", range=POSITIVE)
     gepa_calls: int = setting(150, "calls of the environment before the last iteration", range=NOT_NEGATIVE)
     sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")
-    sft_lr: float = setting(1e-4, "learning rate of sft", range=POSITIVE)
+    sft_lr: float = setting(1e-4, "learning rate of sft", range=LEARNING_RATE)
     grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`")
 
 
@@ -85,7 +85,9 @@ class SftConfig:
     rank: int = setting(8, "rank of the adapters", range=POSITIVE)
     alpha: float = setting(16.0, "scale of the adapters, alpha / rank", range=POSITIVE)
     lr: float = setting(
-        1e-4, "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)", range=POSITIVE
+        1e-4,
+        "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)",
+        range=LEARNING_RATE,
     )
     epochs: int = setting(3, "epochs", range=POSITIVE)
     batch_size: int = setting(4, "examples per micro-batch", range=POSITIVE)

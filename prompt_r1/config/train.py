@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_r1.config.fields import (
     FRACTION,
+    LEARNING_RATE,
     NOT_NEGATIVE,
     POSITIVE,
     EnvironmentConfig,
@@ -80,7 +81,7 @@ class TrainConfig(EnvironmentConfig):
         identifies=True,
     )
     lr: float = setting(
-        1e-6, "learning rate of AdamW, constant", range=POSITIVE, everyday=True, identifies=True
+        1e-6, "learning rate of AdamW, constant", range=LEARNING_RATE, everyday=True, identifies=True
     )
     beta1: float = setting(0.9, "AdamW", range=FRACTION, identifies=True)
     beta2: float = setting(0.999, "AdamW", range=FRACTION, identifies=True)

@@ -93,6 +93,11 @@ class Ranks:
         """
         return full_tensor(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
 
+    @torch.no_grad()
+    def weight_norm(self, module: nn.Module) -> float:
+        """The norm of all weights of a module; not finite if any of them is not, or if they overflow it."""
+        return full_tensor(nn.utils.get_total_norm(module.parameters())).item()
+
     def wait_for_all(self) -> None:
         """Wait for all ranks, after work that may take long on one. Raises RankLost at the timeout."""
         if self.monitored_group is None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.training.batch import Batch, collate, empty_batch, sequence_mean_weight, token_mean_weight
 from prompt_r1.types import ScoredGame, Trajectory
@@ -154,7 +154,8 @@ class Update:
     def take_step(self) -> None:
         """Sum the gradients over the ranks, clip them, and step.
 
-        When loss or gradient is not finite on any rank, no rank takes the step.
+        When loss or gradient is not finite on any rank, no rank takes the step. Raises UsageError, the same
+        on every rank, when the weights are not finite afterwards: they must not be saved.
         """
         step, self._current = self._current, StepMetrics()
         self._ranks.sum_gradients(self.policy)
@@ -169,6 +170,11 @@ class Update:
             self._skipped += 1
             self.skipped_in_a_row += 1
         self.optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(self._ranks.weight_norm(self.policy)):  # the same number on every rank
+            raise UsageError(
+                "the weights are not finite after an optimiser step: they are not saved, and the last "
+                "checkpoint is kept; start a new run with a smaller --lr"
+            )
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

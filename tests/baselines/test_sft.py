@@ -220,6 +220,14 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         assert file.exists()
 
 
+def test_weights_that_overflow_are_not_exported(tmp_path):
+    tiny.save_agent(tmp_path / "base")
+    config = replace(SMALL, agent=str(tmp_path / "base"), alpha=1e17, lr=999.0)
+    with pytest.raises(UsageError, match=r"the weights are not finite .*--lr"):
+        fine_tune(QUESTIONS, config, tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out/agent").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     tiny.save_agent(tmp_path / "base")
     (tmp_path / "file").touch()

@@ -124,6 +124,7 @@ OUT_OF_RANGE = [
     (InferConfig, "--env-timeout", "0", "--env-timeout must be above 0, not 0.0"),
     (SftConfig, "--rank", "0", "--rank must be above 0, not 0"),
     (SftConfig, "--lr", "inf", "--lr must be a finite number, not inf"),
+    (SftConfig, "--lr", "1e38", "--lr must be below 1000, not 1e+38"),
 ]
 
 

@@ -10,7 +10,7 @@ from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.training.update import MAX_SKIPPED, split
 from prompt_r1.types import ScoredGame
 from tests import tiny
@@ -282,3 +282,11 @@ def test_mini_batches_counted_in_questions_do_not_split_groups():
     by_question = TrainConfig(questions=4, mini_batch=2, mini_batch_of="questions").games_per_update
     whole_groups = split(groups, games=20, group_size=5, mini_batch=by_question, numbers=range(4))
     assert whole_groups == [groups[0] + groups[1], groups[2] + groups[3]]
+
+
+def test_weights_that_overflow_end_the_run_before_they_are_saved():
+    """They were saved and exported, and the run ended as a success."""
+    policy = tiny.policy()
+    games = record_logprobs_of(policy, random_scored_games(4))
+    with pytest.raises(UsageError, match=r"the weights are not finite after an optimiser step: .*--lr"):
+        Learner(policy, lr=1e30).learn([games])
