@@ -95,7 +95,10 @@ class TrainConfig(EnvironmentConfig):
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
     )
     temperature: float = setting(
-        1.0, "sampling temperature of training games; validation is greedy", range=POSITIVE, identifies=True
+        1.0,
+        "sampling temperature of training games; validation is greedy",
+        range=Range(at_least=1e-6),
+        identifies=True,
     )
     val_every: int = setting(20, "steps between validations", range=POSITIVE, group="instruments")
     val_limit: int = setting(256, "most validation questions", range=POSITIVE)

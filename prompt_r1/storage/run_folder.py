@@ -96,7 +96,7 @@ def trim_metrics(run: Path, steps: int, *, aside: str = "") -> None:
     The removed lines are written to the file `aside` of the run folder, if it is given.
     """
     path = run / "metrics.jsonl"
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     if not lines:
         return
     if aside:
@@ -114,6 +114,6 @@ def _replace_lines(path: Path, lines: Sequence[str]) -> None:
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return float("inf")  # a line that was cut short by a kill
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return float("inf")  # a line that was cut short by a kill, or is no metric line

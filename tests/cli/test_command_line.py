@@ -111,6 +111,15 @@ def test_the_message_of_a_module_begins_with_its_package(monkeypatch, capsys):
     assert capsys.readouterr().err == "report: no run\n"
 
 
+def test_a_file_that_cannot_be_opened_is_reported_in_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
+    with pytest.raises(SystemExit) as left:
+        run_program(lambda arguments: print(tmp_path.read_text()))
+    assert left.value.code == 2
+    expected = f"train.py: {tmp_path}: Is a directory; check the path and its permissions\n"
+    assert capsys.readouterr().err == expected
+
+
 OUT_OF_RANGE = [
     (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
     (EvaluateConfig, "--env-concurrency", "0", "--env-concurrency must be above 0, not 0"),
@@ -143,7 +152,12 @@ def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sen
         ("--beta1", "1", "--beta1 must be below 1, not 1.0"),
         ("--beta2", "-0.1", "--beta2 must be 0 (none) or more, not -0.1"),
         ("--clip", "0", "--clip must be above 0, not 0.0"),
-        ("--temperature", "0", "--temperature must be above 0, not 0.0"),
+        ("--beta2", "2", "--beta2 must be below 1, not 2.0"),
+        ("--weight-decay", "-1", "--weight-decay must be 0 (none) or more, not -1.0"),
+        ("--threads", "-1", "--threads must be 0 (none) or more, not -1"),
+        ("--temperature", "0", "--temperature must be 1e-06 or more, not 0.0"),
+        ("--temperature", "1e-300", "--temperature must be 1e-06 or more, not 1e-300"),
+        ("--temperature", "nan", "--temperature must be a finite number, not nan"),
         ("--group-size", "1", "--group-size must be 2 or more, not 1"),
     ],
 )

@@ -210,6 +210,17 @@ def test_damaged_lines_of_a_journal_are_skipped(tmp_path: Path) -> None:
     assert all(journal.find(Call("m", HELLO, {}, sample)) is None for sample in range(2))
 
 
+def test_lines_that_are_no_calls_are_skipped(tmp_path: Path) -> None:
+    """A key that is a list ended the run with a traceback."""
+    ask(metered(CountingSource(), tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    line = json.loads(path.read_text())
+    strange = [json.dumps({**line, name: []}).encode() for name in ("key", "verdict")]
+    path.write_bytes(b"\n".join([*strange, b"[]", b"7", b"\xff", b'{"key": []}', path.read_bytes()]))
+    again = CountingSource()
+    assert ask(metered(again, tmp_path)) == "reply 1" and again.calls == 0
+
+
 def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path / "old"))
     source = CountingSource()

@@ -284,3 +284,11 @@ def test_a_symbolic_link_in_place_of_the_temporary_file_is_not_followed(run, tmp
     (tmp_path / ".report.html.part").symlink_to(target)
     write_report(run, out=out)
     assert target.read_text() == "precious" and not out.is_symlink() and data_of(out)
+
+
+def test_lines_that_are_no_rows_are_skipped(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    expected = data_of(write_report(copy))
+    for path in (copy / "metrics.jsonl", *(copy / "trajectories").iterdir()):
+        path.write_bytes(b"[1, 2]\n\xff\xfe\n" + path.read_bytes())
+    assert data_of(write_report(copy)) == expected

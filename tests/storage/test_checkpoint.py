@@ -562,3 +562,11 @@ def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_p
     trim_metrics(tmp_path, 2, aside="before.jsonl")
     assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
     assert (tmp_path / "before.jsonl").read_text() == '{"step": 2}\n{"step": 3, "r\n'
+
+
+def test_lines_that_are_no_metrics_are_removed_on_resume(tmp_path):
+    """Each ended the resumed run with a traceback."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'[1, 2]\n{"step": 0}\n\xff\xfe\n7\n{"step": "a"}\n{"step": []}\n{"step": 1}\n')
+    trim_metrics(tmp_path, 2)
+    assert path.read_text() == '{"step": 0}\n{"step": 1}\n'
