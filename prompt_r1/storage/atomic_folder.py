@@ -31,7 +31,8 @@ def new_temporary(folder: Path) -> Path:
     """Make an empty folder beside `folder`, to be filled and then moved to that name."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.parent.mkdir(exist_ok=True)  # without its parents: a run folder that is gone stays so
+    temporary.mkdir()
     return temporary
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from prompt_r1.errors import UsageError
 from prompt_r1.storage.trackers import make_tracker
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
@@ -64,10 +65,17 @@ class Log:
             if isinstance(value, float):  # not an integer, such as the step
                 rounded[key] = float(f"{value:.6g}")
         if not self.quiet:
+            self._check_folder()
             _append(self.folder / "metrics.jsonl", [rounded])
         if self._tracker is not None:
             self._tracker.add(rounded)
         return rounded
+
+    def _check_folder(self) -> None:
+        if not self.folder.is_dir():
+            raise UsageError(
+                f"{self.folder} was deleted or renamed during the run: nothing can be saved there"
+            )
 
     def close(self) -> None:
         """Flush and close the tracker."""
@@ -76,8 +84,9 @@ class Log:
 
     def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
         """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank."""
+        self._check_folder()
         path = self.folder / "trajectories" / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         for number, group in enumerate(games_PG):
             rows = [{"group": number, "sample": sample} | _row(game) for sample, game in enumerate(group)]

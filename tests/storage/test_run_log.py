@@ -2,7 +2,8 @@
 
 import pytest
 
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 
 
@@ -37,3 +38,17 @@ def test_the_seconds_of_a_phase_add_up_until_they_are_taken():
         raise Resumable("stopped")
     assert 100 < first < clock.seconds["rollout"] < 101 and entered == ["rollout", "rollout"]
     assert list(clock.take()) == ["time/rollout"] and clock.take() == {}
+
+
+def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again(tmp_path):
+    """The run went on in a new folder, and ended with "there is no metrics.jsonl"."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = Log(folder, quiet=False)
+    folder.rmdir()
+    for write in (lambda: log.metrics({"step": 1}), lambda: log.trajectories("step-000001-rank0", [])):
+        with pytest.raises(UsageError, match="run was deleted or renamed during the run"):
+            write()
+    with pytest.raises(FileNotFoundError):
+        atomic_folder.new_temporary(folder / "checkpoints/step-000001")
+    assert not folder.exists()
