@@ -59,10 +59,18 @@ class Ranks:
         return top.tolist()
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Call `make` on rank 0 and return its result on every rank."""
-        items: list[T | None] = [make() if self.first else None]
+        """Call `make` on rank 0; return its result, or raise its error for the user, on every rank."""
+        items: list[T | UsageError | Resumable | FatalEnvError | None] = [None]
+        if self.first:
+            try:
+                items = [make()]
+            except (UsageError, Resumable, FatalEnvError) as error:
+                items = [error]
         if self.count > 1:
             dist.broadcast_object_list(items, device=self.device)
+        if isinstance(items[0], UsageError | Resumable | FatalEnvError):
+            self.barrier()  # a rank that left at once could cut off the others while they receive
+            raise items[0]
         return items[0]  # type: ignore[return-value]
 
     def gather(self, item: T) -> list[T]:

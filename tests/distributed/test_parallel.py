@@ -27,6 +27,7 @@ from prompt_r1.distributed.ranks import (
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
+from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.update import split
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
@@ -332,3 +333,14 @@ def test_a_sharded_run_resumed_by_one_process_gives_the_same_agent(asking_agent,
     one_agent = AutoModelForCausalLM.from_pretrained(tmp_path / "uninterrupted/agent")
     two_agent = AutoModelForCausalLM.from_pretrained(tmp_path / "resumed/agent")
     assert distance(list(one_agent.parameters()), list(two_agent.parameters())) < 1e-5
+
+
+def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
+    """Rank 1 waited for rank 0, which had left, and its traceback of 20 lines hid the sentence."""
+    from tests.programs import call
+
+    line = "train.py --agent none --env mini --data mini --device cpu --out run".split()
+    (tmp_path / "run").mkdir()
+    with lock_run(tmp_path / "run", ONE_RANK):
+        refused = call(tmp_path, *line, ranks=2)
+    assert "train.py: run is in use by process" in refused.stderr and "[rank1]" not in refused.stderr
