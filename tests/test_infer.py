@@ -206,6 +206,15 @@ def test_an_unwritable_transcript_and_contradicting_flags_fail_before_anything_i
         ask("--question", "Who?", "--questions", "q.txt")
 
 
+@pytest.fixture
+def python_handles_sigint():
+    """Python's own handler of SIGINT: a shell ignores the signal for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_sigint")
 def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, capsys):
     generate = Agent.generate
 
