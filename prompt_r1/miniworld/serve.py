@@ -105,7 +105,6 @@ class MiniServer:
             return respond(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
         if request != "POST /v1/chat/completions":
             return respond(writer, 404, error(f"there is no {request}"))
-        self.counts["requests"] += 1
         status, reply = await self._complete(body)
         if self.latency:
             await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, LATENCY_SIGMA)))

@@ -43,6 +43,12 @@ def ends_of_words(line: str) -> list[int]:
     return [match.end() for match in re.finditer(r"[^\s|:]+", line.replace("validation", " " * 10))]
 
 
+def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
+    assert row(STEP, priced=True).split() == (
+        "12 0.500 0.250 1.000 2.50 0.0123 40.0 $1.50 | 0.750 -0.250 0.500".split()
+    )
+
+
 @pytest.mark.parametrize("priced", [False, True])
 def test_numbers_are_right_aligned_with_their_labels(priced):
     labels, numbers = header(priced=priced), row(STEP, priced=priced)
