@@ -102,8 +102,10 @@ def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
 
 
 def test_a_dialogue_that_is_too_long_is_an_outcome() -> None:
-    outcome = asyncio.run(local(capacity=20).call(HELLO))
+    environment = local(capacity=20)
+    outcome = asyncio.run(environment.call(HELLO))
     assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", "context_length", "")
+    assert outcome.reason == f"a dialogue of {len(environment.encode(HELLO))} tokens"
 
 
 def test_agent_and_environment_generate_in_one_process(folder: Path) -> None:
