@@ -47,6 +47,13 @@ def with_random_adapters(model: torch.nn.Module) -> None:
             torch.nn.init.normal_(layer.b, std=0.1)
 
 
+def test_an_adapter_starts_with_the_initial_values_of_a_linear_layer():
+    """Uniform within 1 / sqrt(inputs), as torch initialises nn.Linear and peft its adapters; B is zero."""
+    adapter = LoRA(torch.nn.Linear(400, 30), rank=100, alpha=16)
+    bound = 1 / 400**0.5
+    assert 0.99 * bound < adapter.a.abs().max().item() <= bound and not adapter.b.any()
+
+
 def test_new_adapters_do_not_change_the_outputs_and_merging_does_not_either():
     model = tiny.model()
     before = model(TOKENS).logits

@@ -381,3 +381,11 @@ def test_the_warm_start_learns(quick):
         model, trajectories, steps=25, batch_size=8, learning_rate=3e-3, seed=0, progress=False
     )
     assert losses[0] > 5 and losses[-1] < 4
+
+
+@pytest.mark.parametrize(("style", "digest"), [("A", "f3ef98347c3c022d"), ("B", "2c9edff33f033cb1")])
+def test_the_replies_of_seed_0_are_those_of_the_published_results(style, digest):
+    """The figures of the README hold for these replies: measure them again if one is meant to change."""
+    environment = MiniEnvironment(make_world(0), style, seed=0)
+    replies = [environment.reply(question.text).text for question in mini_world(0).test]
+    assert hashlib.sha256("\n".join(replies).encode()).hexdigest()[:16] == digest
