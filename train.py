@@ -71,14 +71,14 @@ def train(run: Run) -> None:
         for step in run.steps():  # resumes, validates, saves, obeys signals and alarms
             questions = sampler.take(config.questions)
             mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
-            with run.phase("rollout"):
+            with run.clock.phase("rollout"):
                 # Seeds do not depend on the rank: any number of ranks plays the same games.
                 seeds = [f"{config.seed}/{step}/{number}" for number in mine]
-                counted = run.counted(play_one, len(mine) * config.group_size)
+                counted = run.console.counted(play_one, len(mine) * config.group_size)
                 games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
                 trajectories_PG = run.wait_for(games)
             games_PG = score_and_compare(trajectories_PG, RULES[config.rule])
-            with run.phase("update"):
+            with run.clock.phase("update"):
                 mini_batches = split(
                     games_PG,
                     games=config.questions * config.group_size,

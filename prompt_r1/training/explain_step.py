@@ -109,10 +109,7 @@ def make_walkthrough(config: TrainConfig, ranks: Ranks) -> Walkthrough:
     agent = load_agent(path, config, ranks.device)
     reference = load_reference(start, config, agent, ranks)
     policy = load_learner(path, config, agent, ranks)
-    group = choose_group(asyncio.run(_play(config, agent, ranks)), config)
-    rewards = [score(game, rule=RULES[config.rule]) for game in group]
-    [advantages] = group_advantages([[reward.total for reward in rewards]])
-    games = [ScoredGame(*columns) for columns in zip(group, rewards, advantages, strict=True)]
+    games = choose_group(asyncio.run(_play(config, agent, ranks)), config)
     step = take_step(policy, reference, games, config)
     return Walkthrough(str(path), config, agent.codec, games, step)
 
@@ -148,19 +145,22 @@ async def _play(config: TrainConfig, agent: Agent, ranks: Ranks) -> list[list[Tr
         await environment.close()
 
 
-def choose_group(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[Trajectory]:
-    """The first of the groups with the most different rewards: equal rewards teach nothing.
+def choose_group(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list[ScoredGame]:
+    """The first of the groups with the most different rewards, compared: equal rewards teach nothing.
 
     Raises UsageError if the games of every group earned the same.
     """
-    best: list[Trajectory] = []
+    best: list[ScoredGame] = []
     most = 1
     for group in groups_PG:
         if any(game.stop == "env_error" for game in group):
             continue
-        rewards = {round(score(game, rule=RULES[config.rule]).total, 6) for game in group}
-        if len(rewards) > most:
-            best, most = group, len(rewards)
+        rewards = [score(game, rule=RULES[config.rule]) for game in group]
+        different = len({round(reward.total, 6) for reward in rewards})
+        if different > most:
+            [advantages] = group_advantages([[reward.total for reward in rewards]])
+            best = [ScoredGame(*columns) for columns in zip(group, rewards, advantages, strict=True)]
+            most = different
     if not best:
         raise UsageError("in no group did the games earn different rewards: try another --seed")
     return best

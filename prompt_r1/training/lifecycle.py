@@ -87,28 +87,34 @@ class Lifecycle:
         Returns the state to go on from.
         """
         config, step = self.config, state.step
-        before, line = state.line, self.log.metrics(line)
+        line = self.log.metrics(line)
         self.console.row(line)
-        state.line = {}
         due = step > 0 and (step % config.save_every == 0 or step == config.steps)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         better = "val/em" in line and score > (state.best_em, state.best_reward)
-        if better or (due and not config.val_data):  # without validation, the newest agent is exported
-            with self.clock.phase("save"):
-                failed = self._export(step)
-            self._report_write_failure(failed)
-            self.failed_exports = self.failed_exports + 1 if failed else 0
-            if self.failed_exports >= 2 or (failed and step == config.steps):
-                state.line = before  # the resumed run validates this step and exports it again
-                again = ", for the second time in a row" if self.failed_exports >= 2 else ""
-                raise Resumable(f"{failed}{again}: make room, and the same command exports it")
-            if not failed:
-                state.best_step, state.best_em, state.best_reward = step, *score
+        export = better or (due and not config.val_data)  # without validation, the newest agent counts
+        if export and self._export_or_stop(step):
+            state.best_step, state.best_em, state.best_reward = step, *score
+        state.line = {}  # until here, a stopped run would validate this step and export it again
         if due or better:
             self.save(state)
             self._write_report()
         return self._check_stop_conditions(state, line)
+
+    def _export_or_stop(self, step: int) -> bool:
+        """Export the agent of this step; False: it could not be written, and the older one stays.
+
+        Raises Resumable at the second failure in a row, and at one in the last step.
+        """
+        with self.clock.phase("save"):
+            failed = self._export(step)
+        self._report_write_failure(failed)
+        self.failed_exports = self.failed_exports + 1 if failed else 0
+        if self.failed_exports >= 2 or (failed and step == self.config.steps):
+            again = ", for the second time in a row" if self.failed_exports >= 2 else ""
+            raise Resumable(f"{failed}{again}: make room, and the same command exports it")
+        return not failed
 
     def save(self, state: State, *, wait: bool = False) -> None:
         """Write a checkpoint; on a GPU in the background, unless `wait`."""
@@ -119,7 +125,7 @@ class Lifecycle:
                 self._report_write_failure(self.checkpoints.finish(wait=True))
         if wait and self.checkpoints.failures:
             raise Resumable(
-                f"step {state.step} is not saved: make room, and the same command goes on from the "
+                f"step {state.step} is not saved: make room, and the same command resumes from the "
                 "checkpoint before it"
             )
 
@@ -144,7 +150,9 @@ class Lifecycle:
         for alarm in alarms:
             self.log.say(f"Collapse at step {state.step}: {alarm}")
         if alarms and self.config.on_collapse == "stop":
-            raise Resumable(f"training has collapsed: {alarms[0]}; --on-collapse warn goes on")
+            raise Resumable(
+                f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
+            )
         if alarms and self.config.on_collapse == "rollback":
             return self._roll_back(state)
         return state

@@ -1,10 +1,10 @@
 """One training run: its steps, from the newest checkpoint to the last, and how it ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.sampler import QuestionSampler
@@ -21,7 +21,6 @@ from prompt_r1.training.update import Update
 from prompt_r1.training.weights import Models
 from prompt_r1.types import ScoredGame
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -49,14 +48,6 @@ class Run:
         """
         return run_on_all_ranks(self.interrupt.guard(work), self._runner, self.ranks)
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Measure a phase of the step as `time/NAME`, and show it in the progress line."""
-        return self.clock.phase(name)
-
-    def counted(self, play: Callable[P, Awaitable[T]], games: int) -> Callable[P, Awaitable[T]]:
-        """`play`, with the progress line counting how many of its `games` games have ended."""
-        return self.console.counted(play, games)
-
     def begin(
         self,
         models: Models,
@@ -67,14 +58,12 @@ class Run:
     ) -> None:
         """Load the newest checkpoint of the run folder, if there is one.
 
-        `validate` returns the validation metrics.
+        `validate` computes the validation metrics, without the prefix `val/`.
         """
-        self._sampler, self._environment, self._validate, self._update = (
-            sampler,
-            environment,
-            validate,
-            update,
-        )
+        self._sampler = sampler
+        self._environment = environment
+        self._validate = validate
+        self._update = update
         self._lifecycle = Lifecycle(
             self.config,
             self.ranks,
@@ -113,7 +102,7 @@ class Run:
             self._lifecycle.save(self.state, wait=True)
             stop_ranks(self.ranks)  # all ranks have agreed on this stop
             raise Resumable(
-                f"{error}; stopped after step {self.state.step}, the same command goes on"
+                f"{error}; stopped after step {self.state.step}, the same command resumes the run"
             ) from None
         finally:
             self.log.close()
@@ -146,7 +135,7 @@ class Run:
         line = dict(self.state.line)
         last = self.state.step == self.config.steps
         if self.config.val_data and (self.state.step % self.config.val_every == 0 or last):
-            with self.phase("validation"):
+            with self.clock.phase("validation"):
                 line |= {f"val/{name}": value for name, value in self._validate().items()}
         line |= self.clock.take() | spending(self._environment, self.ranks)
         self.state = self._lifecycle.complete(self.state, line)

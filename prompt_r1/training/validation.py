@@ -33,7 +33,7 @@ def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], 
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
-    for name, path in [("untrained agent", start), ("trained agent", run.log.folder / "agent")]:
+    for name, path in [("untrained agent", start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device)
         rows[name] = play_greedily(run, agent, questions, environment)
         del agent
@@ -53,7 +53,7 @@ def play_greedily(
         return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 
     mine = questions[run.ranks.rank :: run.ranks.count]
-    counted = run.counted(play_one, len(mine))
+    counted = run.console.counted(play_one, len(mine))
     results = run.wait_for(play_all(mine, counted, rule=RULES[run.config.rule]))
     agent.clear_cache()
     return _gathered(run, results)
