@@ -96,7 +96,7 @@ class Lifecycle:
         export = better or (due and not config.val_data)  # without validation, the newest agent counts
         if export and self._export_or_stop(step):
             state.best_step, state.best_em, state.best_reward = step, *score
-        state.line = {}  # until here, a stopped run would validate this step and export it again
+        state.line = {}  # a run that stops before this line validates the step again when it resumes
         if due or better:
             self.save(state)
             self._write_report()
