@@ -35,6 +35,11 @@ class CacheOffsets:
     longest_query: int
     longest_key: int
 
+    @property
+    def causal(self) -> bool:
+        """False for a batch of single tokens: the flag would disable the split over long keys."""
+        return self.longest_query > 1
+
 
 @dataclass(frozen=True)
 class RaggedBatch:
@@ -163,10 +168,9 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale
     """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits). Not measured.
 
     Because `seqused_k` is given, `cum_seq_k` only has to hold the start of each sequence, so the arena needs
-    no pages. A batch of single tokens must not be causal: that would disable the split over long keys.
+    no pages.
     """
     offsets = batch.offsets
-    causal = offsets.longest_query > 1
     return torch.ops.aten._flash_attention_forward(
         query,
         keys.transpose(0, 1),
@@ -176,7 +180,7 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale
         offsets.longest_query,
         offsets.longest_key,
         0.0,  # dropout
-        causal,
+        offsets.causal,
         False,  # do not return the debug mask
         scale=scale,
         seqused_k=offsets.lengths,
@@ -190,7 +194,6 @@ def flash_package(
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
     offsets = batch.offsets
-    causal = offsets.longest_query > 1
     return _flash_attn_varlen_forward(
         query,
         keys.transpose(0, 1),
@@ -201,7 +204,7 @@ def flash_package(
         offsets.longest_key,
         0.0,  # dropout
         query.shape[-1] ** -0.5 if scale is None else scale,
-        causal=causal,
+        causal=offsets.causal,
         seqused_k=offsets.lengths,
     )[0]
 
