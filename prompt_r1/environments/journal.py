@@ -148,8 +148,8 @@ class Journal:
 def _open_to_append(path: Path) -> int:
     """Open the file to append, and end a torn last line. Returns the file descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-    file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
-    if torn:
+    file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
         os.write(file, b"\n")
     return file
