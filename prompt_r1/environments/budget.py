@@ -1,6 +1,7 @@
 """The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends.
 
-Only attempts that were lost, but may be billed, are not reserved before: they are counted when the call ends.
+Lost attempts that the provider may have billed are the exception: nothing is reserved for them, and they are
+counted when their call ends.
 """
 
 import asyncio
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 
 from prompt_r1.errors import Resumable, UsageError
 
+# Estimates of tokens that are billed. Low, because a budget may end early, but not late.
+BILLED_CHARACTERS_PER_TOKEN = 3
 ROUNDING = 1e-9  # tolerance of sums of dollars
 
 

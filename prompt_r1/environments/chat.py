@@ -7,11 +7,11 @@ from dataclasses import replace
 from prompt_r1.endpoint.client import EndpointClient
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
 from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.types import Message
 
 PATH = "/chat/completions"
 CHARACTERS_PER_TOKEN = 4  # of English text; only for the limit of tokens per minute
-BILLED_CHARACTERS_PER_TOKEN = 3  # low, because a budget may end early, but not late
 
 
 class ChatEnvironment:

@@ -9,13 +9,12 @@ from statistics import median
 from typing import Protocol
 
 from prompt_r1.endpoint.responses import Outcome, reply_of
-from prompt_r1.environments.budget import Budget, Price, Spending
+from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN, Budget, Price, Spending
 from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Environment, Message
 
 LONG_REPLY = 1024  # tokens reserved for the first reply where the request sets no limit
-CHARACTERS_PER_TOKEN = 3  # of a prompt; low, because reserving too much is safe
 FRAME_CHARACTERS = 20  # of a message's role and markers
 
 
@@ -166,4 +165,4 @@ class MeteredEnvironment:
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in call.messages)
         limit = call.parameters.get("max_tokens") or call.parameters.get("max_completion_tokens")
         reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
-        return self._price.of_call(characters // CHARACTERS_PER_TOKEN, reply)
+        return self._price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
