@@ -19,6 +19,7 @@ from prompt_r1.errors import UsageError
 OPENAI_URL = "https://api.openai.com/v1"
 MINI_SPECS = ("mini", "mini-b", "mini-mute")
 NO_ENVIRONMENT = "none"
+BUILT_IN = (*MINI_SPECS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -102,8 +103,8 @@ class Environments:
         return Pool(members, budget=self._budget, route=self._config.route)
 
     def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
-        if name in MINI_SPECS or name in (MiniOptimizer.name, NO_ENVIRONMENT):
-            return _open_mini(name, self._seed)
+        if name in BUILT_IN:
+            return _open_built_in(name, self._seed)
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(f"there is no environment {name!r}: the mini world has {', '.join(MINI_SPECS)}")
         if name.startswith("hf:"):
@@ -191,11 +192,10 @@ def parse_fields(text: str) -> dict[str, object]:
 
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
-    in_process = (*MINI_SPECS, MiniOptimizer.name, NO_ENVIRONMENT)
-    return "@" not in name and not name.startswith("hf:") and name not in in_process
+    return "@" not in name and not name.startswith("hf:") and name not in BUILT_IN
 
 
-def _open_mini(name: str, seed: int) -> ReplySource:
+def _open_built_in(name: str, seed: int) -> ReplySource:
     if name == MiniOptimizer.name:
         return MiniOptimizer(seed=seed)
     if name == NO_ENVIRONMENT:
