@@ -27,8 +27,8 @@ class MiniServer:
     """Serves the models `mini` and `mini-b`.
 
     `fail` is the share of requests that get one of FAULTS instead of a reply, `latency` the median seconds
-    of a reply. With `key`, requests with other keys are rejected. `counts` has requests, replies, faults by
-    name, and the peak number of concurrent requests.
+    of a reply. With `key`, requests with other keys are rejected. `counts` has replies, faults by name, and
+    the peak number of concurrent requests.
     """
 
     def __init__(
