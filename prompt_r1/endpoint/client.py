@@ -158,17 +158,16 @@ class EndpointClient:
     def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         if self._connection is None or self._connection.loop is not loop:
-            concurrency = self._limits.concurrency
             http = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                timeout=None,  # we set our own deadlines, and calls wait for a slot, not for the pool
-                # A connection is not used again: what a server sends on it after the response (some send it
-                # twice) would be taken as the reply to the next call.
+                timeout=None,  # we set our own deadlines
+                # The slots limit the number of connections. A connection is not used again: what a server
+                # sends on it after the response (some send it twice) would be taken as the next reply.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
                 transport=self._transport,
             )
-            self._connection = Connection(loop, http, asyncio.Semaphore(concurrency))
+            self._connection = Connection(loop, http, asyncio.Semaphore(self._limits.concurrency))
         return self._connection
 
     async def _send_with_retries(self, connection: Connection, request: Request) -> Outcome:

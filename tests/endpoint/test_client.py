@@ -247,7 +247,7 @@ def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
 
 
 def test_each_event_loop_has_connections_of_its_own() -> None:
-    """An httpx client that is used in another loop than its first raises, once a connection is reused."""
+    """Neither an open connection nor a semaphore that calls wait for can be used in another loop."""
 
     async def http_client() -> httpx.AsyncClient:
         return client._connect().http
