@@ -53,7 +53,9 @@ class RemoteEngine:
             "skip_special_tokens": False,
         }
         key = os.environ.get(KEY, "")
-        self._client = EndpointClient(model, base_url, api_key=key, fields=fields, transport=transport)
+        self._client = EndpointClient(
+            model, base_url, api_key=key, key_variable=KEY, fields=fields, transport=transport
+        )
 
     async def generate(
         self,

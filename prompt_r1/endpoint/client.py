@@ -76,7 +76,8 @@ class EndpointClient:
     """Sends requests for `model` to `base_url`, and retries them until they succeed or cannot.
 
     `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
-    dropped for the rest of the run. `key_note` says in fatal errors why no key was sent.
+    dropped for the rest of the run. Errors name `key_variable`, the environment variable that holds the key;
+    fatal ones end with `key_note`, which says why no key was sent.
 
     Raises UsageError for a base URL or a key that cannot work.
     """
@@ -87,6 +88,7 @@ class EndpointClient:
         base_url: str,
         *,
         api_key: str = "",
+        key_variable: str = "OPENAI_API_KEY",
         key_note: str = "",
         fields: Mapping[str, object] | None = None,
         limits: ClientLimits | None = None,
@@ -96,7 +98,8 @@ class EndpointClient:
     ) -> None:
         self.model = model
         self.base_url = checked_base_url(base_url)
-        self._key = checked_key(api_key)
+        self._key = checked_key(api_key, key_variable)
+        self._key_variable = key_variable
         self._key_note = key_note
         self.fields: Mapping[str, object] = dict(fields or {})  # as configured
         self._accepted_fields = self.fields  # replaced, never mutated, when the model rejects a field
@@ -216,7 +219,13 @@ class EndpointClient:
         response = await self._request(connection, "POST", request.path, body, delivery=delivery)
         if isinstance(response, Outcome):
             return response
-        outcome = classify(response.status, response.headers, response.body, now=time.time())
+        outcome = classify(
+            response.status,
+            response.headers,
+            response.body,
+            now=time.time(),
+            key_variable=self._key_variable,
+        )
         tokens = outcome.tokens_in + outcome.tokens_out
         if tokens:
             self._rate_limit.correct(request.tokens, tokens)

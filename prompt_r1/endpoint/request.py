@@ -36,16 +36,14 @@ class Request:
     tokens: int  # estimate of prompt and reply together
 
 
-def checked_key(key: str) -> str:
+def checked_key(key: str, variable: str) -> str:
     """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
 
-    httpx would raise too, with the key in its exception.
+    httpx would raise too, with the key in its exception. `variable` is the environment variable of the key.
     """
     key = key.strip()
     if key and not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise UsageError(
-            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
-        )
+        raise UsageError(f"{variable} contains a line break, a blank or a non-ASCII character: copy it again")
     return key
 
 
@@ -54,11 +52,11 @@ def checked_base_url(base_url: str) -> str:
     try:
         url = httpx.URL(base_url.strip())
     except httpx.InvalidURL:
-        raise UsageError("the environment's base URL is not a URL: give http://host:port/v1") from None
+        raise UsageError("the base URL of an endpoint is not a URL: give http://host:port/v1") from None
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
         raise UsageError(
-            "the environment's base URL must look like http://host:port/v1 "
-            "(without user, password or query; a key goes to OPENAI_API_KEY)"
+            "the base URL of an endpoint must look like http://host:port/v1 "
+            "(without user, password or query; a key goes to OPENAI_API_KEY, or AGENT_API_KEY of an agent)"
         )
     return str(url).rstrip("/")
 

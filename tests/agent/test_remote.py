@@ -23,7 +23,7 @@ from prompt_r1.baselines.games import dialogue_text
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
-from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Question, Trajectory
@@ -243,6 +243,16 @@ def test_an_endpoint_that_does_not_answer_stops_the_run_resumably():
     busy = httpx.Response(503, headers={"retry-after-ms": "1"}, json={"error": {"message": "overloaded"}})
     with pytest.raises(Resumable, match=r"tiny@https://llm.test/v1 did not answer: .*HTTP 503: overloaded"):
         generate(Provider(busy), [5, 6], max_new=5, seed="0")
+
+
+def test_errors_about_the_key_name_the_variable_of_the_agents_key(monkeypatch):
+    """A bug: they named OPENAI_API_KEY, which is not sent to an agent."""
+    refused = httpx.Response(401, json={"error": {"message": "wrong key"}})
+    with pytest.raises(FatalEnvError, match=rf"HTTP 401: wrong key \(check {KEY}\)$"):
+        generate(Provider(refused), [5, 6], max_new=5, seed="0")
+    monkeypatch.setenv(KEY, "sk-agent 0123")
+    with pytest.raises(UsageError, match=rf"^{KEY} contains a line break, a blank"):
+        generate(Provider(refused), [5, 6], max_new=5, seed="0")
 
 
 def test_an_agent_behind_an_endpoint_plays_the_game_of_the_run_of_its_tokenizer(tmp_path, asking_agent):
