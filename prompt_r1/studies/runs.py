@@ -11,7 +11,7 @@ from prompt_r1.agent.names import find_agent, trained_config
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
+from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.rollout import play
 from prompt_r1.types import Ask, GameSettings, Generate, Question, Trajectory
 
@@ -41,15 +41,15 @@ def load_run(folder: Path, *, per_kind: int) -> StudiedRun:
     config = trained_config(folder / "agent")
     if config is None or config.env != "mini":
         raise UsageError(f"{folder} is not a run in the mini world, whose environment the studies need")
-    device, test = pick_device("cpu"), mini_world(config.seed).test
+    device, mini = pick_device("cpu"), mini_world(config.seed)
     questions: list[Question] = []
-    for kind in dict.fromkeys(question.dataset for question in test):
-        questions += [question for question in test if question.dataset == kind][:per_kind]
+    for kind in dict.fromkeys(question.dataset for question in mini.test):
+        questions += [question for question in mini.test if question.dataset == kind][:per_kind]
     agents = {
         "untrained": load_agent(find_agent(config.agent, config.seed), config, device),
         "trained": load_agent(folder / "agent", config, device),
     }
-    environment = MiniEnvironment(make_world(config.seed), "A", seed=config.seed)
+    environment = MiniEnvironment(mini.world, "A", seed=config.seed)
     return StudiedRun(agents, environment, questions)
 
 

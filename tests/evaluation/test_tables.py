@@ -385,6 +385,17 @@ def test_the_plot_places_the_points_by_cost_and_quality_and_names_them():
     assert abs(heights[0] - heights[1]) >= 12, "names at the same height overlap"
 
 
+@pytest.mark.parametrize(("low", "high"), [(-0.2, 1.1), (-math.inf, math.inf)])
+def test_an_interval_beyond_the_axis_ends_at_the_frame(low, high):
+    """The first is a bootstrap of few questions, the second that of a single one that is half right."""
+    wide = [Series("wide", [Point(1.0, 0.5, low, high, 1)])]
+    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", wide, names_at_points=True)))
+    lines = [item for item in root.iter() if item.tag.endswith("}line")]
+    grid = [float(line.get("y1")) for line in lines if line.get("y1") == line.get("y2")]
+    [interval] = [line for line in lines if line.get("opacity")]
+    assert (float(interval.get("y1")), float(interval.get("y2"))) == (min(grid), max(grid))
+
+
 def test_a_system_that_makes_no_calls_is_at_the_left_edge():
     free = [Series("free", [Point(0.0, 0.5, 0.4, 0.6, 10)])]
     root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", free, names_at_points=True)))

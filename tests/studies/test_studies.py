@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -13,12 +15,13 @@ from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies.distance import Mixture, share_of
-from prompt_r1.studies.runs import find_runs
+from prompt_r1.studies.runs import find_runs, load_run
 from prompt_r1.studies.study import Study
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, answer_in_turn
 from prompt_r1.types import GameSettings, Question
 from tests import tiny
+from tests.providers import open_environment
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))
@@ -75,6 +78,18 @@ def test_the_distance_of_a_mixture_from_home_is_its_share(home):
     assert asked == half.reply(prompts[0]).text
 
 
+def test_a_studied_run_has_the_questions_and_the_environment_of_its_training(tmp_path):
+    """The errors and wordings of the environment follow from the seed of the run, like its world."""
+    agent = tiny.save_agent(tmp_path / "agent")
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "agent": str(agent), "seed": 3}), agent / GAME_FILE)
+    run = load_run(tmp_path, per_kind=4)
+    assert len(run.questions) == 5 * 4 and set(run.questions) <= set(mini_world(3).test)
+    trained_with = open_environment("mini", seed=3)
+    for question in run.questions:
+        reply = asyncio.run(trained_with.ask([{"role": "user", "content": question.text}]))
+        assert run.environment.reply(question.text).text == reply
+
+
 def write_curves(folder, rates: list[float]) -> None:
     """A run folder with validations every 20 steps, and six steps of sampled games."""
     (folder / "trajectories").mkdir(parents=True)
@@ -123,7 +138,6 @@ def test_the_plot_draws_each_point_at_its_height_and_escapes_labels():
 def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     """With an agent that memorised a few turns: the numbers are meaningless, but none is missing."""
     from prompt_r1.cli.command_line import train_config
-    from prompt_r1.config.yaml_files import write_yaml
 
     run = tmp_path / "runs" / "tiny"
     write_curves(run, [0.0, 0.0])
