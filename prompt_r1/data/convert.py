@@ -30,9 +30,9 @@ def convert(
     dataset: Dataset,
     paths: Sequence[Path],
     *,
-    where: Mapping[str, str] | None = None,
-    aliases: Mapping[str, Sequence[str]] | None = None,
-    one_gold: bool = False,
+    where: Mapping[str, str],
+    aliases: Mapping[str, Sequence[str]],
+    one_gold: bool,
 ) -> Conversion:
     """The questions of raw dumps in the order of the files, without repeats.
 
@@ -45,10 +45,10 @@ def convert(
     left_out: Counter[str] = Counter()
     rows = 0
     for path in paths:
-        for number, row in raw_rows(path, (*dataset.columns, *(where or {}))):
+        for number, row in raw_rows(path, [*dataset.columns, *where]):
             rows += 1
             try:
-                draft = _draft(dataset, row, where or {}, aliases or {})
+                draft = _draft(dataset, row, where, aliases)
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue

@@ -312,6 +312,16 @@ def test_where_keeps_only_the_rows_with_a_value(tmp_path: Path) -> None:
     assert converted(dump(tmp_path / "qaps.csv", rows), *flags) == [("Who test?", ("B", "C"))]
 
 
+def test_where_selects_by_a_column_that_the_conversion_itself_does_not_read(tmp_path: Path) -> None:
+    """Of a parquet file only the columns in use are read."""
+    rows: Rows = [
+        {"id": level, "question": f"Who {level}?", "answer": "B", "level": level}
+        for level in ("easy", "hard")
+    ]
+    flags = ("--from", "hotpotqa", "--where", "level=hard")
+    assert converted(dump(tmp_path / "train.parquet", rows), *flags) == [("Who hard?", ("B",))]
+
+
 def test_the_record_beside_the_output_counts_what_was_left_out_and_hashes_the_sources(
     tmp_path: Path, capsys
 ) -> None:
