@@ -188,8 +188,9 @@ def write_folder(folder: Path, text: str) -> None:
     atomic_folder.seal(temporary, folder, atomic_folder.sync_and_checksum(temporary, ["a.txt", "b.txt"]))
 
 
-def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, monkeypatch):
-    """Otherwise a power cut could keep the name and lose the contents."""
+@pytest.fixture
+def file_events(monkeypatch) -> list[str]:
+    """In order: the name of each file or folder that is synced, and "old -> new" for each that is renamed."""
     events: list[str] = []
     fsync, replace_path = os.fsync, os.replace
 
@@ -203,21 +204,18 @@ def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
+    return events
+
+
+def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, file_events):
+    """Otherwise a power cut could keep the name and lose the contents."""
     write_folder(tmp_path / "new", "text")
-    files, renamed, after = events[:-2], events[-2], events[-1]
+    *files, renamed, after = file_events
     assert renamed == ".new.tmp -> new" and after == tmp_path.name
     assert sorted(files[:-1]) == ["a.txt", "b.txt", atomic_folder.MANIFEST] and files[-1] == ".new.tmp"
 
 
-def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
-    synced: set[str] = set()
-    fsync = os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
+def test_a_checkpoint_syncs_each_of_its_files(tmp_path, file_events):
     run = TinyRun(tmp_path)
     run.save(1)
     [folder] = checkpoints_of(tmp_path)
@@ -227,7 +225,7 @@ def test_a_checkpoint_syncs_each_of_its_files(tmp_path, monkeypatch):
         "config.yaml",
         atomic_folder.MANIFEST,
     }
-    assert {path.name for path in folder.iterdir()} <= synced
+    assert {path.name for path in folder.iterdir()} <= set(file_events)
 
 
 def test_the_older_folder_survives_a_failed_move(tmp_path):
@@ -482,27 +480,14 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
 
 
-def test_an_export_syncs_its_files_before_it_gets_its_name(exported, monkeypatch):
+def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
     """As a checkpoint: a power cut could keep the name and lose the weights."""
-    events: list[str] = []
-    fsync, replace_path = os.fsync, os.replace
-
-    def note_fsync(descriptor: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    def note_replace(source: Path, target: Path) -> None:
-        events.append(f"{Path(source).name} -> {Path(target).name}")
-        replace_path(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
     policy, base = tiny.policy(), exported.parent / "base"
     folder = exported.parent / "second"
     assert export_agent(policy, base, CONFIG, folder, lines=LINES, ranks=ONE_RANK) == ""
-    renamed = events.index(".second.tmp -> second")
-    assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(events[:renamed])
-    assert events[renamed + 1 :] == [folder.parent.name]
+    renamed = file_events.index(".second.tmp -> second")
+    assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(file_events[:renamed])
+    assert file_events[renamed + 1 :] == [folder.parent.name]
 
 
 def test_both_versions_of_transformers_find_the_rope_theta(exported):
