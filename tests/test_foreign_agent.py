@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -13,51 +12,38 @@ import evaluate
 import infer
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.errors import FatalEnvError
+from tests.json_server import JsonHandler, serving
 from tests.providers import KEY, body_of, error_of
 
 ONE_QUESTION = {"id": "1", "question": "abc def?", "answer": "Anna", "data_source": "qa"}
 
 
+@dataclass
 class Listener:
     """An endpoint that records the Authorization header of every request."""
 
-    def __init__(self) -> None:
-        self.headers: list[str | None] = []
-        self.status = 200
-        listener = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(404, {})
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self._answer(listener.status, body_of() if listener.status == 200 else error_of("no key"))
-
-            def _answer(self, status: int, body: dict[str, object]) -> None:
-                listener.headers.append(self.headers["Authorization"])
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.spec = f"large@http://127.0.0.1:{self.server.server_port}/v1"
+    spec: str = ""
+    status: int = 200  # of its replies
+    headers: list[str | None] = field(default_factory=list)
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
     listener = Listener()
-    thread = threading.Thread(target=listener.server.serve_forever)
-    thread.start()
-    yield listener
-    listener.server.shutdown()
-    listener.server.server_close()
-    thread.join()
+
+    class Handler(JsonHandler):
+        def do_GET(self) -> None:
+            listener.headers.append(self.headers["Authorization"])
+            self.answer(404, {})
+
+        def do_POST(self) -> None:
+            listener.headers.append(self.headers["Authorization"])
+            self.body()
+            self.answer(listener.status, body_of() if listener.status == 200 else error_of("no key"))
+
+    with serving(Handler) as url:
+        listener.spec = f"large@{url}"
+        yield listener
 
 
 @pytest.fixture

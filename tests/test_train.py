@@ -1,9 +1,7 @@
 """The settings of train.py, checked in the metrics, games, checkpoints and agents that it writes."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import train
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
+from tests.json_server import JsonHandler, serving
 from tests.tensors import load_tensors
 
 SMALL = (
@@ -161,35 +160,21 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
         assert torch.allclose(after[name], expected, atol=1e-5), name
 
 
-class UnauthorizedEndpoint(BaseHTTPRequestHandler):
+class UnauthorizedEndpoint(JsonHandler):
     """An endpoint that lists its model, and rejects every call with status 401."""
 
     def do_GET(self) -> None:
-        self.respond(200, {"data": [{"id": "mini"}]})
+        self.answer(200, {"data": [{"id": "mini"}]})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.respond(401, {"error": {"message": "invalid key"}})
-
-    def respond(self, status: int, body: object) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.body()
+        self.answer(401, {"error": {"message": "invalid key"}})
 
 
 @pytest.fixture
 def unauthorized_endpoint() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), UnauthorizedEndpoint) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"mini@http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+    with serving(UnauthorizedEndpoint) as url:
+        yield f"mini@{url}"
 
 
 def test_an_environment_that_fails_in_the_first_step_leaves_no_checkpoint(

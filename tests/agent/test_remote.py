@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -28,6 +27,7 @@ from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
+from tests.json_server import JsonHandler, serving
 from tests.providers import Provider
 from tests.tiny import ScriptedEnvironment
 
@@ -45,10 +45,7 @@ class Server:
         self.requests: list[dict] = []
         self.keys: list[str | None] = []
         self.lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"server_of": self})
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        self.url = ""  # set by `serve`
 
     def reply(self, request: dict) -> tuple[int, dict]:
         unknown = [name for name in VLLM_FIELDS if name in request]
@@ -74,39 +71,27 @@ class Server:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server_of: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.answer(200, {"data": [{"id": "tiny"}]})
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server_of.lock:
-            self.server_of.requests.append(request)
-            self.server_of.keys.append(self.headers.get("Authorization"))
-            status, body = 404, {"error": {"message": "no such model"}}
-            if self.path == "/v1/completions" and request["model"] == "tiny":
-                status, body = self.server_of.reply(request)
-        self.answer(status, body)
-
-    def answer(self, status: int, body: dict) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def serve(folder: Path, *, vllm: bool) -> Iterator[Server]:
     server = Server(folder, vllm=vllm)
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+
+    class Handler(JsonHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.answer(200, {"data": [{"id": "tiny"}]})
+
+        def do_POST(self) -> None:
+            request = self.body()
+            with server.lock:
+                server.requests.append(request)
+                server.keys.append(self.headers.get("Authorization"))
+                status, body = 404, {"error": {"message": "no such model"}}
+                if self.path == "/v1/completions" and request["model"] == "tiny":
+                    status, body = server.reply(request)
+            self.answer(status, body)
+
+    with serving(Handler) as server.url:
+        yield server
 
 
 @pytest.fixture(scope="module")
