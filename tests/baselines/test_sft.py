@@ -151,6 +151,15 @@ def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
     )
 
 
+def test_the_learning_rate_decays_over_all_epochs():
+    agent = tiny_agent()
+    trainable = add_lora(agent.policy.model, rank=2, alpha=4)
+    settings = replace(SMALL, epochs=3)
+    lines = list(train_adapters(agent.policy, trainable, examples(agent), settings, quiet=True))
+    assert len(lines) == 6, "3 epochs of 6 examples, 4 per step"
+    assert [line["lr"] for line in lines] == [settings.lr * schedule(step, 6) for step in range(6)]
+
+
 def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     settings = replace(SMALL, agent=str(start), epochs=1)

@@ -1,5 +1,7 @@
 """Presets, YAML files and flags: their precedence, and the values of the presets."""
 
+from dataclasses import fields
+
 import pytest
 
 from prompt_r1.cli.command_line import train_config
@@ -52,6 +54,12 @@ def test_a_config_that_is_written_reads_back_equal(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")
         assert type(config)(**read_yaml(tmp_path / "config.yaml", type(config))) == config
+
+
+def test_a_written_config_lists_the_settings_as_help_does(tmp_path):
+    write_yaml(TrainConfig(), tmp_path / "config.yaml")
+    keys = [line.split(":")[0] for line in (tmp_path / "config.yaml").read_text().splitlines()]
+    assert [key for key in keys if key[0] not in " -"] == [f.name for f in fields(TrainConfig)]
 
 
 @pytest.mark.parametrize(

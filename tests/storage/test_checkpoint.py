@@ -24,6 +24,7 @@ from prompt_r1.storage.export import export_agent, exported_step
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK
+from tests.tensors import load_tensors
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 
@@ -478,6 +479,17 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     first, base = next(model.parameters()), next(tiny.model().parameters())
     assert torch.equal(first, base.bfloat16())
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
+
+
+def test_an_export_has_tied_weights_once_and_buffers_too(exported):
+    policy, base = tiny.policy(), exported.parent / "base"
+    assert policy.model.config.tie_word_embeddings
+    policy.model.register_buffer("scale", torch.tensor([2.0]))
+    folder = exported.parent / "second"
+    assert export_agent(policy, base, CONFIG, folder, lines=LINES, ranks=ONE_RANK) == ""
+    names = set(load_tensors(folder))
+    assert names == {name for name, _ in policy.model.named_parameters()} | {"scale"}
+    assert "lm_head.weight" not in names
 
 
 def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies.distance import Mixture, share_of
-from prompt_r1.studies.runs import find_runs, load_run
+from prompt_r1.studies.runs import find_runs, greedy, load_run
 from prompt_r1.studies.study import Study
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, answer_in_turn
@@ -88,6 +89,11 @@ def test_a_studied_run_has_the_questions_and_the_environment_of_its_training(tmp
     for question in run.questions:
         reply = asyncio.run(trained_with.ask([{"role": "user", "content": question.text}]))
         assert run.environment.reply(question.text).text == reply
+
+
+def test_the_greedy_games_of_a_study_are_not_sampled():
+    agent = SimpleNamespace(generate=lambda *_, temperature: temperature)
+    assert greedy(agent)() == 0
 
 
 def write_curves(folder, rates: list[float]) -> None:
