@@ -53,8 +53,8 @@ def test_a_run_folder_has_the_documented_files_and_metrics(trained):
         assert line["engine/logprob_gap"] <= 1e-4
 
 
-def test_the_readmes_table_of_metrics_lists_exactly_the_metrics_of_a_run(trained):
-    table = (ROOT / "README.md").read_text("utf-8").split("| in `metrics.jsonl` |")[1].split("\n\n")[0]
+def test_the_manuals_table_of_metrics_lists_exactly_the_metrics_of_a_run(trained):
+    table = (ROOT / "docs/running.md").read_text("utf-8").split("| in `metrics.jsonl` |")[1].split("\n\n")[0]
     documented: set[str] = set()
     for row in table.splitlines()[2:]:
         documented |= set(re.findall(r"`([^`]+)`", row.split(" | ")[0]))

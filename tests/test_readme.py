@@ -25,6 +25,7 @@ from tests import tiny
 from tests.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
+PAPER = (ROOT / "docs/paper.md").read_text("utf-8")
 MAP = (ROOT / "docs/map.md").read_text("utf-8")
 MANUALS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES = [*MANUALS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
@@ -197,6 +198,10 @@ def test_the_two_commands_are_in_the_readme():
     assert "pip install -r requirements-dev.txt && python -m pytest" in README
 
 
+def test_the_readme_is_short():
+    assert len(README.split()) <= 1500
+
+
 # --- Numbers --------------------------------------------------------------------------------------
 
 
@@ -213,6 +218,6 @@ def test_the_cost_table_is_what_the_dry_run_prints(tmp_path):
         env_price=("0.15,0.60",),
     )
     printed = estimate(config).splitlines()
-    for label, games, calls, dollars in table_rows(README, "| paper preset, 320 steps |"):
+    for label, games, calls, dollars in table_rows(PAPER, "| paper preset, 320 steps |"):
         line = next(line for line in printed if line.startswith(label.split(",")[0]))
         assert all(number in line for number in (games, calls, dollars)), line
