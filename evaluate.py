@@ -22,6 +22,7 @@ from tqdm import tqdm
 from prompt_r1.agent.agent import check_endpoint, check_question_lengths, codec_of
 from prompt_r1.baselines import AgentCache, Method, MethodContext, make_method, preparation_questions
 from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
@@ -63,10 +64,10 @@ def main(arguments: list[str]) -> None:
         check_question_lengths(questions, codec_of(agent), agent.config.max_tokens)
     name = Path(next(iter(agents), "environment").partition("@")[0]).name
     folder = Path(config.out or f"runs/eval-{name}")
-    with closing(PredictionFile(folder / "predictions.jsonl")) as file:
+    with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
         predictions = asyncio.run(evaluate(setups, questions, file, folder, config, seed))
-    results = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
-    print(write_results(folder, results, trained_with(agents), tables=config.tables))
+        results = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
+        print(write_results(folder, results, trained_with(agents), tables=config.tables))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")

@@ -13,5 +13,9 @@ class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2)."""
 
 
+class InternalError(Exception):
+    """A bug of ours ended the program: one sentence that says what to report (exit code 1)."""
+
+
 class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""

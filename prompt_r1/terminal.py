@@ -7,6 +7,8 @@ import unicodedata
 from typing import TextIO
 
 NOT_PLAIN = re.compile("[^ -~\t\n]")  # everything but visible ASCII: the only characters worth looking up
+# Characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain.
+SHORTEST_SECRET = 12
 COLOURS = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
 
 
@@ -32,6 +34,11 @@ def _escape_unsafe(letter: str) -> str:
     if number < 0x100:
         return f"\\x{number:02x}"
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def scrub(text: str, key: str) -> str:
+    """Replace the key in a text, in upper or lower case, by "[key]"."""
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text
 
 
 def has_colours(stream: TextIO) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields, replace
@@ -11,10 +12,11 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import torch
 from transformers.utils import logging as transformers_logging
 
-from prompt_r1.config.fields import check_ranges, flag_of
+from prompt_r1.cli.crash_report import crash_report_in
+from prompt_r1.config.fields import check_ranges, flag_of, type_name
 from prompt_r1.config.train import PRESETS, TrainConfig, check
-from prompt_r1.config.yaml_files import read_yaml, type_name
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.config.yaml_files import read_yaml
+from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from prompt_r1.terminal import escape_unprintable_output, printable
 
 Config = TypeVar("Config")
@@ -23,24 +25,29 @@ Config = TypeVar("Config")
 def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     """Run an entry point and exit.
 
-    Exit codes: 0 done, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C. Errors that the
-    user can fix are printed as one sentence on stderr, without a traceback.
+    Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
+    Every error is printed as one sentence on stderr; the traceback of a bug is in a file that it names.
     """
     transformers_logging.disable_progress_bar()
     escape_unprintable_output()
     try:
-        main(sys.argv[1:])
+        with crash_report_in():
+            main(sys.argv[1:])
+            sys.stdout.flush()
     except (UsageError, FatalEnvError) as error:
         _exit(2, error)
     except Resumable as error:
         _exit(75, error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
+        _exit(75, "nobody reads the output any more; the same command resumes from the last checkpoint")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _exit(75, f"{error}: free some space; the same command resumes from the last checkpoint")
         path = error.filename2 or error.filename
-        if not path:  # not about a file of the user, so maybe a bug
-            raise
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
+    except InternalError as error:
+        _exit(1, error)
     except torch.OutOfMemoryError as error:
         first_sentence = str(error).split(". ")[0].strip()
         _exit(

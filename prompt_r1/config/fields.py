@@ -1,8 +1,9 @@
 """Fields of the settings: default, help line and range of each; and the settings that programs share."""
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+import reprlib
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, get_origin
 
 from prompt_r1.errors import UsageError
 
@@ -21,6 +22,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
+LARGE = 10**15  # every integer is below: larger ones overflow the 64 bits of torch, or a float
 
 
 def setting(
@@ -55,26 +57,78 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def type_name(f: Field[Any]) -> str:
+    """The type of a field, as --help and error messages name it."""
+    if get_origin(f.type) is tuple:
+        return "NAME"
+    names: dict[object, str] = {int: "N", float: "X", bool: "true|false"}
+    return names.get(f.type, "TEXT")
+
+
+def typed_value(f: Field[Any], value: object) -> Any:
+    """The value of a field, from a file. A text is read as on the command line; others need the right type.
+
+    A text and a list of texts stand for a tuple. Raises UsageError for a value of another type, out of range
+    or not among the choices.
+    """
+    if get_origin(f.type) is tuple:
+        parts = value if isinstance(value, list) else [value]
+        typed: Any = tuple(parts) if all(isinstance(part, str) for part in parts) else None
+    elif isinstance(value, str):
+        typed = _from_text(f.type, value)
+    elif f.type is float and type(value) is int:
+        typed = value  # checked before it is converted: it may be too large for a float
+    else:
+        typed = value if type(value) is f.type else None
+    if typed is None:
+        hint = "; write it in quotes" if type_name(f) in ("NAME", "TEXT") else ""
+        raise UsageError(f"{f.name} takes {type_name(f)}, not {reprlib.repr(value)}{hint}")
+    _check_value(f, typed)
+    return float(typed) if f.type is float else typed
+
+
+def _from_text(kind: Any, text: str) -> Any:
+    """The value that a text has on the command line; None if it has none."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text)
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
 def check_ranges(config: Any) -> None:
     """Raise UsageError for a value outside the range or the choices of its field."""
     for f in fields(config):
-        value, flag, choices = getattr(config, f.name), flag_of(f.name), f.metadata["choices"]
-        if isinstance(value, int | float):
-            _check_number(flag, value, f.metadata["range"])
-        if choices and isinstance(value, str) and value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
+        _check_value(f, getattr(config, f.name))
 
 
-def _check_number(flag: str, value: float, allowed: Range) -> None:
+def _check_value(f: Field[Any], value: object) -> None:
+    flag, choices = flag_of(f.name), f.metadata["choices"]
+    if isinstance(value, int | float):
+        check_number(flag, value, f.metadata["range"])
+    for text in value if isinstance(value, tuple) else [value]:
+        if not isinstance(text, str):
+            continue
+        if choices and text not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}, not {text!r}")
+        if "\0" in text:  # in no path and no argument of a command line
+            raise UsageError(f"{flag} contains a NUL character")
+
+
+def check_number(name: str, value: float, allowed: Range) -> None:
+    """Raise UsageError for a number outside the range. `name` is that of the setting in the message."""
+    if isinstance(value, int) and abs(value) >= LARGE:
+        raise UsageError(f"{name} must be below {LARGE:,}, not {reprlib.repr(value)}")
     if not math.isfinite(value):
-        raise UsageError(f"{flag} must be a finite number, not {value}")
+        raise UsageError(f"{name} must be a finite number, not {value}")
     if allowed.above is not None and not value > allowed.above:
-        raise UsageError(f"{flag} must be above {allowed.above:g}, not {value}")
+        raise UsageError(f"{name} must be above {allowed.above:g}, not {value}")
     if allowed.at_least is not None and not value >= allowed.at_least:
         none = " (none)" if allowed.at_least == 0 else ""
-        raise UsageError(f"{flag} must be {allowed.at_least:g}{none} or more, not {value}")
+        raise UsageError(f"{name} must be {allowed.at_least:g}{none} or more, not {value}")
     if allowed.below is not None and not value < allowed.below:
-        raise UsageError(f"{flag} must be below {allowed.below:g}, not {value}")
+        raise UsageError(f"{name} must be below {allowed.below:g}, not {value}")
 
 
 def identifying_values(config: Any) -> dict[str, Any]:

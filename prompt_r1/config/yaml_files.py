@@ -3,36 +3,50 @@
 import dataclasses
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 
+from prompt_r1.config.fields import typed_value
 from prompt_r1.config.train import PRESETS
 from prompt_r1.errors import UsageError
 
 GAME_FILE = "prompt_r1.yaml"  # in the folder of every exported agent: the settings of its training
 
 
+# PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """The `key: value` lines of a YAML file. Raises OSError, and UsageError for anything else."""
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except NOT_YAML as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} has no `key: value` lines")
+    return {str(key): value for key, value in values.items()}
+
+
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
     """Read the fields in a YAML file.
 
-    Raises UsageError for a missing file, a key that `kind` does not have, or a value of the wrong type.
+    Raises UsageError for a missing file, a key that `kind` does not have, and a value of the wrong type or
+    out of range.
     """
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = read_mapping(path)
     except OSError as error:
-        raise UsageError(
-            f"--config {path}: {error.strerror}; presets are {', '.join(sorted(PRESETS))}"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"--config {path} has no `key: value` lines")
+        raise UsageError(f"{path}: {error.strerror}; presets are {', '.join(sorted(PRESETS))}") from None
     known = {f.name: f for f in fields(kind)}
-    unknown = sorted(set(map(str, values)) - set(known))
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        raise UsageError(f"--config {path}: unknown key {unknown[0]!r}; `train.py --help` lists the fields")
-    return {key: _from_yaml(path, known[key], value) for key, value in values.items()}
+        raise UsageError(f"{path}: unknown key {unknown[0]!r}; `train.py --help-all` lists the fields")
+    try:
+        return {key: typed_value(known[key], value) for key, value in values.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def write_yaml(config: Any, path: Path) -> None:
@@ -42,22 +56,3 @@ def write_yaml(config: Any, path: Path) -> None:
         if isinstance(value, tuple):
             values[key] = list(value)
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
-
-
-def type_name(f: dataclasses.Field[Any]) -> str:
-    """The type of a field, as --help and error messages name it."""
-    if get_origin(f.type) is tuple:
-        return "NAME"
-    names: dict[object, str] = {int: "N", float: "X", bool: "true|false"}
-    return names.get(f.type, "TEXT")
-
-
-def _from_yaml(path: Path, f: dataclasses.Field[Any], value: Any) -> Any:
-    if get_origin(f.type) is tuple:
-        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
-    try:
-        if f.type is bool:
-            return {"true": True, "false": False}[str(value).lower()]
-        return f.type(value)  # type: ignore[operator]
-    except (ValueError, TypeError, KeyError):
-        raise UsageError(f"--config {path}: {f.name} takes {type_name(f)}, not {value!r}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.datasets import DATASETS, Dataset, squad
@@ -125,8 +126,8 @@ def _mix(options: argparse.Namespace) -> None:
         sizes.append(options.val_per_dataset)
     for path in outs:
         check_writable(path)
-    if min(sizes) < 1:
-        raise UsageError("--per-dataset and --val-per-dataset must be at least 1")
+    check_number("--per-dataset", options.per_dataset, POSITIVE)
+    check_number("--val-per-dataset", options.val_per_dataset, POSITIVE)
     if not {path.resolve() for path in outs}.isdisjoint(path.resolve() for path in options.files):
         raise UsageError("--out and --val-out must not be among the files of --in")
     questions = [question for path in options.files for question in load_questions(path)]
@@ -146,8 +147,7 @@ def _add_audit(commands: Commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> None:
-    if options.examples < 0:
-        raise UsageError(f"--examples must be 0 (none) or more, not {options.examples}")
+    check_number("--examples", options.examples, NOT_NEGATIVE)
     audits = [audit_file(path) for path in options.files]
     print(printable(audit_report(audits, examples=options.examples)))
     if any(audit.bad for audit in audits):

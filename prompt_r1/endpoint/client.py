@@ -23,11 +23,11 @@ from prompt_r1.endpoint.request import (
     checked_base_url,
     checked_key,
     is_loopback,
-    scrub,
     scrub_outcome,
 )
 from prompt_r1.endpoint.responses import Outcome, back_off, classify, model_names, reply_of
 from prompt_r1.errors import UsageError
+from prompt_r1.terminal import scrub
 
 logger = logging.getLogger(__name__)
 

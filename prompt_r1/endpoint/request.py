@@ -9,13 +9,10 @@ import httpx
 
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.terminal import printable
+from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 
 USUAL_REPLY_TOKENS = 200  # estimate for the limit of tokens per minute, corrected after the response
 LONGEST_REASON = 300  # characters of a provider's error message
-SHORTEST_SECRET = (
-    12  # characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain
-)
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,3 @@ def scrub_outcome(outcome: Outcome, key: str) -> Outcome:
         return replace(outcome, reason=reason)
     text, reasoning, finish = (scrub(t, key) for t in (outcome.text, outcome.reasoning, outcome.finish))
     return replace(outcome, text=text, reason=reason, reasoning=reasoning, finish=finish)
-
-
-def scrub(text: str, key: str) -> str:
-    """Replace the key in a text, in upper or lower case, by "[key]"."""
-    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

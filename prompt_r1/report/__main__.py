@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.errors import UsageError
+from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.report.page import GAMES, write_report
 
 
@@ -19,8 +19,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--games", type=int, default=GAMES, help=f"most games shown of each run ({GAMES})")
     given = parser.parse_args(arguments)
-    if given.games < 1:
-        raise UsageError(f"--games must be above 0, not {given.games}")
+    check_number("--games", given.games, POSITIVE)
     path = write_report(given.run, given.other, out=given.out, games=given.games)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 

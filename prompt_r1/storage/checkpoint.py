@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
-import yaml
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import write_yaml
+from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
@@ -245,7 +244,7 @@ def _check_settings(folder: Path, config: TrainConfig) -> None:
 
     Other settings may differ: a run may be resumed with more steps or on another machine.
     """
-    before = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    before = read_mapping(folder / "config.yaml")
     defaults = identifying_values(TrainConfig())  # of a setting that the version of the checkpoint lacked
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now

@@ -16,6 +16,7 @@ import torch
 
 from prompt_r1.agent.names import RUNS
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.report.svg import svg
 from prompt_r1.studies.distance import study_distance
 from prompt_r1.studies.runs import find_runs, load_run
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> None:
         "--limit", type=int, default=64, help="test questions of each of the five kinds (64: all)"
     )
     given = parser.parse_args(arguments)
+    check_number("--limit", given.limit, POSITIVE)
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS) or [train_one()]
     runs = [load_run(folder, per_kind=given.limit) for folder in folders]

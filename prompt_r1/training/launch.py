@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from prompt_r1.cli.command_line import train_config
+from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.distributed.ranks import start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.storage.run_folder import lock_run, open_run
@@ -28,6 +29,6 @@ def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.parallel, timeout=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
-        with lock_run(folder, ranks), asyncio.Runner() as runner:
+        with crash_report_in(folder), lock_run(folder, ranks), asyncio.Runner() as runner:
             train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them

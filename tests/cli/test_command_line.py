@@ -86,15 +86,6 @@ def test_success_exits_with_0_and_prints_nothing(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.EACCES, "Permission denied"), KeyError("mine"), AssertionError("3 != 4")]
-)
-def test_a_bug_keeps_its_traceback(error, monkeypatch):
-    with pytest.raises(type(error)) as seen:
-        exit_code(error, monkeypatch)
-    assert seen.value is error
-
-
 def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
     assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"

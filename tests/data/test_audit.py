@@ -224,7 +224,7 @@ def test_a_mix_that_would_overwrite_its_input_is_a_usage_error(tmp_path: Path) -
     write_questions(path, numbered_questions(3))
     with pytest.raises(UsageError, match="must not be among"):
         main(["mix", "--in", str(path), "--out", str(path)])
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="--per-dataset must be above 0, not 0"):
         main(["mix", "--in", str(path), "--out", str(tmp_path / "o.jsonl"), "--per-dataset", "0"])
 
 

@@ -1,0 +1,78 @@
+"""The report of an error that nobody foresaw: one file with the traceback, without keys."""
+
+import errno
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+
+from prompt_r1.errors import EnvError, FatalEnvError, InternalError, Resumable, UsageError
+from prompt_r1.terminal import SHORTEST_SECRET, scrub
+
+FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError, torch.OutOfMemoryError)
+# Errors of the machine, which `run_program` explains, as it does those about a path.
+EXPLAINED = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+# Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
+SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+
+
+@contextmanager
+def crash_report_in(folder: Path | None = None) -> Iterator[None]:
+    """Turn an unforeseen error of the block into an InternalError, with the traceback in a file of `folder`.
+
+    Without a folder, or where it cannot be written, the file is in the temporary folder.
+    """
+    try:
+        yield
+    except FORESEEN:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and (error.filename or error.errno in EXPLAINED):
+            raise
+        report = crash_report(error, sys.argv, os.environ)
+        where = (folder and _write(report, folder)) or _write(report, None)
+        first_line = scrub_secrets(f"{type(error).__name__}: {error}".splitlines()[0], os.environ)
+        raise InternalError(
+            f"internal error ({first_line}): this is a bug; please report it with "
+            + (f"the file {where}, which has the traceback" if where else f"this traceback:\n{report}")
+        ) from None
+
+
+def crash_report(error: BaseException, command: list[str], environment: Mapping[str, str]) -> str:
+    """Command, versions and traceback, without the secrets of the environment variables."""
+    lines = [
+        shlex.join(command),
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, {platform.platform()}",
+        "",
+        "".join(traceback.format_exception(error)),
+    ]
+    return scrub_secrets("\n".join(lines), environment)
+
+
+def scrub_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """The text without the values of environment variables that hold a secret."""
+    for name, value in environment.items():
+        if SECRET_NAME.search(name) and len(value.strip()) >= SHORTEST_SECRET:
+            text = scrub(text, value.strip())
+    return text
+
+
+def _write(text: str, folder: Path | None) -> Path | None:
+    """Write a new file that only the user can read (None: in the temporary folder); None if it fails."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="crash-", suffix=".txt", dir=folder)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return None
+    return Path(name)
