@@ -24,7 +24,7 @@ from prompt_r1.baselines import AgentCache, Method, MethodContext, make_method, 
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.data.named import find_questions
+from prompt_r1.data.named import sample_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
@@ -81,7 +81,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
         names.append("mini:ood")
     questions = []
     for name in names:
-        questions += find_questions([name], "test", seed)[: config.limit or None]
+        questions += sample_questions([name], "test", seed, config.limit)
     if not questions:
         raise UsageError("no questions: --data names nothing to evaluate on")
     seen = set()

@@ -15,7 +15,7 @@ import torch
 
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.data.named import find_questions
+from prompt_r1.data.named import find_questions, sample_questions
 from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import assign_questions
 from prompt_r1.environments.opening import Environments
@@ -41,7 +41,7 @@ def train(run: Run) -> None:
     models = load_models(config, ranks)
     agent, policy = models.agent, models.policy  # the agent plays, the policy learns
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
-    validation = find_questions(config.val_data, "validation", config.seed)[: config.val_limit]
+    validation = sample_questions(config.val_data, "validation", config.seed, config.val_limit)
     test = find_questions(config.test_data, "test", config.seed)
     check_question_lengths([*sampler.questions, *validation, *test], agent.codec, config.max_tokens)
     optimizer = torch.optim.AdamW(

@@ -21,7 +21,7 @@ from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
-from prompt_r1.data.named import find_questions
+from prompt_r1.data.named import find_questions, sample_questions
 from prompt_r1.environments.opening import MINI_SPECS, Environments, parse_fields
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
@@ -178,7 +178,7 @@ def preparation_questions(
     """The training and validation questions of methods; the mini world brings its own."""
     own = ("mini",) if all(name.split(":")[0] == "mini" for name in data) else ()
     train = find_questions(config.train_data or own, "train", seed)
-    return train, find_questions(config.val_data or own, "validation", seed)
+    return train, sample_questions(config.val_data or own, "validation", seed, 0)
 
 
 def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:

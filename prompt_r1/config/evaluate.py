@@ -26,7 +26,12 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     compare: tuple[str, ...] = setting(
         (), "only compare two predictions.jsonl, paired by question; FILE or FILE:METHOD[:ENV[:AGENT]]"
     )
-    limit: int = setting(0, "most questions of each file; 0: all", range=NOT_NEGATIVE, everyday=True)
+    limit: int = setting(
+        0,
+        "most questions of each file, a random sample stratified by dataset; 0: all",
+        range=NOT_NEGATIVE,
+        everyday=True,
+    )
     repeats: int = setting(1, "answers to each question, averaged per question", range=POSITIVE)
     metrics: str = setting(
         "strict",

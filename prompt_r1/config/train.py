@@ -101,7 +101,9 @@ class TrainConfig(EnvironmentConfig):
         identifies=True,
     )
     val_every: int = setting(20, "steps between validations", range=POSITIVE, group="instruments")
-    val_limit: int = setting(256, "most validation questions", range=POSITIVE)
+    val_limit: int = setting(
+        256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
+    )
     save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
     keep: int = setting(2, "newest checkpoints to keep, beside the best one", range=Range(at_least=2))
     on_collapse: str = setting(

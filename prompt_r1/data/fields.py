@@ -10,7 +10,7 @@ from prompt_r1.types import Kind
 Fields = Mapping[str, object]
 
 # Names of the datasets in the published files, and in the paper. In the published training and validation
-# files all rows say hotpot_qa, whichever dataset they come from.
+# files all rows say hotpot_qa, whichever dataset they come from; `unnamed.py` infers it.
 PAPER_NAMES = {
     "2WikiMultihopQA": "2WikiMultihopQA",
     "hotpot": "HotpotQA",

@@ -5,7 +5,7 @@ A row that cannot be used is an error that names the row. Rows are never skipped
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, get_args
@@ -21,6 +21,7 @@ from prompt_r1.data.fields import (
     text_field,
     text_or_number,
 )
+from prompt_r1.data.unnamed import UNNAMED, with_inferred_datasets
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Kind, Question
@@ -60,14 +61,17 @@ def load_questions(path: Path | str) -> list[Question]:
 
 
 def read_rows(path: Path | str) -> Iterator[Row]:
-    """All rows, good and bad. Raises UsageError if the file as a whole cannot be read."""
+    """All rows, good and bad. Raises UsageError if the file as a whole cannot be read.
+
+    The datasets of a published file that does not name them are inferred.
+    """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file; give a .jsonl or .parquet file of questions")
     if path.suffix == ".jsonl":
-        return _read_json_lines(path)
+        return _with_datasets(_read_json_lines(path))
     if path.suffix == ".parquet":
-        return _read_parquet(path)
+        return _with_datasets(_read_parquet(path))
     raise UsageError(
         f"{path}: only .jsonl and .parquet files can be read; `python -m prompt_r1.data convert` makes them "
         "from other files"
@@ -152,6 +156,19 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             question = replace(question, id=f"{question.id}-{number}")
         ids.add(question.id)
         yield Row(number, question)
+
+
+def _with_datasets(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, with the datasets that can be inferred for questions without one."""
+    rows = list(rows)
+    unnamed = {row.number: row.question for row in rows if row.question and _is_unnamed(row.question)}
+    inferred = dict(zip(unnamed, with_inferred_datasets(list(unnamed.values())), strict=True))
+    for row in rows:
+        yield replace(row, question=inferred.get(row.number, row.question))
+
+
+def _is_unnamed(question: Question) -> bool:
+    return question.dataset == UNNAMED and question.kind == kind_of(UNNAMED)
 
 
 def _question_from_json(row: object, *, default_dataset: str) -> Question:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prompt_r1.data import load_questions
+from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
@@ -21,6 +22,19 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
         else:
             questions += load_questions(Path(name))
     return questions
+
+
+def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) -> list[Question]:
+    """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
+
+    The sample is random and stratified by dataset, because files may be sorted. The mini world's questions
+    are in random order, so their first ones are such a sample.
+    """
+    names = list(names)
+    questions = find_questions(names, split, seed)
+    if any(name.partition(":")[0] != "mini" for name in names):
+        questions = stratified(questions)
+    return questions[: limit or None]
 
 
 def _mini_questions(split: str, seed: int) -> list[Question]:

@@ -1,4 +1,4 @@
-"""The order in which training sees the questions."""
+"""The order in which training sees the questions, and samples of questions."""
 
 import hashlib
 import json
@@ -58,3 +58,21 @@ class QuestionSampler:
         self.position = 0
         self.order = list(range(len(self.questions)))
         random.Random(f"questions {self.seed} {epoch}").shuffle(self.order)
+
+
+def stratified(questions: Sequence[Question]) -> list[Question]:
+    """The questions in an order of which every beginning is a stratified random sample.
+
+    In the first n, each dataset has its share, to within one question. The order depends only on the
+    questions, not on the seed of a run: runs are validated on the same questions.
+    """
+    by_dataset: dict[str, list[Question]] = {}
+    for question in questions:
+        by_dataset.setdefault(question.dataset, []).append(question)
+    places: list[tuple[float, float, Question]] = []
+    for dataset, group in by_dataset.items():
+        rng = random.Random(f"sample {dataset}")
+        for number, question in enumerate(rng.sample(group, len(group))):
+            places.append(((number + 0.5) / len(group), rng.random(), question))
+    places.sort(key=lambda place: place[:2])
+    return [question for _, _, question in places]

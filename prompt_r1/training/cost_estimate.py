@@ -33,7 +33,7 @@ def estimate(config: TrainConfig) -> str:
     Raises UsageError for files that cannot be read.
     """
     find_questions(config.data, "train", config.seed)
-    validation = len(find_questions(config.val_data, "validation", config.seed)[: config.val_limit])
+    validation = min(len(find_questions(config.val_data, "validation", config.seed)), config.val_limit)
     test = len(find_questions(config.test_data, "test", config.seed))
     validations = 1 + config.steps // config.val_every + (config.steps % config.val_every > 0)
     asked = config.steps * config.questions

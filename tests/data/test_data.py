@@ -8,7 +8,10 @@ import pytest
 
 from prompt_r1.data import QuestionSampler, load_questions
 from prompt_r1.data.files import write_questions
+from prompt_r1.data.named import sample_questions
+from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Question
 from tests.paths import PUBLISHED
@@ -266,6 +269,25 @@ def test_a_restored_sampler_continues_as_if_it_had_never_stopped(before: int) ->
 def test_a_state_beyond_the_end_of_the_data_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="only 10"):
         QuestionSampler(QUESTIONS, seed=1).restore({"epoch": 0, "position": 11})
+
+
+def test_every_beginning_of_the_stratified_order_has_each_datasets_share() -> None:
+    sizes = {"a": 60, "b": 30, "c": 10}
+    questions = [
+        Question(f"{name}{n}", name, "?", ("x",)) for name, size in sizes.items() for n in range(size)
+    ]
+    order = stratified(questions)
+    assert sorted(ids(order)) == sorted(ids(questions))
+    for limit in range(101):
+        for name, size in sizes.items():
+            share = sum(question.dataset == name for question in order[:limit])
+            assert abs(share - limit * size / 100) <= 1.01, (limit, name)
+    chosen = [question.id for question in order if question.dataset == "a"]
+    assert chosen[:20] != [f"a{n}" for n in range(20)]  # a random sample, not the first ones
+
+
+def test_a_sample_of_the_mini_world_is_its_first_questions() -> None:
+    assert sample_questions(["mini"], "validation", 0, 100) == mini_world(0).validation[:100]
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.parquet"])
