@@ -10,9 +10,9 @@ writes the tables anew.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +20,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_endpoint, check_question_lengths, codec_of
-from prompt_r1.baselines import AgentCache, Method, MethodContext, make_method, preparation_questions
+from prompt_r1.baselines import (
+    AgentCache,
+    Method,
+    MethodContext,
+    make_method,
+    preparation_questions,
+    request_fields,
+)
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
@@ -122,7 +129,8 @@ async def evaluate(
     """
     wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
     specs = [setup.system.environment for setup in setups]
-    resources = Resources(config, seed, folder, specs=specs)
+    datasets = list(dict.fromkeys(question.dataset for question in questions))
+    resources = Resources(config, seed, folder, specs=specs, datasets=datasets)
     try:
         for _, group in groupby(ordered_by_agent(setups), key=lambda setup: setup.agent.path):
             await resources.release_agents()
@@ -141,18 +149,35 @@ def ordered_by_agent(setups: Sequence[SystemSetup]) -> list[SystemSetup]:
     return sorted(setups, key=lambda setup: paths.index(setup.agent.path))
 
 
+@dataclass(frozen=True)
+class OpenPool:
+    """An open environment and the fields of its requests."""
+
+    pool: Pool
+    fields: Mapping[str, object]
+
+
 class Resources:
     """What the systems share: environments with one journal and one budget, and loaded agents."""
 
-    def __init__(self, config: EvaluateConfig, seed: int, folder: Path, *, specs: Iterable[str]) -> None:
-        """`specs`: the environments of all systems."""
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        seed: int,
+        folder: Path,
+        *,
+        specs: Iterable[str],
+        datasets: Sequence[str],
+    ) -> None:
+        """`specs`: the environments of all systems. `datasets`: those of the questions."""
         self.config = config
         self.seed = seed
         self.folder = folder
         self.agents: dict[str, AgentCache] = {}
+        self._datasets = datasets
         self._specs = {spec for spec in (*specs, config.optimizer_env) if spec}
         self._device = pick_device(config.device)
-        self._open_pools: dict[str, Pool] = {}
+        self._open_pools: dict[str, OpenPool] = {}  # by SPEC
         self._environments: Environments | None = None
 
     async def prepare(self, setup: SystemSetup) -> Method:
@@ -170,9 +195,10 @@ class Resources:
             )
         context = MethodContext(
             # A method that asks no environment gets the mini world, which needs no key.
-            environment=await self._environment(system.environment or "mini"),
+            environment=await self._environment(system.environment or "mini", system.method),
             spec=system.environment or setup.agent.config.env,
             environments=self._environments,
+            datasets=self._datasets,
             agents=self.agents.setdefault(str(setup.agent.path), AgentCache(setup.agent, self._device)),
             config=config,
             temperature=config.temperature,
@@ -196,15 +222,24 @@ class Resources:
 
     async def close(self) -> None:
         await self.release_agents()
-        for environment in self._open_pools.values():
-            await environment.close()
+        for opened in self._open_pools.values():
+            await opened.pool.close()
 
-    async def _environment(self, spec: str) -> Pool:
-        if spec not in self._open_pools:
-            assert self._environments is not None
-            environment = self._open_pools[spec] = self._environments.open(spec)
-            await environment.check()  # before large agents are loaded
-        return self._open_pools[spec]
+    async def _environment(self, spec: str, method: str) -> Pool:
+        """The environment with the request fields of a method; one with other fields is closed."""
+        fields = request_fields(method, self.config, self.config.env_args)
+        opened = self._open_pools.get(spec)
+        if opened and opened.fields == fields:
+            return opened.pool
+        if opened:
+            del self._open_pools[spec]  # a local model is in memory once
+            await opened.pool.close()
+        assert self._environments is not None
+        pool = self._environments.open(spec, fields=fields)
+        self._open_pools[spec] = OpenPool(pool, fields)
+        if not opened:
+            await pool.check()  # before large agents are loaded
+        return pool
 
 
 async def answer_all(

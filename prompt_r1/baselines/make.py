@@ -1,5 +1,6 @@
 """Make methods by name, and load the agents that they need."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,21 @@ from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.named import find_questions, sample_questions
-from prompt_r1.environments.opening import MINI_SPECS, Environments, parse_fields
+from prompt_r1.environments.opening import MINI_SPECS, Environments, parse_fields, parse_json_object
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
 ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+# Request fields of the environment that answers, as in the authors' code or paper; other methods: --env-args.
+TASK_FIELDS: dict[str, Mapping[str, object]] = {
+    "cot": {"temperature": 0.0},
+    "cot-few-shot": {"temperature": 0.0},
+    "self-consistency": {"temperature": 0.7},
+    "opro": {"temperature": 0.0, "max_tokens": 1024},
+    "textgrad": {"temperature": 0.0, "max_tokens": 2000},
+}
 # Request fields of the model that writes prompts, as in the authors' code.
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
     "opro": {"temperature": 1.0, "max_tokens": 512},
@@ -76,6 +85,7 @@ class MethodContext:
     environment: Pool
     spec: str  # the environment's name for users
     environments: Environments  # opens other ones
+    datasets: Sequence[str]  # of the questions that will be answered
     agents: AgentCache
     config: MethodConfig
     temperature: float  # of the agents
@@ -84,7 +94,25 @@ class MethodContext:
 
     def subfolder(self, name: str) -> Path | None:
         """The folder for what a method prepares."""
-        return self.folder / re.sub(r"[^\w.-]+", "-", self.spec) / name if self.folder else None
+        return self.folder / folder_name(self.spec) / name if self.folder else None
+
+
+def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, object]:
+    """The request fields of a method's environment: --env-args, then its authors', then --method-args.
+
+    A field that --method-args sets to null is not sent.
+    """
+    flag, example = "--method-args", '{"cot": {"temperature": 0.5}}'
+    given = parse_json_object(config.method_args, flag=flag, example=example)
+    for method, values in given.items():
+        if method not in METHODS or not isinstance(values, dict):
+            raise UsageError(
+                f"{flag} takes a JSON object such as {example}, with names of methods, not "
+                f"{method!r}: {values!r}"
+            )
+    own = parse_fields(json.dumps(given.get(name, {})), flag=flag)
+    fields = {**parse_fields(env_args), **TASK_FIELDS.get(name, {}), **own}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 def make_method(name: str, context: MethodContext) -> Method:
@@ -159,17 +187,31 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
     """`opro`, `textgrad` or `gepa`, with the model that writes prompts."""
     config = context.config
     spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
-    fields = parse_fields(config.optimizer_args) if config.optimizer_args else OPTIMIZER_FIELDS[name]
-    search = PromptSearch(
-        name,
-        context.environment,
-        context.environments.open(spec, fields=fields, prices=config.optimizer_price),
-        answer_format,
-        max_calls=config.optimize_calls,
-        folder=context.subfolder(name),
-    )
+    if config.optimizer_args:
+        fields: Mapping[str, object] = parse_fields(config.optimizer_args, flag="--optimizer-args")
+    else:
+        fields = OPTIMIZER_FIELDS[name]
+    optimizer = context.environments.open(spec, fields=fields, prices=config.optimizer_price)
+    folder = context.subfolder(name)
+
+    def open_search(dataset: str) -> PromptSearch:
+        return PromptSearch(
+            f"{name} ({dataset})" if dataset else name,
+            context.environment,
+            optimizer,
+            answer_format,
+            max_calls=config.optimize_calls,
+            folder=folder / folder_name(dataset or "all") if folder else None,
+        )
+
     algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)
-    return OptimisedPrompt(name, algorithm, search)
+    datasets = context.datasets if config.search_per == "dataset" else ()
+    return OptimisedPrompt(name, algorithm, open_search, optimizer.close, datasets)
+
+
+def folder_name(text: str) -> str:
+    """A text as the name of a folder."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def preparation_questions(

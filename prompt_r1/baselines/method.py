@@ -35,6 +35,14 @@ class Ledger:
         self.tokens_out += reply.tokens_out
         self.usd += reply.usd
 
+    def add_ledger(self, other: "Ledger") -> None:
+        """Count all that another ledger counted."""
+        self.task_calls += other.task_calls
+        self.optimizer_calls += other.optimizer_calls
+        self.tokens_in += other.tokens_in
+        self.tokens_out += other.tokens_out
+        self.usd += other.usd
+
     def add_prediction(self, prediction: Prediction) -> None:
         """Count all calls of an answered question."""
         self.task_calls += prediction.calls

@@ -22,7 +22,7 @@ HEADER = """\
 Find an instruction <INS> under which a language model answers questions like those below correctly. These \
 were tried before, with their scores from 0 to 100; more is better.
 """
-USE = "The instruction is the model's system message. Some of its questions, with the right answers:"
+USE = "Problems that the model is given, each with the instruction's place <INS>, and their right answers:"
 REQUEST = """\
 Write one instruction that none of the above says and that earns a higher score. It should be short and fit \
 all questions of the kind. Put it between <INS> and </INS>."""
@@ -73,11 +73,15 @@ async def opro(
 def meta_prompt(
     scores: dict[str, float], examples: Sequence[Question], *, shown: int, threshold: float
 ) -> str:
-    """The optimiser's request: instructions with scores, worst first, then questions, then the task."""
+    """The optimiser's request: instructions with scores, worst first, then problems, then the task.
+
+    As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction
+    stands in each problem: it is the system message, before the question.
+    """
     good = [instruction for instruction, value in scores.items() if value >= threshold]
     good.sort(key=lambda instruction: scores[instruction])
-    history = [f"instruction: {text}\nscore: {round(100 * scores[text])}" for text in good[-shown:]]
-    problems = [f"question: {example.text}\nright answer: {example.answers[0]}" for example in examples]
+    history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-shown:]]
+    problems = [f"problem:\n<INS>\n{one.text}\nright answer:\n{one.answers[0]}" for one in examples]
     return "\n\n".join([HEADER, *history, USE, *problems, REQUEST])
 
 

@@ -1,15 +1,16 @@
 """What the prompt optimisers share: trying prompts, asking the optimiser, answering with the best prompt.
 
-The optimised text is the system message; the user message requests the answer format as in all other methods.
-Apart from the models a search is deterministic, and every call is in the run's journal, so a search that is
-repeated (after a kill, for example) pays for no call twice.
+As their authors do, they search a prompt for each dataset. Datasets without training questions get the
+prompt of one more search, over the mixture of all. The optimised text is the system message; the user message
+requests the answer format as in all other methods. Apart from the models a search is deterministic, and every
+call is in the run's journal, so a search that is repeated (after a kill, for example) pays for no call twice.
 """
 
 import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prompt_r1.baselines.direct import AnswerFormat, ask_once
@@ -29,7 +30,7 @@ class PromptSearch:
 
     def __init__(
         self,
-        name: str,
+        name: str,  # of the method, and of the dataset if there is one
         environment: Pool,
         optimizer: Pool,
         answer_format: AnswerFormat,
@@ -94,9 +95,8 @@ class PromptSearch:
             with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
 
-    async def finish(self, prompt: str) -> None:
-        """Close the optimiser, and write prompt.txt and ledger.json."""
-        await self._optimizer.close()
+    def finish(self, prompt: str) -> None:
+        """Write prompt.txt and ledger.json."""
         if self._folder:
             (self._folder / "prompt.txt").write_text(prompt, "utf-8")
             (self._folder / "ledger.json").write_text(json.dumps(asdict(self.ledger)), "utf-8")
@@ -106,23 +106,71 @@ Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awa
 """A search, training and validation questions in, the best prompt out."""
 
 
-class OptimisedPrompt:
-    """Searches for a prompt, then answers each question with one call under it."""
+MIXTURE = ""  # in place of a dataset: the questions of all datasets
 
-    def __init__(self, name: str, algorithm: Algorithm, search: PromptSearch) -> None:
+
+class OptimisedPrompt:
+    """Searches for prompts, then answers each question with one call under the prompt of its dataset.
+
+    `datasets` are those that get a search of their own, where they have training questions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        algorithm: Algorithm,
+        open_search: Callable[[str], PromptSearch],
+        close_optimizer: Callable[[], Awaitable[None]],
+        datasets: Sequence[str],
+    ) -> None:
         self.name = name
-        self.ledger = search.ledger
-        self.prompt = ""
+        self.ledger = Ledger()
+        self.prompts: dict[str, str] = {}  # dataset or MIXTURE → prompt
         self._algorithm = algorithm
-        self._search = search
+        self._open_search = open_search
+        self._close_optimizer = close_optimizer
+        self._datasets = datasets
+        self._searches: dict[str, PromptSearch] = {}
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        self.prompt = await self._algorithm(self._search, train, validation)
-        await self._search.finish(self.prompt)
+        try:
+            for part in parts_of(self._datasets, train, validation):
+                search = self._searches[part.dataset] = self._open_search(part.dataset)
+                prompt = await self._algorithm(search, part.train, part.validation)
+                search.finish(prompt)
+                self.ledger.add_ledger(search.ledger)
+                self.prompts[part.dataset] = prompt
+        finally:
+            await self._close_optimizer()
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        assert self.prompt, "prepare was not awaited"
-        return await self._search.answer(self.prompt, question, sample)
+        assert self.prompts, "prepare was not awaited"
+        part = question.dataset if question.dataset in self.prompts else MIXTURE
+        return await self._searches[part].answer(self.prompts[part], question, sample)
+
+
+@dataclass(frozen=True)
+class SearchPart:
+    """The questions of one search."""
+
+    dataset: str  # MIXTURE: the questions of all datasets
+    train: Sequence[Question]
+    validation: Sequence[Question]
+
+
+def parts_of(
+    datasets: Sequence[str], train: Sequence[Question], validation: Sequence[Question]
+) -> list[SearchPart]:
+    """A part for each dataset that has questions of its own, and the mixture for the others, if any."""
+    parts = []
+    for dataset in datasets:
+        of_train = [question for question in train if question.dataset == dataset]
+        of_validation = [question for question in validation if question.dataset == dataset]
+        if of_train and (of_validation or not validation):
+            parts.append(SearchPart(dataset, of_train, of_validation))
+    if not datasets or len(parts) < len(datasets):
+        parts.append(SearchPart(MIXTURE, train, validation))
+    return parts
 
 
 def task_score(prediction: Prediction) -> float:

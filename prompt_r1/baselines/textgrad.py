@@ -67,15 +67,16 @@ async def textgrad(
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], *, short_value: int) -> str:
     """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite fails.
 
-    As in the original, the rewriter sees only `short_value` words at each end of a long prompt (0: all). The
-    criticisms are concatenated, not summarised.
+    As in the original, the variable is shown with only `short_value` words at each end of a long prompt (0:
+    all), but the conversation of each criticism shows the whole prompt. The criticisms are concatenated, not
+    summarised.
     """
 
     async def criticise(question: Question) -> str:
         [prediction] = await search.try_prompt(prompt, [question])
         of_reply = await search.ask_optimizer(CRITIC, criticise_reply(prediction))
         of_prompt = await search.ask_optimizer(CRITIC, criticise_prompt(prompt, prediction, of_reply))
-        return f"{conversation(prediction)}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+        return f"{conversation(prompt, prediction)}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
 
     criticisms = await asyncio.gather(*map(criticise, batch))
     parts = [
@@ -94,15 +95,20 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], 
     return prompt
 
 
-def conversation(prediction: Prediction) -> str:
+def question_and_reply(prediction: Prediction) -> str:
     """A question and its reply, in the tags of TextGrad's prompts."""
     return f"<LM_INPUT>{prediction.question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
+
+
+def conversation(prompt: str, prediction: Prediction) -> str:
+    """The whole prompt, a question under it, and the reply."""
+    return f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{question_and_reply(prediction)}"
 
 
 def criticise_reply(prediction: Prediction) -> str:
     """The first step of the backward pass: from the score to criticism of the answer."""
     return (
-        f"A language model was asked and answered:\n{conversation(prediction)}\n"
+        f"A language model was asked and answered:\n{question_and_reply(prediction)}\n"
         f"The right answer is {prediction.question.answers[0]!r}; compared with it the answer scores "
         f"{task_score(prediction):.2f} of 1. Criticise the answer."
     )
@@ -111,15 +117,15 @@ def criticise_reply(prediction: Prediction) -> str:
 def criticise_prompt(prompt: str, prediction: Prediction, of_reply: str) -> str:
     """The second step: from the criticism of the answer to criticism of the prompt."""
     return (
-        f"A language model worked under this system message:\n<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n"
-        f"{conversation(prediction)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
+        "A language model was asked and answered under this system message:\n"
+        f"{conversation(prompt, prediction)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
         "Criticise the system message: what about it should change so that such answers get better?"
     )
 
 
 def shortened(text: str, words: int) -> str:
     """The first and last `words` words of a text that has more than twice as many; 0: the whole text."""
-    parts = text.split()
+    parts = text.split(" ")
     if not words or len(parts) <= 2 * words:
         return text
     return " ".join([*parts[:words], "(...)", *parts[-words:]])

@@ -44,8 +44,17 @@ class MethodConfig:
         "", "fields of its requests, as JSON (the authors' temperature, max_tokens)"
     )
     optimizer_price: tuple[str, ...] = setting((), "IN,OUT in dollars per million tokens (--env-price)")
+    method_args: str = setting(
+        "",
+        'request fields by method, as JSON, in place of those of its authors: {"cot": {"temperature": 0.5}}',
+    )
+    search_per: str = setting(
+        "dataset",
+        "what a prompt is searched for: each dataset, or the mixture of all",
+        choices=("dataset", "mixture"),
+    )
     optimize_calls: int = setting(
-        0, "budget of a prompt search, in calls of both models; 0: the authors'", range=NOT_NEGATIVE
+        0, "budget of each prompt search, in calls of both models; 0: the authors'", range=NOT_NEGATIVE
     )
     optimize_val: int = setting(
         50,

@@ -68,6 +68,7 @@ def method(
         environment=environment,
         spec="large",
         environments=SameEnvironment(environment),
+        datasets=["a"],
         agents=AgentCache(spec, torch.device("cpu")),
         config=EvaluateConfig(**settings),
         temperature=1.0,  # with seed 0 the tiny agent asks; greedily it never does

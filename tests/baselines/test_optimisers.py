@@ -89,6 +89,16 @@ def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> 
     return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION, config=config, seed=seed))
 
 
+def optimised(name: str, search: PromptSearch) -> OptimisedPrompt:
+    """The method of an optimiser, with one search for the dataset of all questions here."""
+    algorithm = partial(ALGORITHMS[name], config=SETTINGS, seed=0)
+    return OptimisedPrompt(name, algorithm, lambda dataset: search, done, ["a"])
+
+
+async def done() -> None:
+    pass
+
+
 def accuracy(prompt: str) -> float:
     return mean_score(asyncio.run(new_search().try_prompt(prompt, TEST)))
 
@@ -152,10 +162,12 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
             for s in sources
         ]
         search = PromptSearch(name, *pools, FORMATS["tags"], folder=tmp_path / "found")
-        method = OptimisedPrompt(name, partial(ALGORITHMS[name], config=SETTINGS, seed=0), search)
+        method = optimised(name, search)
         asyncio.run(method.prepare(TRAIN, VALIDATION))
         history = (tmp_path / "found/history.jsonl").read_text()
-        runs.append((method.prompt, search.ledger, history, (tmp_path / "found/prompt.txt").read_text()))
+        runs.append(
+            (method.prompts["a"], method.ledger, history, (tmp_path / "found/prompt.txt").read_text())
+        )
         journal.close()
     assert runs[0] == runs[1] and runs[0][0] == runs[0][3]
     assert not sources[0].asked and not sources[1].asked
@@ -174,23 +186,29 @@ async def fail() -> Outcome:
 
 def test_every_answer_uses_the_best_prompt_as_its_system_message():
     source = task()
-    search = PromptSearch("gepa", pool(source), pool(Writer()), FORMATS["tags"])
-    method = OptimisedPrompt("gepa", partial(gepa, config=SETTINGS, seed=0), search)
+    method = optimised("gepa", PromptSearch("gepa", pool(source), pool(Writer()), FORMATS["tags"]))
     asyncio.run(method.prepare(TRAIN, VALIDATION))
-    before = search.ledger.task_calls
+    before = method.ledger.task_calls
     prediction = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
     system, user = source.asked[-1]
-    assert system == {"role": "system", "content": method.prompt} and TEST[0].text in user["content"]
-    assert prediction.calls == 1 and search.ledger.task_calls == before, "answers do not count as preparation"
+    assert system == {"role": "system", "content": method.prompts["a"]} and TEST[0].text in user["content"]
+    assert prediction.calls == 1 and method.ledger.task_calls == before, "answers do not count as preparation"
 
 
 def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
     scores = {"a!": 0.1, "b!": 0.3, "c!": 0.999, "d!": 0.5, "e!": 0.72, "f!": 0.2}
     shown = meta_prompt(scores, QUESTIONS[:1], shown=3, threshold=0.3)
     expected = {"d!": 50, "e!": 72, "c!": 100}
-    positions = [shown.index(f"instruction: {text}\nscore: {score}") for text, score in expected.items()]
+    positions = [shown.index(f"instruction:\n{text}\nscore:\n{score}\n") for text, score in expected.items()]
     assert positions == sorted(positions)
-    assert not any(f"{letter}!" in shown for letter in "abf") and "gold 0" in shown
+    assert not any(f"{letter}!" in shown for letter in "abf")
+
+
+def test_opro_marks_the_place_of_the_instruction_in_each_problem():
+    """It was missing: the authors' request shows <INS> in every exemplar."""
+    shown = meta_prompt({"a!": 0.5}, QUESTIONS[:3], shown=20, threshold=0.3)
+    for number in range(3):
+        assert f"<INS>\nWhat is number {number}?\nright answer:\ngold {number}" in shown
 
 
 @pytest.mark.parametrize(
@@ -229,6 +247,18 @@ def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():
     assert shortened(" ".join(words), 10) == " ".join([*words[:10], "(...)", *words[-10:]])
     assert shortened(" ".join(words[:20]), 10) == " ".join(words[:20])
     assert shortened(" ".join(words), 0) == " ".join(words)
+
+
+def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation():
+    """A bug: only the shortened prompt was shown, so the rewriter never saw the middle of a long one."""
+    writer = Writer()
+    long = " ".join(f"word{n}" for n in range(60))
+    search = PromptSearch("textgrad", pool(task()), pool(writer), FORMATS["tags"])
+    config = MethodConfig(seed_prompt=long, textgrad_epochs=1, textgrad_updates=1)
+    asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
+    [rewrite] = [request for request in writer.asked if "<IMPROVED_VARIABLE>" in request]
+    assert rewrite.count(f"<LM_SYSTEM_PROMPT>{long}</LM_SYSTEM_PROMPT>") == 3
+    assert rewrite.count(f"<VARIABLE>{shortened(long, 10)}</VARIABLE>") == 1
 
 
 def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():

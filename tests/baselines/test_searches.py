@@ -1,0 +1,141 @@
+"""What the searches are for (each dataset), and what every method sends with its requests."""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import evaluate
+from prompt_r1.baselines import request_fields
+from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch, parts_of
+from prompt_r1.config.methods import MethodConfig
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Question
+from tests.baselines.methods import PricedSource, pool
+from tests.json_server import JsonHandler, serving
+from tests.providers import body_of
+
+
+def questions(*datasets: str, count: int = 4) -> list[Question]:
+    return [Question(f"{name}{n}", name, f"{name} {n}?", ("x",)) for name in datasets for n in range(count)]
+
+
+def method_of(datasets: list[str], source: PricedSource, folder: Path) -> OptimisedPrompt:
+    """A method whose algorithm names the datasets of its training questions, and calls the optimiser once."""
+
+    async def algorithm(search: PromptSearch, train: list[Question], validation: list[Question]) -> str:
+        await search.ask_optimizer("", "write")
+        return " and ".join(sorted({question.dataset for question in train}))
+
+    environment = pool(source)
+    open_search = partial(new_search, environment, folder)
+    return OptimisedPrompt("opro", algorithm, open_search, environment.close, datasets)
+
+
+def new_search(environment, folder: Path, dataset: str) -> PromptSearch:
+    folder = folder / (dataset or "all")
+    return PromptSearch("opro", environment, environment, FORMATS["tags"], folder=folder)
+
+
+def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(tmp_path):
+    """A bug: one prompt was searched for the whole mixture; the authors optimise for each task."""
+    source = PricedSource(lambda _: "<answer>x</answer>")
+    method = method_of(["a", "b", "ood"], source, tmp_path)
+    asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
+    assert method.prompts == {"a": "a", "b": "b", MIXTURE: "a and b and c"}
+    assert method.ledger.optimizer_calls == 3 and method.ledger.tokens_in == 30
+    source.asked.clear()
+    for dataset in ("a", "b", "ood"):
+        asyncio.run(method.answer(questions(dataset)[0], sample=0, seed=""))
+    assert [messages[0]["content"] for messages in source.asked] == ["a", "b", "a and b and c"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all"}
+    assert (tmp_path / "all/prompt.txt").read_text() == "a and b and c"
+
+
+@pytest.mark.parametrize(
+    ("datasets", "validation", "searched"),
+    [
+        ([], ["a"], [MIXTURE]),  # --search-per mixture
+        (["a", "b"], ["a", "b"], ["a", "b"]),
+        (["a", "b"], ["a"], ["a", MIXTURE]),  # no validation questions for b
+        (["a", "b"], [], ["a", "b"]),  # opro needs none
+    ],
+)
+def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_own(
+    datasets, validation, searched
+):
+    parts = parts_of(datasets, questions("a", "b"), questions(*validation))
+    assert [part.dataset for part in parts] == searched
+    for part in parts:
+        wanted = {part.dataset} if part.dataset else {"a", "b"}
+        assert {question.dataset for question in part.train} == wanted
+
+
+def test_each_method_has_the_request_fields_of_its_authors_unless_the_user_gives_others():
+    fields = partial(request_fields, config=MethodConfig(), env_args='{"temperature": 0.9, "top_p": 0.8}')
+    assert fields("direct") == fields("prompt-r1") == {"temperature": 0.9, "top_p": 0.8}
+    assert fields("cot") == {"temperature": 0.0, "top_p": 0.8}
+    assert fields("self-consistency") == {"temperature": 0.7, "top_p": 0.8}
+    assert fields("opro") == {"temperature": 0.0, "max_tokens": 1024, "top_p": 0.8}
+    assert fields("textgrad") == {"temperature": 0.0, "max_tokens": 2000, "top_p": 0.8}
+    assert fields("gepa") == {"temperature": 0.9, "top_p": 0.8}
+    own = MethodConfig(method_args='{"opro": {"temperature": 0.5, "max_tokens": null}}')
+    assert request_fields("opro", own, "") == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "--method-args is not JSON"),
+        ("[]", "--method-args takes a JSON object"),
+        ('{"magic": {}}', "not 'magic'"),
+        ('{"opro": 3}', "not 'opro': 3"),
+        ('{"opro": {"model": "x"}}', "--method-args may not set 'model'"),
+    ],
+)
+def test_bad_method_args_are_a_usage_error(text, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        request_fields("opro", MethodConfig(method_args=text), "")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[dict]]]:
+    """An endpoint that answers every question wrongly, and the bodies that were sent to it."""
+    bodies: list[dict] = []
+
+    class Handler(JsonHandler):
+        def do_GET(self) -> None:
+            self.answer(200, {"data": [{"id": "large"}]})
+
+        def do_POST(self) -> None:
+            bodies.append(self.body())
+            self.answer(200, body_of("<answer>no</answer>"))
+
+    with serving(Handler) as url:
+        yield f"large@{url}", bodies
+
+
+def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path):
+    """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
+    spec, bodies = endpoint
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
+    data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "1"]
+    methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa", "--answer-format", "tags"]
+    line = [*methods, *data, "--env", spec, "--journal", "live", "--out", tmp_path / "out"]
+    evaluate.main([str(part) for part in line])
+    sent = defaultdict(set)
+    for body in bodies:
+        first = body["messages"][0]["content"]
+        fields = {name: body[name] for name in body if name not in ("model", "messages")}
+        sent["step by step" in body["messages"][-1]["content"], first[:10]].add(json.dumps(fields))
+    assistant, seed = "You are a ", "Answer the"
+    assert sent[False, assistant] == {"{}"}, "direct: the documented system message, nothing else"
+    assert sent[True, assistant] == {'{"temperature": 0.0}'}, "cot"
+    opro, textgrad = (json.dumps({"temperature": 0.0, "max_tokens": limit}) for limit in (1024, 2000))
+    assert sent[False, seed] == {opro, textgrad, "{}"}
