@@ -19,10 +19,10 @@ function shape(name, attributes = {}, ...children) {
   return node;
 }
 
-// Controls, bidi marks and overrides, line separators and lone surrogates, which are shown as U+XXXX.
-const HIDDEN = new RegExp(
-  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]" +
-  "|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]", "g");
+// Characters of the Unicode categories that terminal.py escapes too (control, format, surrogate, private,
+// unassigned, line and paragraph separators), except tab and line feed. They are shown as U+XXXX.
+const HIDDEN = /(?![\t\n])[\p{C}\p{Zl}\p{Zp}]/gu;
+const codePoint = (letter) => "U+" + letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 // Tags and stop tokens in the text of the agent, which are dimmed.
 const FRAME = /<\|\w{1,40}\|>|<\/?(?:think|interaction_prompt|interaction_response|answer)>/g;
 const LONG = 4000; // characters of a text that are shown before "show all"
@@ -39,8 +39,7 @@ function appendText(node, text, needle = "", frame = false) {
     if (mark.start < end) continue;
     node.append(text.slice(end, mark.start));
     const piece = text.slice(mark.start, mark.end);
-    const shown = mark.kind === "control" ? "U+" + piece.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0") : piece;
-    node.append(element("span", { class: mark.kind }, shown));
+    node.append(element("span", { class: mark.kind }, mark.kind === "control" ? codePoint(piece) : piece));
     end = mark.end;
   }
   node.append(text.slice(end));
@@ -56,7 +55,7 @@ function collect(marks, text, pattern, kind) {
 /** A text for one line: cut at `length`, with control characters as U+XXXX. */
 function plain(text, length = 300) {
   const short = text.length > length ? text.slice(0, length) + "…" : text;
-  return short.replace(HIDDEN, (found) => `[U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
+  return short.replace(HIDDEN, (found) => `[${codePoint(found)}]`);
 }
 
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
