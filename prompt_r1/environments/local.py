@@ -149,7 +149,6 @@ def load_local(
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
-    policy.requires_grad_(False)
     longest = getattr(policy.model.config, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(
         policy,
