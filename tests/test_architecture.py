@@ -33,7 +33,11 @@ HOMES = {
     ),
     "flash_attn": ("prompt_r1/agent/",),
     "pyarrow": ("prompt_r1/data/",),
-    "huggingface_hub": ("prompt_r1/agent/", "prompt_r1/metrics/similarity.py"),
+    "huggingface_hub": (
+        "prompt_r1/agent/",
+        "prompt_r1/metrics/similarity.py",
+        "prompt_r1/storage/export.py",
+    ),
     "tokenizers": ("prompt_r1/miniworld/tokenizer.py",),
     "safetensors": ("prompt_r1/storage/",),
     "torch.utils.tensorboard": ("prompt_r1/storage/trackers.py",),

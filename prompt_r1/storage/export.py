@@ -1,16 +1,20 @@
 """Export the agent as a Hugging Face folder for AutoModelForCausalLM and inference servers."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
+from yaml import YAMLError
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.markdown import markdown_table
@@ -50,6 +54,18 @@ ALONE = (
     "# An agent that answers on its own",
     "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
 )
+USE = """```bash
+python infer.py --agent path/to/this/folder --env MODEL --question "…"
+```
+
+The weights also load without Prompt-R1, but then nothing asks the environment:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+```"""
 
 
 def export_agent(
@@ -80,7 +96,7 @@ def export_agent(
                     shutil.copyfile(path, temporary / path.name)
         write_yaml(config, temporary / GAME_FILE)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
-        (temporary / "README.md").write_text(card or model_card(config, lines), "utf-8")
+        (temporary / "README.md").write_text(card or model_card(config, lines, home), "utf-8")
         atomic_folder.sync_and_move(temporary, folder)
 
     def write_or_clean_up() -> None:
@@ -139,8 +155,8 @@ def _complete_config(path: Path, dtype: str) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
-    """The README.md of an exported agent: its settings and its curves."""
+def model_card(config: TrainConfig, lines: Sequence[dict[str, float]], base: Path) -> str:
+    """The README.md of an exported agent: how to load it, its settings and its curves."""
     environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in config.env.split(","))
     step = int(lines[-1]["step"])
     played = [line for line in lines if "reward/mean" in line]
@@ -159,14 +175,29 @@ def model_card(config: TrainConfig, lines: Sequence[dict[str, float]]) -> str:
         "seed": str(config.seed),
     }
     parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [prompt-r1, grpo]\n---",
+        f"---\n{_hub_metadata(config.agent, base).to_yaml()}\n---",
         *(ALONE if config.env == "none" else ASKING),
+        USE,
         f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
         markdown_table(["", ""], [list(pair) for pair in settings.items()], left=2),
         "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
         "## Training (sampled games)\n\n" + _table(shown, CURVES),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _hub_metadata(agent: str, base: Path) -> ModelCardData:
+    """What the Hub reads: the base model if it is from the Hub, and its licence if its card names one."""
+    metadata = ModelCardData(
+        library_name="transformers", pipeline_tag="text-generation", tags=["prompt-r1", "grpo"]
+    )
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", agent) and not Path(agent).exists():
+        metadata.base_model = agent
+    with suppress(OSError, ValueError, YAMLError):  # no card, or one that cannot be read
+        licence = ModelCard.load(base / "README.md", ignore_metadata_errors=True).data.license
+        if isinstance(licence, str):
+            metadata.license = licence
+    return metadata
 
 
 def _table(lines: Sequence[dict[str, float]], columns: dict[str, str]) -> str:

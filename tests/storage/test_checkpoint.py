@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.policy import load_policy, load_tokenizer
@@ -20,7 +21,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
-from prompt_r1.storage.export import export_agent, exported_step
+from prompt_r1.storage.export import export_agent, exported_step, model_card
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK
@@ -527,6 +528,26 @@ def test_the_model_card_shows_settings_and_curves_but_no_secret(exported):
     assert "| 1 | 0.75 |" in card and "| 1 | 0.5 |" in card
     assert "secret" not in card and str(exported) not in card
     assert exported_step(exported) == 1
+
+
+@pytest.mark.parametrize(
+    ("readme", "licence"),
+    [
+        ("---\nlicense: apache-2.0\n---\n# Base", "apache-2.0"),
+        ("---\nlicense: [a, b]\n---\n", None),
+        ("---\nlicense: {\n---\n", None),
+        ("# Base", None),
+        (None, None),
+    ],
+)
+def test_the_model_card_names_the_base_model_and_its_licence_for_the_hub(tmp_path, readme, licence):
+    if readme is not None:
+        (tmp_path / "README.md").write_text(readme)
+    card = ModelCard(model_card(replace(CONFIG, agent="Qwen/Qwen3-4B"), LINES, tmp_path))
+    assert card.data.base_model == "Qwen/Qwen3-4B" and card.data.license == licence
+    assert (
+        ModelCard(model_card(replace(CONFIG, agent=str(tmp_path)), LINES, tmp_path)).data.base_model is None
+    )
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
