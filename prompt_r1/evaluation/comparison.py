@@ -2,8 +2,8 @@
 
 Pairs are formed by question, for each dataset and pooled over all of them with equal weights: the mean
 difference with a bootstrap interval (10,000 resamples), an exact McNemar test if all scores are 0 or 1, else
-a sign-flip test, and Holm's correction over the datasets. A difference below the smallest that this number of
-questions detects with 80 % power is marked.
+a sign-flip test, and Holm's correction over the datasets. The pooled test weights the questions as the pooled
+difference does: with datasets of different sizes it is a sign-flip test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ from prompt_r1.metrics.statistics import (
     mcnemar,
     paired_bootstrap,
     sign_flip,
-    smallest_detectable,
 )
 from prompt_r1.types import Question
 
@@ -46,7 +45,6 @@ class Comparison:
     test: str
     p: float
     p_holm: float | None  # corrected over the datasets; None for the pooled comparison
-    detectable: float  # smallest true difference that n questions detect with 80 % power
 
     @property
     def difference(self) -> float:
@@ -54,12 +52,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the corrected p value and the smallest detectable difference say."""
-        p = self.p if self.p_holm is None else self.p_holm
-        detectable = abs(self.difference) >= self.detectable
-        if p < 0.05:
-            return "significant" if detectable else "significant (effect size uncertain)"
-        return "not significant" if detectable else "n too small"
+        """Whether the difference is significant; otherwise how large a difference the interval excludes."""
+        if (self.p if self.p_holm is None else self.p_holm) < 0.05:
+            return "significant"
+        largest = min(1.0, max(abs(self.low), abs(self.high)))
+        return f"no difference beyond ±{100 * largest:.1f} shown"
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ def _compare(name: str, metric: str, pairs: Mapping[str, _Pairs]) -> Comparison:
     else:
         interval = paired_bootstrap(weighted_1, weighted_2)
         low, high = interval.low, interval.high
-    binary = bool(np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all())
+    binary = bool(np.isin([weighted_1, weighted_2], (0, 1)).all())
     return Comparison(
         name,
         metric,
@@ -167,9 +164,8 @@ def _compare(name: str, metric: str, pairs: Mapping[str, _Pairs]) -> Comparison:
         low=low,
         high=high,
         test="McNemar" if binary else "sign flip",
-        p=mcnemar(first, second) if binary else sign_flip(weighted_1, weighted_2),
+        p=(mcnemar if binary else sign_flip)(weighted_1, weighted_2),
         p_holm=None,
-        detectable=smallest_detectable(n, float(np.square(weighted_1 - weighted_2).mean())),
     )
 
 
@@ -178,7 +174,7 @@ def comparison_table(
 ) -> str:
     """A Markdown table with a row for each comparison; rates in percent."""
     header = [row_heading, "metric", "n", first, second, "difference [95 %]", "test", "p", "p (Holm)"]
-    header += ["detectable", "verdict"]
+    header.append("verdict")
     rows = []
     for one in comparisons:
         interval = f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
@@ -193,7 +189,6 @@ def comparison_table(
                 one.test,
                 _p_text(one.p),
                 "" if one.p_holm is None else _p_text(one.p_holm),
-                f"{100 * one.detectable:.1f}",
                 one.verdict,
             ]
         )

@@ -151,18 +151,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_detectable(n: int, discordance: float, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The smallest true difference that a paired two-sided test on n questions detects with this power.
-
-    Normal approximation: (z(1 - alpha/2) + z(power)) * sqrt(discordance / n). `discordance` is the mean of
-    (a - b)²: for scores of 0 and 1, the share of questions on which they differ. It counts as at least 1 / n,
-    because n questions cannot tell a smaller share from 0.
-    """
-    assert n > 0 and discordance >= 0, f"discordance {discordance} of {n} questions"
-    z = _normal_quantile(1 - alpha) + NormalDist().inv_cdf(power)
-    return z * math.sqrt(max(discordance, 1 / n) / n)
-
-
 def _floats(values: ArrayLike) -> Floats:
     numbers = np.asarray(values, dtype=np.float64)
     assert numbers.ndim == 1 and len(numbers), f"expected one value per question, not shape {numbers.shape}"

@@ -102,7 +102,8 @@ class _Scale:
         return round(LEFT + PADDING + value / self.highest * (PLOT_WIDTH - 2 * PADDING), 1)
 
     def y(self, value: float) -> float:
-        return round(HEIGHT - BOTTOM - float(value) * (HEIGHT - TOP - BOTTOM), 1)
+        value = min(max(float(value), 0.0), 1.0)  # intervals may be wider
+        return round(HEIGHT - BOTTOM - value * (HEIGHT - TOP - BOTTOM), 1)
 
 
 def _text(text: str) -> str:
