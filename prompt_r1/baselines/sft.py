@@ -34,6 +34,7 @@ from prompt_r1.config.fields import check_ranges
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.named import find_questions
+from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -43,6 +44,7 @@ from prompt_r1.storage.export import export_agent, exported_step
 from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")
+QUESTIONS_FILE = "questions.sha256"  # a digest of the training questions
 
 
 def main(arguments: list[str]) -> None:
@@ -94,7 +96,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
 def _make_folder(out: Path) -> None:
     """Make the folder of the result. Raises UsageError for a folder with files of another program."""
     agent = out / "agent"
-    ours = {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
+    ours = {"metrics.jsonl", QUESTIONS_FILE, "agent", ".agent.tmp", ".agent.old"}
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in out.iterdir()}
@@ -199,7 +201,7 @@ def fine_tuned_method(load: Callable[[], Agent], temperature: float) -> AgentMet
 
 
 class FineTuned:
-    """Fine-tunes an agent into a folder, unless it holds one with the same settings; then lets it answer."""
+    """Fine-tunes an agent into a folder, unless it holds one of the same settings and questions; then answers."""
 
     def __init__(
         self, config: SftConfig, folder: Path, *, load: Callable[[AgentSpec], Agent], temperature: float
@@ -212,8 +214,12 @@ class FineTuned:
         self._method = fine_tuned_method(partial(load, spec), temperature)
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        if trained_config(self._folder / "agent") != one_turn_config(self._config):
+        file, digest = self._folder / QUESTIONS_FILE, QuestionSampler(train, seed=0).digest if train else ""
+        same_questions = file.is_file() and file.read_text("utf-8", errors="replace") == digest
+        if not same_questions or trained_config(self._folder / "agent") != one_turn_config(self._config):
+            file.unlink(missing_ok=True)
             fine_tune(train, self._config, self._folder, quiet=False)
+            file.write_text(digest, "utf-8")
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         return await self._method.answer(question, sample=sample, seed=seed)

@@ -42,7 +42,11 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(
-        0.0, "temperature of the agent; 0: greedy", range=NOT_NEGATIVE, identifies=True
+        0.0,
+        "temperature of the agent; 0: greedy",
+        range=NOT_NEGATIVE,
+        identifies=True,
+        methods=("self-consistency", "sft", "grpo-only", "untrained", "agent-only", "prompt-r1"),
     )
     device: str = setting("auto", "auto, cpu or cuda")
     kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)

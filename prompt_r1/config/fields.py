@@ -33,6 +33,7 @@ def setting(
     choices: tuple[str, ...] = (),
     everyday: bool = False,
     identifies: bool = False,
+    methods: tuple[str, ...] | None = None,
     group: str = "",
 ) -> Any:
     """A field of a config: its default, its line in the help, and the values it takes.
@@ -40,6 +41,7 @@ def setting(
     `everyday` settings are shown by --help, the others only by --help-all, where `group` is the heading of
     this field and those that follow it. `identifies` marks a setting that defines the experiment: a resumed
     run must have the same value, and the answers of an evaluation are reused only with the same value.
+    `methods` are those compared methods whose answers depend on this field (None: all, if it `identifies`).
     """
     metadata = {
         "help": help,
@@ -47,6 +49,7 @@ def setting(
         "choices": choices,
         "everyday": everyday,
         "identifies": identifies,
+        "methods": methods,
         "group": group,
     }
     return field(default=default, metadata=metadata)

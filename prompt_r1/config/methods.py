@@ -18,11 +18,15 @@ METHODS = (
     "agent-only",
     "prompt-r1",
 )
+SEARCHES = ("opro", "textgrad", "gepa")  # for a better prompt
 
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Settings of the methods that evaluate.py compares; the defaults are those of their authors."""
+    """Settings of the methods that evaluate.py compares; the defaults are those of their authors.
+
+    A setting whose name begins with a method's affects only its answers.
+    """
 
     answer_format: str = setting(
         "auto",
@@ -30,20 +34,36 @@ class MethodConfig:
         "tags, except in the mini world",
         choices=("auto", "tags", "only"),
         group="compared methods",
+        methods=("direct", "cot", "cot-few-shot", "self-consistency", *SEARCHES),
     )
-    train_data: tuple[str, ...] = setting((), "training questions (mini, if --data is the mini world)")
-    val_data: tuple[str, ...] = setting((), "validation questions (mini, if --data is the mini world)")
-    shots: int = setting(4, "examples of cot-few-shot", range=POSITIVE)
+    train_data: tuple[str, ...] = setting(
+        (),
+        "training questions (mini, if --data is the mini world)",
+        methods=("cot-few-shot", *SEARCHES, "sft"),
+    )
+    val_data: tuple[str, ...] = setting(
+        (),
+        "validation questions (mini, if --data is the mini world)",
+        methods=("self-consistency", *SEARCHES),
+    )
+    shots: int = setting(4, "examples of cot-few-shot", range=POSITIVE, methods=("cot-few-shot",))
     samples: int = setting(
-        0, "calls of self-consistency; 0: the mean number of the agent's calls", range=NOT_NEGATIVE
+        0,
+        "calls of self-consistency; 0: the mean number of the agent's calls",
+        range=NOT_NEGATIVE,
+        methods=("self-consistency",),
     )
     optimizer_env: str = setting(
-        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
+        "",
+        "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)",
+        methods=SEARCHES,
     )
     optimizer_args: str = setting(
-        "", "fields of its requests, as JSON (the authors' temperature, max_tokens)"
+        "", "fields of its requests, as JSON (the authors' temperature, max_tokens)", methods=SEARCHES
     )
-    optimizer_price: tuple[str, ...] = setting((), "IN,OUT in dollars per million tokens (--env-price)")
+    optimizer_price: tuple[str, ...] = setting(
+        (), "IN,OUT in dollars per million tokens (--env-price)", methods=()
+    )
     method_args: str = setting(
         "",
         'request fields by method, as JSON, in place of those of its authors: {"cot": {"temperature": 0.5}}',
@@ -52,17 +72,24 @@ class MethodConfig:
         "dataset",
         "what a prompt is searched for: each dataset, or the mixture of all",
         choices=("dataset", "mixture"),
+        methods=SEARCHES,
     )
     optimize_calls: int = setting(
-        0, "budget of each prompt search, in calls of both models; 0: the authors'", range=NOT_NEGATIVE
+        0,
+        "budget of each prompt search, in calls of both models; 0: the authors'",
+        range=NOT_NEGATIVE,
+        methods=SEARCHES,
     )
     optimize_val: int = setting(
         50,
         "validation questions of textgrad and gepa; 0: textgrad without validation",
         range=NOT_NEGATIVE,
+        methods=("textgrad", "gepa"),
     )
     seed_prompt: str = setting(
-        "Answer the question as well as you can.", "system message that a prompt search starts from"
+        "Answer the question as well as you can.",
+        "system message that a prompt search starts from",
+        methods=SEARCHES,
     )
     opro_steps: int = setting(200, "most steps", range=POSITIVE)
     opro_per_step: int = setting(8, "new instructions per step", range=POSITIVE)
@@ -80,7 +107,7 @@ class MethodConfig:
     gepa_calls: int = setting(150, "calls of the environment before the last iteration", range=NOT_NEGATIVE)
     sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")
     sft_lr: float = setting(1e-4, "learning rate of sft", range=LEARNING_RATE)
-    grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`")
+    grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`", methods=())
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.methods import METHODS, MethodConfig
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
 
@@ -19,8 +19,15 @@ DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
 WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", "prompt-r1")
 LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft")  # from training questions
-GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by the settings of MethodConfig
+GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by other methods' settings
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
+AGENT_FILES = (
+    "*.safetensors",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 NO_AGENT = AgentSpec("", TrainConfig(), "")
 
 
@@ -141,11 +148,13 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
 
 
 def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
-    """A digest of everything that affects an answer, so that answers of other settings are not reused."""
+    """A digest of everything that affects an answer, so that answers of other settings are not reused.
+
+    Files and folders count by their contents.
+    """
     values: dict[str, object] = {"system": asdict(system), "seed": seed}
-    values |= identifying_values(config)
-    if system.method not in GAMES:
-        values |= {f.name: getattr(config, f.name) for f in fields(MethodConfig)}
+    values |= {f.name: _value_for(system, f.name, config) for f in fields(config) if _affects(system, f)}
+    values["environment weights"] = _local_weights(system.environment)
     if agent is not NO_AGENT and system.method in (*WITH_AGENT, "self-consistency"):
         own = system.method in ("agent-only", "prompt-r1", "self-consistency")
         values["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
@@ -153,11 +162,46 @@ def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _affects(system: System, setting: Field[object]) -> bool:
+    """Whether a setting affects the answers of a system."""
+    method, methods = system.method, setting.metadata["methods"]
+    if methods is not None:
+        return method in methods
+    prefix = setting.name.partition("_")[0]
+    if prefix in METHODS:
+        return method == prefix
+    if setting.name in MethodConfig.__dataclass_fields__:
+        return method not in GAMES
+    return setting.metadata["identifies"] and bool(system.environment)  # a setting of its requests
+
+
+def _value_for(system: System, name: str, config: EvaluateConfig) -> object:
+    """The value of a setting, as far as it concerns a system: files by their contents."""
+    value = getattr(config, name)
+    match name:
+        case "train_data" | "val_data":
+            return [digest_of(file) for file in value]
+        case "optimizer_env":
+            return [value, _local_weights(value)]
+        case "method_args":
+            fields_by_method = parse_json_object(value, flag="--method-args", example='{"cot": {}}')
+            return fields_by_method.get(system.method)
+    return value
+
+
+def _local_weights(spec: str) -> list[str]:
+    """Digests of the models in this process that an environment consists of."""
+    names = [part.strip() for part in spec.split(",")]
+    return [digest_of(name.removeprefix("hf:")) for name in names if name.startswith("hf:")]
+
+
 @cache
 def digest_of(path: str | Path) -> str:
-    """A digest of an agent's weight files; of its name if it is on a hub."""
-    digest = hashlib.sha256(b"" if Path(path).is_dir() else str(path).encode())
-    for file in sorted(Path(path).glob("*.safetensors")):
+    """A digest of a file, or of an agent's weights, tokenizer and config; of any other name itself."""
+    path = Path(path)
+    digest = hashlib.sha256(b"" if path.exists() else str(path).encode())
+    files = [path] if path.is_file() else [file for name in AGENT_FILES for file in sorted(path.glob(name))]
+    for file in files:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]

@@ -173,17 +173,18 @@ def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_method_sft_fine_tunes_only_once_with_the_same_settings(tmp_path):
+def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_questions(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
 
-    def prepared(lr: float) -> float:
+    def prepared(lr: float, count: int = 2) -> float:
         sft = method("sft", pool(PricedSource(str)), agent=start, folder=tmp_path / "out", sft_lr=lr)
-        asyncio.run(sft.prepare(QUESTIONS[:2], []))
+        asyncio.run(sft.prepare(QUESTIONS[:count], []))
         return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
 
     first = prepared(1e-3)
     assert prepared(1e-3) == first
-    assert prepared(2e-3) > first
+    second = prepared(2e-3)
+    assert prepared(2e-3, count=1) > second > first
 
 
 @pytest.mark.parametrize(

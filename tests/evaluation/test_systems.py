@@ -8,9 +8,10 @@ import pytest
 import evaluate
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import choose_systems, digest_of
+from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, choose_systems, digest_of
 
 
 @pytest.fixture
@@ -23,9 +24,15 @@ def agents(tmp_path) -> dict[str, AgentSpec]:
     return {f"runs/{name}": AgentSpec(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
 
-def settings_of(agents: dict[str, AgentSpec], *, seed: int = 0, **settings: object) -> dict[str, str]:
+def settings_of(
+    agents: dict[str, AgentSpec],
+    *,
+    methods: tuple[str, ...] = ("direct", "opro", "prompt-r1"),
+    seed: int = 0,
+    **settings: object,
+) -> dict[str, str]:
     """The digest of each method with the first agent."""
-    config = EvaluateConfig(method=("direct", "opro", "prompt-r1"), **settings)
+    config = EvaluateConfig(method=methods, **settings)
     first = dict(list(agents.items())[:1])
     return {setup.system.method: setup.setting for setup in choose_systems(config, first, seed)}
 
@@ -44,9 +51,7 @@ def test_by_default_the_environment_is_that_of_the_training(agents):
     assert [setup.system.method for setup in setups] == ["direct", "untrained", "prompt-r1", "prompt-r1"]
 
 
-@pytest.mark.parametrize(
-    "change", [{"temperature": 1.0}, {"env_args": '{"top_p": 0.5}'}, {"route": "uniform"}, {"seed": 1}]
-)
+@pytest.mark.parametrize("change", [{"env_args": '{"top_p": 0.5}'}, {"route": "uniform"}, {"seed": 1}])
 def test_answers_are_not_reused_if_a_setting_that_affects_them_changes(agents, change):
     before, after = settings_of(agents), settings_of(agents, **change)
     assert all(before[method] != after[method] for method in before)
@@ -57,9 +62,57 @@ def test_answers_are_reused_if_another_setting_changes(agents, change):
     assert settings_of(agents) == settings_of(agents, **change)
 
 
-def test_settings_of_the_compared_methods_do_not_affect_games(agents):
-    before, after = settings_of(agents), settings_of(agents, opro_steps=3)
-    assert before["opro"] != after["opro"] and before["prompt-r1"] == after["prompt-r1"]
+AFFECTED = [
+    ({"opro_steps": 3}, "opro"),
+    ({"gepa_batch": 4}, "gepa"),
+    ({"textgrad_epochs": 4}, "textgrad"),
+    ({"shots": 2}, "cot-few-shot"),
+    ({"samples": 9}, "self-consistency"),
+    ({"sft_lr": 1e-3}, "sft"),
+    ({"optimize_val": 20}, "textgrad gepa"),
+    ({"optimizer_env": "other"}, "opro textgrad gepa"),
+    ({"optimizer_price": ("1", "2")}, ""),
+    ({"temperature": 1.0}, "self-consistency sft grpo-only untrained agent-only prompt-r1"),
+    (
+        {"env_args": '{"top_p": 0.5}'},
+        " ".join(method for method in METHODS if method not in WITHOUT_ENVIRONMENT),
+    ),
+    ({"method_args": '{"cot": {"temperature": 0.5}}'}, "cot"),
+    ({"answer_format": "only"}, "direct cot cot-few-shot self-consistency opro textgrad gepa"),
+]
+
+
+@pytest.mark.parametrize(("change", "affected"), AFFECTED)
+def test_a_setting_affects_the_answers_of_its_methods_only(agents, change, affected):
+    """Changing --opro-steps once made `direct` answer and pay again."""
+    before, after = (settings_of(agents, methods=METHODS, **settings) for settings in ({}, change))
+    assert {method for method in METHODS if before[method] != after[method]} == set(affected.split())
+
+
+def test_a_rewritten_training_file_is_not_the_same_setting(agents, tmp_path):
+    """Only the names of the files were compared, so the answers of the old prompt were reused."""
+    file = tmp_path / "train.jsonl"
+    digests = []
+    for content in ("a", "b"):
+        file.write_text(content)
+        digest_of.cache_clear()
+        digests.append(settings_of(agents, methods=METHODS, train_data=(str(file),)))
+    changed = {method for method in METHODS if digests[0][method] != digests[1][method]}
+    assert changed == {"cot-few-shot", "opro", "textgrad", "gepa", "sft"}
+
+
+def test_another_tokenizer_or_local_environment_is_not_the_same_setting(agents, tmp_path):
+    environment = tmp_path / "model"
+    environment.mkdir()
+    before = settings_of(agents, env=(f"hf:{environment}",))
+    (environment / "model.safetensors").write_bytes(b"weights")
+    digest_of.cache_clear()
+    after = settings_of(agents, env=(f"hf:{environment}",))
+    assert all(before[method] != after[method] for method in before)
+    (Path(agents["runs/a"].path) / "tokenizer.json").write_text("{}")
+    digest_of.cache_clear()
+    last = settings_of(agents, env=(f"hf:{environment}",))
+    assert last["prompt-r1"] != after["prompt-r1"] and last["direct"] == after["direct"]
 
 
 def test_answers_of_an_agent_are_not_reused_with_other_weights(agents):
@@ -74,3 +127,9 @@ def test_answers_of_an_agent_are_not_reused_with_other_weights(agents):
 def test_a_setting_out_of_range_is_a_usage_error(flag):
     with pytest.raises(UsageError, match=f"{flag} must be above 0, not 0"):
         evaluate.main([flag, "0"])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7"])
+def test_request_fields_that_are_no_json_object_are_a_usage_error(agents, text):
+    with pytest.raises(UsageError, match="--method-args"):
+        settings_of(agents, method_args=text)
