@@ -5,8 +5,9 @@
     R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
             -ε + R_fmt            otherwise: the gate is shut
 
-M_t = 1 for a turn with a non-empty think and a non-empty prompt block, A_p = 1 if an answer can be parsed,
-A_n = 1 if it is not empty, C_f = 1 if the last turn is think, answer and nothing else.
+M_t = 1 for a turn with a non-empty think and a non-empty prompt block to which the environment replied (the
+sum ends at T-1: the prompt of the last turn is never sent), A_p = 1 if an answer can be parsed, A_n = 1 if it
+is not empty, C_f = 1 if the last turn is think, answer and nothing else.
 """
 
 from collections.abc import Sequence
@@ -30,10 +31,13 @@ class Rule:
 
 RULES = {
     # Appendix G. A perfect final turn and two good interactions open the gate. Five good turns without an
-    # answer collect 1.25, all that the game's five turns allow.
-    "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.25),
-    # The released code: one good interaction opens the gate. There, three interactions open it even without
-    # an answer; here such a game stays below any that answers: epsilon - (beta + gamma + delta).
+    # answer collect 1.0: the prompt of the fifth is not sent.
+    "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
+    # The coefficients of the released code: one good interaction opens the gate. There, three interactions
+    # open it even without an answer; here such a game stays below any that answers: epsilon - (beta + gamma +
+    # delta). Turns are read as for "paper". The released code gives alpha only to a turn that is exactly a
+    # think and a prompt block, and nothing for an empty answer; but there the blocks may be empty, and in the
+    # last turn tags may repeat and text may stand between the blocks.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
     # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
     # reached. Scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
@@ -56,14 +60,17 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     R is in [-ε, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
-    actions, answer = [turn.action for turn in trajectory.turns], trajectory.answer
-    interactions = sum(bool(action.think) and bool(action.prompt) for action in actions)  # Σ M_t
-    final_turn_is_complete = answer is not None and actions[-1].clean and bool(actions[-1].think)  # C_f
+    turns, answer = trajectory.turns, trajectory.answer
+    interactions = sum(  # Σ M_t
+        bool(turn.action.think) and bool(turn.action.prompt) and turn.reply is not None for turn in turns
+    )
+    last = turns[-1].action if turns else None
+    complete = answer is not None and last is not None and last.clean and bool(last.think)  # C_f
     terms = FormatTerms(
         interactions=rule.alpha * interactions,
         parsed=rule.beta * (answer is not None),
         filled=rule.gamma * bool(answer),
-        complete=rule.delta * final_turn_is_complete,
+        complete=rule.delta * complete,
     )
     cap = rule.unanswered_cap if answer is None else rule.epsilon
     format_reward = min(cap, terms.sum)

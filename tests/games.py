@@ -24,8 +24,10 @@ WRONG = think("so", answer="Bob")
 
 
 def game_of_turns(*texts: str, stop="answered") -> Trajectory:
-    """A game with these turns of the agent; it has no tokens."""
-    return Trajectory(ANNA, turns=[Turn(text, parse(text), "r") for text in texts], stop=stop)
+    """A game with these turns of the agent, of which the last gets no reply; it has no tokens."""
+    replies = ["r"] * (len(texts) - 1) + [None]
+    turns = [Turn(text, parse(text), reply) for text, reply in zip(texts, replies, strict=False)]
+    return Trajectory(ANNA, turns=turns, stop=stop)
 
 
 def random_game(seed: int, *, stop="answered") -> Trajectory:

@@ -14,10 +14,15 @@ TABLE = [
     ("release", [GOOD, HALF], 1.0, 2 / 3),
     ("release", [GOOD, WRONG], 1.0, 0.0),
     ("release", [GOOD] * 4 + [RIGHT], 1.0, 1.0),
-    ("release", [GOOD], 0.4, -0.6),
+    ("release", [GOOD], 0.0, -1.0),  # the prompt of the last turn is not sent: no interaction
+    ("release", [GOOD] * 2, 0.4, -0.6),
     ("release", [GOOD] * 3, 0.4, -0.6),  # 0.0 in the released code, which opens the gate here
     ("release", [GOOD] * 5, 0.4, -0.6),
     ("release", ["no tags"], 0.0, -1.0),
+    # The released code counts only exact interactions, no empty answer, and more last turns.
+    ("release", ["Hm. " + GOOD + "!", RIGHT], 1.0, 1.0),  # 0.6 there
+    ("release", [GOOD, GOOD, think("so", answer="")], 1.0, 0.0),  # 0.8 there
+    ("release", [GOOD, "<think>so</think> well <answer>Anna Keller</answer>"], 0.9, -0.1),  # 1.0 there
     ("release", [GOOD, "<answer>Anna Keller</answer>"], 0.9, -0.1),  # no think block: incomplete, gate shut
     ("release", [GOOD, think("", answer="Anna Keller")], 0.9, -0.1),
     ("release", [GOOD, RIGHT + " and more"], 0.9, -0.1),
@@ -27,8 +32,9 @@ TABLE = [
     ("paper", [GOOD, RIGHT], 1.25, -0.25),
     ("paper", [GOOD, GOOD, RIGHT], 1.5, 1.0),
     ("paper", [GOOD, GOOD, HALF], 1.5, 2 / 3),
-    ("paper", [GOOD] * 5, 1.25, -0.25),
-    ("paper", [GOOD] * 9, 1.25, -0.25),  # more turns than the paper allows
+    # A bug: five prompts counted as five interactions, though eq. 12 sums to T-1.
+    ("paper", [GOOD] * 5, 1.0, -0.5),
+    ("paper", [GOOD] * 9, 1.0, -0.5),  # more turns than the paper allows
     ("paper", [], 0.0, -1.5),
     # Without an environment: R = -1 + format / 0.6, plus F1 when format is 0.6.
     ("alone", [RIGHT], 1.0, 1.0),
@@ -90,6 +96,6 @@ def test_the_terms_of_the_format_reward_add_up_to_it_below_the_cap():
     below_cap = score(game_of_turns(GOOD, think("so", answer="")), rule=RULES["release"])
     assert below_cap.terms == FormatTerms(interactions=0.4, parsed=0.25, complete=0.1)
     assert not below_cap.gate_is_open
-    unanswered = score(game_of_turns(*[GOOD] * 3), rule=RULES["release"])
+    unanswered = score(game_of_turns(*[GOOD] * 4), rule=RULES["release"])
     assert unanswered.terms.sum == pytest.approx(1.2) and unanswered.format == 0.4
     assert not unanswered.gate_is_open
