@@ -166,7 +166,7 @@ class Session:
         def watch(token: int) -> None:
             sampled.append(token)
             if self._streaming:
-                self._views[0].turn(self._agent.codec.decode(sampled), ended=False)
+                self._views[0].turn(self._agent.codec.turn_text(sampled), ended=False)
 
         temperature = self._config.temperature
         try:
@@ -178,7 +178,7 @@ class Session:
             self._interrupted = True
             completion = Completion(sampled, [0.0] * len(sampled), finished=False)
         for view in self._views:
-            view.turn(self._agent.codec.decode(completion.tokens), ended=True)
+            view.turn(self._agent.codec.turn_text(completion.tokens), ended=True)
         return completion
 
     async def _ask(self, messages: list[Message], *, session: str) -> str:

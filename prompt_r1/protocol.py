@@ -5,15 +5,13 @@ text from outside (questions, replies) is encoded separately from our own frame 
 instruction, so that it can never become a control token.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, name_of, text_of
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Action, Message
+from prompt_r1.types import Action
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -133,52 +131,36 @@ def _is_clean(text: str, think: str | None, name: str, content: str | None) -> b
     )
 
 
-class UntrustedEncoder:
-    """Encodes text from outside without any added token of the vocabulary (`<think>`, `<|im_end|>`).
-
-    `split_special_tokens=True` is not enough: it keeps added tokens with special=False, such as Qwen3's
-    `<think>`. So the text is cut inside each of their names, and the pieces are encoded one by one.
-    """
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.tokenizer = tokenizer
-        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-        names = "|".join(re.escape(name) for name in added if len(name) > 1)
-        # A lookahead finds overlapping names too; (?!) matches nowhere.
-        self._control = re.compile(f"(?={names})" if names else "(?!)")
-
-    def __call__(self, text: str) -> list[int]:
-        # Lone surrogates cannot be encoded as UTF-8; they become "?".
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
-        pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
-        return [t for piece in pieces for t in self.tokenizer(piece, add_special_tokens=False)["input_ids"]]
-
-
 class Codec:
-    """Between text and tokens of one turn, for any Hugging Face tokenizer with a ChatML-like chat template.
+    """Between text and tokens of one turn, for any Hugging Face tokenizer whose chat template has a frame.
 
     Only new text is ever encoded. Our own frame (roles, tags, instruction) may use control tokens; text from
     outside goes through `encode_untrusted`.
 
-    Raises UsageError if the tokenizer's chat template cannot be used.
+    Raises UsageError if the tokenizer or its chat template cannot be used.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", instruction: str, frame: Frame | None = None
+    ) -> None:
+        """`frame` is the one that a run has kept; None: render the chat template now."""
         self.tokenizer = tokenizer
-        frame = _frame_of(tokenizer)
-        self._generation = frame.generation
-        turn_end, *to_user = self._encode(frame.between)
-        self.turn_end: int = turn_end
-        self.stop_ids: frozenset[int] = frozenset({turn_end, tokenizer.eos_token_id} - {None})
-        self._opening_head = self._encode(frame.before_user + "Question:")
-        self._reply_head = to_user + self._encode("<interaction_response>")
-        self._encoder = UntrustedEncoder(tokenizer)
+        self.frame = frame or frame_of(tokenizer, f"Question: Who?\n{instruction}")
+        self._generation = self.frame.generation
+        self._encoder = PieceEncoder(tokenizer)
+        between = self._encode(self.frame.between + "<interaction_response>")
+        end = _turn_end_in(between, tokenizer)
+        self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
+        self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
+        # Blanks before the end token belong to the frame: they close a message that the agent left open.
+        self._close, self._reply_head = between[: end + 1], between[end + 1 :]
+        self._opening_head = self._encoder.start(self.frame.before_user + "Question:")
         # The games of a question share its text, and often the replies.
-        self._cached_encoder = lru_cache(maxsize=256)(self._encoder)
+        self._cached_encoder = lru_cache(maxsize=256)(self._encoder.untrusted)
         # The instruction is long, and there are only two notes: none, and LAST_TURN.
         self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
         self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
+        self._compare_with_template(instruction)
 
     def opening(self, question: str, *, note: str = "") -> list[int]:
         """The tokens of the first user message, with question and instruction, up to the agent's turn."""
@@ -191,7 +173,7 @@ class Codec:
         A reply of more than `max_tokens` tokens (0: no limit) is cut and marked. `note` is a sentence of ours
         below the reply.
         """
-        close = [] if after == self.turn_end else [self.turn_end]
+        close = [] if after == self.turn_end else self._close
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
         content = self._encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
@@ -200,7 +182,7 @@ class Codec:
 
     def encode_untrusted(self, text: str) -> list[int]:
         """The tokens of text from outside, none of them an added token of the vocabulary."""
-        return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder(text)
+        return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
 
     def _encode_beginning(self, text: str, max_tokens: int) -> list[int]:
         """Tokens of a text: all, or of a long one more than `max_tokens`, of which that many are exact.
@@ -231,57 +213,53 @@ class Codec:
         stopped = bool(tokens) and tokens[-1] in self.stop_ids
         return text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
 
+    def turn_text(self, tokens: Sequence[int]) -> str:
+        """The text of one turn as `parse` reads it: with the <think> that the template has opened for it."""
+        return self.frame.opened + self.decode(tokens)
+
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        return self._encoder.trusted(text)
+
+    def _compare_with_template(self, instruction: str) -> None:
+        """Raise UsageError if an opening and a next turn do not decode to what the template writes."""
+        frame, turn = self.frame, "I ask Anna."  # the agent's: only what stands around it is compared
+        opening, said = self.opening("Who?"), self._encode(turn)
+        dialogue = opening + said + self.reply("Bob.", after=said[-1])
+        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
+        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
+
+        def decoded(tokens: list[int]) -> str:
+            return text_of(self.tokenizer, tokens)
+
+        next_turn = decoded(dialogue).rpartition(turn)[2]
+        if (
+            decoded(opening) != decoded(self._encoder.start(first))
+            or next_turn != decoded(self._encoder.start(first + turn + second)).rpartition(turn)[2]
+        ):
+            raise UsageError(
+                f"{name_of(self.tokenizer)} encodes a text in pieces otherwise than as a whole: not supported"
+            )
 
 
-def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    """The text of a row of tokens exactly as it stands, control tokens included."""
-    text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert isinstance(text, str), "several texts from one row of tokens"
-    return text
+def _turn_end_in(between: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> int:
+    """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
 
+    It is the first control token after nothing but blanks, else eos: what the template writes there may be
+    plain text, as in "### User:", and then the agent can only end its turn with eos.
 
-def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
-    """A dialogue in the chat template, up to the assistant's next turn."""
-    dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
-    text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str), "several texts from one dialogue"
-    return text
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """The text that a chat template writes around messages."""
-
-    before_user: str  # before the first user message
-    between: str  # from the end of an assistant message to the next user message
-    generation: str  # from the end of a user message to the assistant's turn
-
-
-def _frame_of(tokenizer: "PreTrainedTokenizerBase") -> _Frame:
-    """Find the frame by rendering marked messages. Raises UsageError for a template that has none."""
-    where = f"the tokenizer {tokenizer.name_or_path!r}"
-    if not tokenizer.chat_template:
+    Raises UsageError for a tokenizer that has no such token.
+    """
+    added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
+    starts = {tokenizer.bos_token_id} - {eos}
+    for position, token in enumerate(between):
+        name = added[token].content if token in added else ""
+        if token == eos or (name.strip() and name not in TAGS and token not in starts):
+            return position
+        if text_of(tokenizer, [token]).strip():
+            break
+    if eos is None:
         raise UsageError(
-            f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
+            f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
+            "no eos token: not supported"
         )
-    marks = ["\u2402first\u2402", "\u2402second\u2402", "\u2402third\u2402"]
-    messages: list[Message] = [
-        {"role": "user", "content": marks[0]},
-        {"role": "assistant", "content": marks[1]},
-        {"role": "user", "content": marks[2]},
-    ]
-    opening, dialogue = render(tokenizer, messages[:1]), render(tokenizer, messages)
-    positions = [dialogue.find(mark) for mark in marks]
-    if min(positions) < 0 or positions != sorted(positions) or opening.count(marks[0]) != 1:
-        raise UsageError(
-            f"the chat template of {where} does not keep the messages' texts in order: not supported"
-        )
-    before_user, generation = opening.split(marks[0])
-    between = dialogue[positions[1] + len(marks[1]) : positions[2]]
-    if not dialogue.endswith(marks[2] + generation) or not dialogue.startswith(before_user):
-        raise UsageError(
-            f"the chat template of {where} changes earlier messages when new ones come: not supported"
-        )
-    return _Frame(before_user, between, generation)
+    return list(between).index(eos) if eos in between else -1

@@ -31,7 +31,7 @@ async def play(
         max_new = min(settings.max_new, room)
         completion = await generate(trajectory.tokens, max_new=max_new, seed=f"{seed}/{number}")
         trajectory.add_sampled(completion)
-        text = codec.decode(completion.tokens)
+        text = codec.turn_text(completion.tokens)
         action = parse(text)
         if not action.prompt or number == settings.max_turns:
             trajectory.turns.append(Turn(text, action, reply=None))

@@ -71,7 +71,7 @@ class Completion:
 class Turn:
     """One turn of the agent and the environment's reply."""
 
-    text: str  # the agent's own text, without the stop token
+    text: str  # the agent's own, after a <think> that its chat template opens; without the stop token
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed
     latency: float = 0.0  # seconds until the environment replied

@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 # Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
 ROOMS = (
-    "errors", "types", "terminal", "metrics", "protocol", "rollout", "reward", "grpo",
+    "errors", "types", "terminal", "metrics", "chat_template", "protocol", "rollout", "reward", "grpo",
     "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
     "report", "storage", "evaluation", "training", "baselines", "studies",
 )  # fmt: skip

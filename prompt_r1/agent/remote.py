@@ -13,10 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from prompt_r1.chat_template import text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
 from prompt_r1.errors import FatalEnvError, Resumable
-from prompt_r1.protocol import Codec, text_of
+from prompt_r1.protocol import Codec
 from prompt_r1.types import Completion
 
 Prompts = Literal["tokens", "text"]

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM, UntrustedEncoder, render
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
@@ -55,7 +55,8 @@ class LocalEnvironment:
         self._accepts_system = self._can_render(
             [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
         )
-        self._encode_untrusted = UntrustedEncoder(tokenizer)
+        self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
+        self._encoder = PieceEncoder(tokenizer)
         self._stop_ids = stop_ids(policy, tokenizer)
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
         self._max_tokens = max_tokens
@@ -79,7 +80,7 @@ class LocalEnvironment:
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
-        reasoning, text = split_reasoning(written)
+        reasoning, text = split_reasoning(self._opened + written)
         label = ""
         if not text:
             label = "empty" if completion.finished else "length"
@@ -107,8 +108,9 @@ class LocalEnvironment:
         tokens: list[int] = []
         for message, placeholder in zip(messages, placeholders, strict=True):
             frame, _, rest = rest.partition(placeholder)
-            tokens += self._encode_frame(frame) + self._encode_untrusted(message["content"])
-        return tokens + self._encode_frame(rest)
+            tokens += self._encoder.trusted(frame) if tokens else self._encoder.start(frame)
+            tokens += self._encoder.untrusted(message["content"])
+        return tokens + self._encoder.trusted(rest)
 
     async def check(self) -> None:
         pass
@@ -119,12 +121,9 @@ class LocalEnvironment:
     def _can_render(self, messages: list[Message]) -> bool:
         try:
             text = render(self._tokenizer, messages)
-        except TemplateError:  # Gemma's, for example, has no system role
+        except UsageError:  # Gemma's, for example, has no system role
             return False
         return all(message["content"] in text for message in messages)
-
-    def _encode_frame(self, frame: str) -> list[int]:
-        return self._tokenizer(frame, add_special_tokens=False)["input_ids"] if frame else []
 
 
 def split_reasoning(written: str) -> tuple[str, str]:

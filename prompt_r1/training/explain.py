@@ -13,10 +13,11 @@ import torch
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
+from prompt_r1.chat_template import text_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks
 from prompt_r1.grpo import group_advantages, grpo_loss
-from prompt_r1.protocol import Codec, parse, text_of
+from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.terminal import printable

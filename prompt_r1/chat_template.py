@@ -1,0 +1,161 @@
+"""What a chat template writes around messages, and how text inside a dialogue is encoded.
+
+The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
+are encoded apart and appended, and together they decode to what the template writes.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Message
+
+if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The text that a chat template writes around messages."""
+
+    before_user: str  # before the first user message
+    between: str  # from the end of an assistant message to the next user message
+    generation: str  # from the end of a user message to the assistant's turn
+
+    @property
+    def opened(self) -> str:
+        """The end of the generation prompt, from a <think> that it leaves open; "" if it opens none.
+
+        DeepSeek-R1's distilled models, Qwen3-Thinking and others begin every turn of the assistant so.
+        """
+        return opened_think(self.generation)
+
+
+def opened_think(text: str) -> str:
+    """The end of a text from a <think> that it leaves open; "" if it opens none."""
+    start = text.rfind("<think>")
+    return text[start:] if start > text.rfind("</think>") else ""
+
+
+def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
+    """A dialogue in the chat template, up to the assistant's next turn.
+
+    Raises UsageError for a template that fails on it.
+    """
+    dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of its own: anything can go wrong in it
+        reason = " ".join(str(error).split()) or type(error).__name__
+        roles = ", ".join(message["role"] for message in messages)
+        needed = _needs_tools(tokenizer, dialogue)
+        raise UsageError(
+            f"the chat template of {name_of(tokenizer)} cannot render a dialogue of {roles} ({reason})"
+            f"{'; it needs a list of tools' if needed else ''}: give the model another chat_template.jinja, "
+            "or use another model"
+        ) from None
+    assert isinstance(text, str), "several texts from one dialogue"
+    return text
+
+
+def _needs_tools(tokenizer: "PreTrainedTokenizerBase", dialogue: list[dict[str, str]]) -> bool:
+    """Whether a template that has failed works with an empty list of tools."""
+    try:
+        tokenizer.apply_chat_template(dialogue, tools=[], tokenize=False, add_generation_prompt=True)
+    except Exception:  # it fails for another reason
+        return False
+    return True
+
+
+def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """How error messages name a tokenizer."""
+    return f"the tokenizer {tokenizer.name_or_path!r}"
+
+
+def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
+    """Find the frame by rendering marked messages, and compare it with the rendered `first_message`.
+
+    Raises UsageError for a template without a frame.
+    """
+    where = name_of(tokenizer)
+    if not tokenizer.chat_template:
+        raise UsageError(
+            f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
+        )
+    marks = ["\u2402first\u2402", "\u2402second\u2402", "\u2402third\u2402"]
+    messages: list[Message] = [
+        {"role": "user", "content": marks[0]},
+        {"role": "assistant", "content": marks[1]},
+        {"role": "user", "content": marks[2]},
+    ]
+    opening, dialogue = render(tokenizer, messages[:1]), render(tokenizer, messages)
+    positions = [dialogue.find(mark) for mark in marks]
+    if min(positions) < 0 or positions != sorted(positions) or opening.count(marks[0]) != 1:
+        raise UsageError(
+            f"the chat template of {where} does not keep the messages' texts in order: not supported"
+        )
+    before_user, generation = opening.split(marks[0])
+    between = dialogue[positions[1] + len(marks[1]) : positions[2]]
+    if not dialogue.endswith(marks[2] + generation) or not dialogue.startswith(before_user):
+        raise UsageError(
+            f"the chat template of {where} changes earlier messages when new ones come: not supported"
+        )
+    rendered = render(tokenizer, [{"role": "user", "content": first_message}])
+    if rendered != before_user + first_message + generation:
+        raise UsageError(f"the chat template of {where} changes the text of the first message: not supported")
+    return Frame(before_user, between, generation)
+
+
+def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
+    """The text of a row of tokens as it stands, control tokens included.
+
+    Tokenizers of the sentencepiece kind leave out one blank at its beginning.
+    """
+    text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str), "several texts from one row of tokens"
+    return text
+
+
+class PieceEncoder:
+    """Encodes the pieces of a dialogue one by one; the joined tokens decode to the joined pieces.
+
+    Tokenizers of the sentencepiece kind write a blank before every text. There a piece that continues a
+    dialogue is encoded behind a control character, whose tokens are then removed.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        names = "|".join(re.escape(name) for name in added if len(name) > 1)
+        # A lookahead finds overlapping names too; (?!) matches nowhere.
+        self._control = re.compile(f"(?={names})" if names else "(?!)")
+        joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
+        self._guard = "" if joined == text_of(tokenizer, self.start("abab")) else "\x01"
+        self._guard_tokens = self.start(self._guard)
+
+    def start(self, text: str) -> list[int]:
+        """The tokens of trusted text at the start of a dialogue."""
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    def trusted(self, text: str) -> list[int]:
+        """The tokens of trusted text that continues a dialogue. It may hold control tokens."""
+        if not text:
+            return []
+        tokens, guard = self.start(self._guard + text), self._guard_tokens
+        assert tokens[: len(guard)] == guard, f"the tokenizer merges {self._guard!r} with {text[:20]!r}"
+        return tokens[len(guard) :]
+
+    def untrusted(self, text: str) -> list[int]:
+        """The tokens of text from outside, without any added token of the vocabulary (<think>, <|im_end|>).
+
+        `split_special_tokens=True` is not enough: it keeps added tokens with special=False, such as Qwen3's
+        <think>. So the text is cut inside each of their names, and the pieces are encoded one by one.
+        """
+        # Lone surrogates cannot be encoded as UTF-8; they become "?".
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
+        pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
+        return [token for piece in pieces for token in self.trusted(piece)]
