@@ -9,6 +9,11 @@ predictions.jsonl in the folder --out. The same command again asks only for miss
 writes the tables anew.
 """
 
+if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+    from prompt_r1.cli.command_line import check_usage, evaluate_config
+
+    check_usage(evaluate_config)
+
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +33,7 @@ from prompt_r1.baselines import (
     preparation_questions,
     request_fields,
 )
-from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.cli.command_line import evaluate_config, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.data.named import sample_questions
@@ -55,7 +60,7 @@ from prompt_r1.types import Question
 
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
-    config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+    config = evaluate_config(arguments)
     similarity = load_similarity(config)  # a missing encoder is reported before any call is made
     if config.compare:
         if len(config.compare) != 2:

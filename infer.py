@@ -8,22 +8,28 @@ By default the agent of the newest mini run plays in its mini world; --agent and
 environment.
 """
 
+if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+    from prompt_r1.cli.command_line import check_usage, infer_config
+
+    check_usage(infer_config)
+
 import asyncio
 import json
 import os
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, open_agent
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.cli.command_line import infer_config, run_program
 from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, total_cost
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.fields import NOT_NEGATIVE, CallConfig, EnvironmentConfig, ServedConfig, setting
+from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.environments.opening import Environments
@@ -34,29 +40,9 @@ from prompt_r1.terminal import has_colours
 from prompt_r1.types import Completion, Message, Question
 
 
-@dataclass(frozen=True)
-class InferConfig(CallConfig, ServedConfig):
-    """Settings of infer.py."""
-
-    question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
-    questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
-    agent: str = setting(
-        "",
-        "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)",
-        everyday=True,
-    )
-    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
-    json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
-    save: str = setting("", "file for the transcript: .jsonl, or any other for text", everyday=True)
-    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(0.0, "of the agent; 0: greedy", range=NOT_NEGATIVE, everyday=True)
-    device: str = setting("auto", "auto, cpu or cuda")
-
-
 def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
-    about = "Ask a question: the agent questions the environment, and answers."
-    config = parse_arguments(InferConfig, "infer.py", about, arguments)
+    config = infer_config(arguments)
     questions = given_questions(question=config.question.strip(), file=config.questions)
     spec = resolve_agent(
         config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts

@@ -8,6 +8,11 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     update    the agent towards what its better games did                           grpo.grpo_loss
 """
 
+if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+    from prompt_r1.cli.command_line import check_usage, train_config
+
+    check_usage(train_config)
+
 from collections.abc import Sequence
 from functools import partial
 

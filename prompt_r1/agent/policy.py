@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.packed_attention import choose_attention
@@ -212,6 +213,7 @@ def load_policy(
     Raises UsageError if there is no such model, or if its logits are not hidden @ head.
     """
     attention.register()
+    transformers_logging.disable_progress_bar()
     try:
         options = loading_options(path)
         config = AutoConfig.from_pretrained(path, **options)

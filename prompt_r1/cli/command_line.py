@@ -4,22 +4,23 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-import torch
-from transformers.utils import logging as transformers_logging
-
-from prompt_r1.cli.crash_report import crash_report_in
+from prompt_r1.cli.crash_report import crash_report_in, is_out_of_memory
+from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import check_ranges, flag_of, type_name
+from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from prompt_r1.terminal import escape_unprintable_output, printable
 
 Config = TypeVar("Config")
+CONSOLE_COMMAND = "prompt-r1"
 
 
 def run_program(main: Callable[[list[str]], None]) -> NoReturn:
@@ -28,7 +29,6 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; the traceback of a bug is in a file that it names.
     """
-    transformers_logging.disable_progress_bar()
     escape_unprintable_output()
     try:
         with crash_report_in():
@@ -48,7 +48,9 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
     except InternalError as error:
         _exit(1, error)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         first_sentence = str(error).split(". ")[0].strip()
         _exit(
             2,
@@ -59,6 +61,29 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     except KeyboardInterrupt:
         _exit(130, "interrupted; the same command resumes from the last checkpoint")
     sys.exit(0)
+
+
+def check_usage(read: Callable[[list[str]], object]) -> None:
+    """Read the flags of this process, for --help and usage errors. `read` returns them, or raises UsageError.
+
+    A script calls it before its imports of torch and transformers, which take seconds.
+    """
+    escape_unprintable_output()
+    try:
+        read(sys.argv[1:])
+    except UsageError as error:
+        _exit(2, error)
+
+
+def program_name(default: str) -> str:
+    """How this program was called: `prompt-r1 NAME` by the console command, else `default`."""
+    return sys.argv[0] if sys.argv[0].startswith(f"{CONSOLE_COMMAND} ") else default
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: a known name that resembles it, if there is one."""
+    similar = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _exit(code: int, reason: object) -> NoReturn:
@@ -98,6 +123,17 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     return config, name
 
 
+def infer_config(arguments: list[str]) -> InferConfig:
+    """Read the settings of infer.py."""
+    about = "Ask a question: the agent questions the environment, and answers."
+    return parse_arguments(InferConfig, "infer.py", about, arguments)
+
+
+def evaluate_config(arguments: list[str]) -> EvaluateConfig:
+    """Read the settings of evaluate.py."""
+    return parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+
+
 def _without_environment(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     """Set up the game of --env none, except for the flags in `given`.
 
@@ -120,11 +156,19 @@ def parse_arguments(kind: type[Config], program: str, description: str, argument
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        given, unknown = self.parse_known_args(arguments)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            self.error(f"unknown argument {flag}{did_you_mean(flag, self._option_string_actions)}")
+        return given
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the flags\n")
+        self.exit(2, printable(f"{self.prog}: {message}; `{self.prog} --help` lists the flags") + "\n")
 
 
 def _new_parser(program: str, description: str) -> _Parser:
+    program = program_name(program)
     return _Parser(
         program,
         f"{program} [--FLAG VALUE ...]",

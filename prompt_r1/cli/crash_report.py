@@ -10,15 +10,13 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
-import transformers
 
 from prompt_r1.errors import EnvError, FatalEnvError, InternalError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, scrub
 
-FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError, torch.OutOfMemoryError)
+FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError)
 # Errors of the machine, which `run_program` explains, as it does those about a path.
 EXPLAINED = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
@@ -38,6 +36,8 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and (error.filename or error.errno in EXPLAINED):
             raise
+        if is_out_of_memory(error):
+            raise
         report = crash_report(error, sys.argv, os.environ)
         where = (folder and _write(report, folder)) or _write(report, None)
         first_line = scrub_secrets(f"{type(error).__name__}: {error}".splitlines()[0], os.environ)
@@ -47,12 +47,18 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
         ) from None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch ran out of memory. Does not import torch, because `--help` reads this file."""
+    torch = sys.modules.get("torch")  # without it, nobody can have raised its error
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
 def crash_report(error: BaseException, command: list[str], environment: Mapping[str, str]) -> str:
     """Command, versions and traceback, without the secrets of the environment variables."""
     lines = [
         shlex.join(command),
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {platform.platform()}",
+        f"Python {platform.python_version()}, torch {_version('torch')}, "
+        f"transformers {_version('transformers')}, {platform.platform()}",
         "",
         "".join(traceback.format_exception(error)),
     ]
@@ -65,6 +71,13 @@ def scrub_secrets(text: str, environment: Mapping[str, str]) -> str:
         if SECRET_NAME.search(name) and len(value.strip()) >= SHORTEST_SECRET:
             text = scrub(text, value.strip())
     return text
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _write(text: str, folder: Path | None) -> Path | None:

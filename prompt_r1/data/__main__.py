@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.command_line import program_name, run_program
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
@@ -21,7 +21,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def main(arguments: list[str]) -> None:
     """Run one of the commands convert, mix and audit."""
-    parser = argparse.ArgumentParser("python -m prompt_r1.data", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        program_name("python -m prompt_r1.data"), description=__doc__, allow_abbrev=False
+    )
     commands = parser.add_subparsers(required=True, metavar="convert|mix|audit")
     _add_convert(commands)
     _add_mix(commands)

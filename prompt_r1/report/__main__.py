@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.command_line import program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.report.page import GAMES, write_report
 
@@ -11,7 +11,7 @@ from prompt_r1.report.page import GAMES, write_report
 def main(arguments: list[str]) -> None:
     """Write the report from a command line."""
     about = "Write the HTML report of a run, or one that compares two runs."
-    parser = argparse.ArgumentParser("python -m prompt_r1.report", description=about)
+    parser = argparse.ArgumentParser(program_name("python -m prompt_r1.report"), description=about)
     parser.add_argument("run", type=Path, help="run folder, such as runs/mini-seed0")
     parser.add_argument("other", type=Path, nargs="?", help="another run folder, to compare with")
     parser.add_argument(

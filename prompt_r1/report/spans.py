@@ -5,11 +5,10 @@ from functools import lru_cache
 from itertools import groupby
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from prompt_r1.agent.policy import load_tokenizer
+if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 Row = dict[str, Any]
@@ -18,7 +17,7 @@ Row = dict[str, Any]
 class TokenTexts:
     """Decodes the tokens of a run. `known` is False while the run has saved no agent, so no tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         self.known = tokenizer is not None
         self._tokenizer = tokenizer
         self.text = lru_cache(100_000)(self._decode)
@@ -26,6 +25,8 @@ class TokenTexts:
     @classmethod
     def of_run(cls, folder: Path) -> "TokenTexts":
         """Use the tokenizer of the run's agent."""
+        from prompt_r1.agent.policy import load_tokenizer
+
         agent = folder / "agent"
         return cls(load_tokenizer(agent) if (agent / "config.json").exists() else None)
 

@@ -12,24 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from prompt_r1.agent.names import RUNS
-from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.command_line import program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
-from prompt_r1.report.svg import svg
-from prompt_r1.studies.distance import study_distance
-from prompt_r1.studies.runs import find_runs, load_run
-from prompt_r1.studies.study import Study
-from prompt_r1.studies.training import study_training
-from prompt_r1.studies.turns import study_turns
 
 FEW_STEPS = 20
 
 
 def main(arguments: list[str]) -> None:
     """Make the studies from a command line."""
-    parser = argparse.ArgumentParser("python -m prompt_r1.studies", description=__doc__.split("\n\n")[1])
+    name = program_name("python -m prompt_r1.studies")
+    parser = argparse.ArgumentParser(name, description=__doc__.split("\n\n")[1])
     parser.add_argument("run", type=Path, nargs="*", help="run folders (the mini runs under runs/)")
     parser.add_argument("--out", type=Path, default=RUNS / "studies", help="folder of plots and tables")
     parser.add_argument(
@@ -37,6 +30,17 @@ def main(arguments: list[str]) -> None:
     )
     given = parser.parse_args(arguments)
     check_number("--limit", given.limit, POSITIVE)
+
+    # Only here: torch takes seconds to import, and `--help` does without.
+    import torch
+
+    from prompt_r1.report.svg import svg
+    from prompt_r1.studies.distance import study_distance
+    from prompt_r1.studies.runs import find_runs, load_run
+    from prompt_r1.studies.study import Study
+    from prompt_r1.studies.training import study_training
+    from prompt_r1.studies.turns import study_turns
+
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS) or [train_one()]
     runs = [load_run(folder, per_kind=given.limit) for folder in folders]
@@ -59,8 +63,8 @@ def main(arguments: list[str]) -> None:
 
 def train_one() -> Path:
     """Train a short mini run in another process."""
-    script = Path(__file__).parents[2] / "train.py"
-    subprocess.run([sys.executable, str(script), "--steps", str(FEW_STEPS)], check=True)
+    line = [sys.executable, "-m", "prompt_r1", "train", "--steps", str(FEW_STEPS)]
+    subprocess.run(line, check=True)
     return RUNS / "mini-seed0"
 
 

@@ -1,0 +1,24 @@
+"""Settings of infer.py."""
+
+from dataclasses import dataclass
+
+from prompt_r1.config.fields import NOT_NEGATIVE, CallConfig, ServedConfig, setting
+
+
+@dataclass(frozen=True)
+class InferConfig(CallConfig, ServedConfig):
+    """Settings of infer.py."""
+
+    question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
+    questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
+    agent: str = setting(
+        "",
+        "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)",
+        everyday=True,
+    )
+    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
+    json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
+    save: str = setting("", "file for the transcript: .jsonl, or any other for text", everyday=True)
+    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
+    temperature: float = setting(0.0, "of the agent; 0: greedy", range=NOT_NEGATIVE, everyday=True)
+    device: str = setting("auto", "auto, cpu or cuda")

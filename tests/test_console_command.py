@@ -1,0 +1,112 @@
+"""The command `prompt-r1`, and what the programs import before they have read their flags."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import entry_points
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+import prompt_r1
+from prompt_r1.__main__ import PROGRAMS
+from tests.paths import ROOT
+
+SCRIPTS = ["train.py", "infer.py", "evaluate.py"]
+SLOW_IMPORTS = ("torch", "transformers", "pyarrow")
+# Runs a script or module as Python does, and prints which of SLOW_IMPORTS it has imported.
+WATCHER = """
+import runpy, sys
+imported = {imported!r}
+sys.argv = {line!r}
+try:
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+except SystemExit as ended:
+    code = ended.code or 0
+else:
+    code = 0
+print("ended with", code, "imported", [name for name in imported if name in sys.modules])
+"""
+
+
+def start(*line: str) -> subprocess.CompletedProcess[str]:
+    """Run a program and print how it ended, and what it imported."""
+    source = WATCHER.format(imported=SLOW_IMPORTS, line=list(line))
+    return subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+@pytest.mark.parametrize("program", [*SCRIPTS, *(f"prompt_r1 {name}" for name in PROGRAMS), "prompt_r1"])
+def test_help_imports_nothing_slow_and_fits_80_columns(program):
+    """`--help` took 5 s of CPU: every script imported torch before it read its flags."""
+    *text, end = start(*program.split(), "--help").stdout.splitlines()
+    assert end == "ended with 0 imported []"
+    assert len(text) > 5 and max(map(len, text)) <= 80
+    assert text[0].startswith(f"usage: {program.replace('prompt_r1', 'prompt-r1')} ")
+
+
+@pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
+def test_help_all_fits_80_columns(script):
+    text = start(script, "--help-all").stdout.splitlines()
+    assert len(text) > 20 and max(map(len, text)) <= 80
+
+
+WRONG = [
+    ("train.py --stps 3", "train.py: unknown argument --stps; did you mean --steps?; "),
+    ("infer.py --questin=x", "infer.py: unknown argument --questin; did you mean --question?; "),
+    ("evaluate.py --lim 3", "evaluate.py: unknown argument --lim; did you mean --limit?; "),
+    ("train.py --lr -1", "train.py: --lr must be above 0"),
+    ("prompt_r1 trian", "prompt-r1: there is no program 'trian'; did you mean train?"),
+    ("prompt_r1 ask extra", "prompt-r1 ask: unknown argument extra; "),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), WRONG)
+def test_a_usage_error_imports_nothing_slow(line, sentence):
+    """A mistyped flag was reported after 12 s."""
+    done = start(*line.split())
+    assert done.stdout == "ended with 2 imported []\n"
+    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+
+
+def test_the_command_prints_the_version_of_the_package():
+    assert start("prompt_r1", "--version").stdout.startswith(f"prompt-r1 {prompt_r1.__version__}\n")
+
+
+def test_every_program_of_the_command_is_a_file_of_the_checkout():
+    assert [name for name, (path, _) in PROGRAMS.items() if not path.is_file()] == []
+
+
+def test_pyproject_installs_the_command_and_the_three_scripts_inside_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert project["project"]["scripts"] == {"prompt-r1": "prompt_r1.__main__:main"}
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {script: f"prompt_r1/scripts/{script}" for script in SCRIPTS}
+
+
+def test_the_installed_command_is_the_one_of_this_package():
+    commands = [entry for entry in entry_points(group="console_scripts") if entry.name == "prompt-r1"]
+    if not commands:
+        pytest.skip("the package is not installed")
+    assert commands[0].value == "prompt_r1.__main__:main"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_only_the_package_and_the_scripts(tmp_path):
+    """With a folder `runs/` beside it, the package could not be built."""
+    path = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    names = set(zipfile.ZipFile(path).namelist())
+    outside = {name for name in names if not name.startswith(("prompt_r1/", "prompt_r1-"))}
+    assert not outside and not [name for name in names if "test" in name or name.endswith(".pyc")]
+    package = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "prompt_r1").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    scripts = {f"prompt_r1/scripts/{script}" for script in SCRIPTS}
+    assert {name for name in names if not name.startswith("prompt_r1-")} == package | scripts
