@@ -202,7 +202,7 @@ def fine_tuned_method(load: Callable[[], Agent], temperature: float) -> AgentMet
 
 
 class FineTuned:
-    """Fine-tunes an agent into a folder, unless it holds one of the same settings and questions; then answers."""
+    """Answers with an agent that it fine-tunes, unless its folder holds one with these settings."""
 
     def __init__(
         self, config: SftConfig, folder: Path, *, load: Callable[[AgentSpec], Agent], temperature: float
