@@ -5,6 +5,8 @@ from pathlib import Path
 
 from prompt_r1.cli.command_line import program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
+from prompt_r1.errors import UsageError
+from prompt_r1.report.live import follow
 from prompt_r1.report.page import GAMES, write_report
 
 
@@ -12,14 +14,22 @@ def main(arguments: list[str]) -> None:
     """Write the report from a command line."""
     about = "Write the HTML report of a run, or one that compares two runs."
     parser = argparse.ArgumentParser(program_name("python -m prompt_r1.report"), description=about)
-    parser.add_argument("run", type=Path, help="run folder, such as runs/mini-seed0")
+    parser.add_argument("run", type=Path, help="folder of a run or of an evaluation, such as runs/mini-seed0")
     parser.add_argument("other", type=Path, nargs="?", help="another run folder, to compare with")
     parser.add_argument(
         "--out", type=Path, help="file to write (RUN/report.html, or RUN/report-with-RUN2.html)"
     )
+    parser.add_argument(
+        "--live", action="store_true", help="follow a run while it trains, in RUN/report-live.html"
+    )
     parser.add_argument("--games", type=int, default=GAMES, help=f"most games shown of each run ({GAMES})")
     given = parser.parse_args(arguments)
     check_number("--games", given.games, POSITIVE)
+    if given.live:
+        if given.other is not None:
+            raise UsageError("--live follows one run: give one folder")
+        follow(given.run, out=given.out, games=given.games, say=lambda text: print(text, flush=True))
+        return
     path = write_report(given.run, given.other, out=given.out, games=given.games)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 

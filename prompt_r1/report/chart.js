@@ -29,7 +29,7 @@ function decades(low, high) {
 
 /**
  * Make the figure of a chart. spec: {title, about, unit?, log?, floor?, ceiling?, reference?, stacked?, onPick(step)},
- * series: [{label, style, points: [{step, value, low?, high?}]}].
+ * series: [{label, style, points: [{step, value, low?, high?}]}]. `word` names the entry of WORDS for the title.
  */
 function drawChart(spec, series, steps) {
   const range = spec.stacked ? [0, spec.share ? 1 : largestSum(series)] : extent(spec, series);
@@ -43,7 +43,8 @@ function drawChart(spec, series, steps) {
   const cursor = shape("line", { class: "cursor", y1: BOX.top, y2: BOX.height - BOX.bottom, visibility: "hidden" });
   svg.append(cursor);
   const readout = element("output", { class: "readout" });
-  const caption = element("figcaption", {}, element("span", { class: "name" }, spec.title), readout);
+  const unit = spec.unit ? element("span", { class: "unit" }, `, ${spec.unit}`) : "";
+  const caption = element("figcaption", {}, element("span", {}, element("span", { class: "name" }, spec.word ? term(spec.word, spec.title) : spec.title), unit), readout);
   const figure = element("figure", { class: "chart", tabindex: "0", "aria-label": spec.title }, caption, element("p", { class: "about" }, spec.about ?? ""), svg);
   if (spec.stacked || series.some((one) => one.style.includes("second"))) figure.append(legendOf(series, spec.stacked));
   const chart = { spec, series, x, cursor, readout };
@@ -97,8 +98,10 @@ function drawSeries(svg, { style, points }, x, y) {
     const down = bounded.map((p) => `${x(p.step).toFixed(1)},${y(p.low).toFixed(1)}`).reverse();
     svg.append(shape("polygon", { class: `band ${style}`, points: [...up, ...down].join(" ") }));
   }
-  svg.append(shape("polyline", { class: `curve ${style}`, points: points.map((p) => `${x(p.step).toFixed(1)},${y(p.value).toFixed(1)}`).join(" ") }));
-  if (few) for (const p of points) svg.append(shape("circle", { class: `dot ${style}`, cx: x(p.step), cy: y(p.value), r: 2.6 }));
+  // Between steps that lie apart nothing was measured: the points count, and dots only lead the eye.
+  const apart = points.some((p, index) => index && p.step - points[index - 1].step > 1);
+  svg.append(shape("polyline", { class: `curve ${style}${apart ? " apart" : ""}`, points: points.map((p) => `${x(p.step).toFixed(1)},${y(p.value).toFixed(1)}`).join(" ") }));
+  if (few || apart) for (const p of points) svg.append(shape("circle", { class: `dot ${style}`, cx: x(p.step), cy: y(p.value), r: 2.6 }));
 }
 
 function drawStack(svg, series, x, y) {

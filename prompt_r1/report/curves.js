@@ -6,32 +6,32 @@ const PHASES = ["rollout", "update", "validation", "save"];
 
 const FAMILIES = [
   ["Does it learn?", [
-    { title: "Validation EM", names: ["val/em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in greedy games of held-out questions." },
-    { title: "Reward", names: ["reward/mean"], ceiling: 1, about: "R of the sampled games (eq. 15): −ε without any format; F1 counts if the gate is open." },
-    { title: "EM of sampled games", names: ["em"], floor: 0, ceiling: 1, about: "The same in sampled games of training questions." },
-    { title: "Well-formed games", names: ["format"], floor: 0, ceiling: 1, about: "Every turn is a think block and one action; the last action is an answer." },
-    { title: "Parts of the reward", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
-    { title: "Groups without spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "All games have the same reward and give no gradient; normal once most are right." },
+    { title: "Validation EM", word: "EM", names: ["val/em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in greedy games of held-out questions." },
+    { title: "Reward", word: "reward", names: ["reward/mean"], ceiling: 1, about: "Mean of the sampled games. The answer counts only in games of the right form." },
+    { title: "EM of sampled games", word: "EM", names: ["em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in the training games." },
+    { title: "Well-formed games", word: "well-formed", names: ["format"], floor: 0, ceiling: 1, about: "Share of games with a think block and one action in every turn, and an answer in the last." },
+    { title: "Parts of the reward", word: "format", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer: F1 (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
+    { title: "Groups without spread", word: "spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "Share of questions whose games all have the same reward: nothing is learned from them. Normal once most are right." },
   ]],
   ["How does it play?", [
     { title: "How games ended", ends: true, about: "The share of unanswered games should not grow." },
-    { title: "Turns", names: ["turns"], floor: 1, about: "Per game. At 1, the agent answers without asking." },
-    { title: "Tokens of a game", names: ["tokens/game"], floor: 0, about: "Written and read." },
+    { title: "Turns", names: ["turns"], floor: 1, unit: "per game", about: "At 1, the agent answers without asking." },
+    { title: "Tokens", word: "token", names: ["tokens/game"], floor: 0, unit: "per game", about: "Written and read." },
   ]],
   ["Is the training healthy?", [
-    { title: "Log-probability gap", names: ["engine/logprob_gap"], log: true, reference: 1e-4, about: "Engine against trainer, in nats. In float32 it should stay below the line." },
-    { title: "KL to the start", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, about: "k3 per token. Single tokens can make the mean jump; the median should not rise." },
-    { title: "Entropy", names: ["entropy"], floor: 0, about: "Nats per token. Near 0 there is no exploration." },
-    { title: "Clipped tokens", names: ["clip_frac"], floor: 0, about: "Share of tokens whose ratio is outside the clip range (eq. 17)." },
-    { title: "Gradient norm", names: ["grad_norm"], floor: 0, about: "Before clipping." },
-    { title: "Lost groups", names: ["groups/dropped"], floor: 0, ceiling: 1, about: "Dropped because calls of the environment failed." },
+    { title: "Log-probability gap", word: "log-probability gap", names: ["engine/logprob_gap"], log: true, unit: "nats", reference: 1e-4, about: "Engine against trainer. In float32 it should stay below the line." },
+    { title: "KL to the start", word: "KL", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, unit: "nats per token", about: "Single tokens can make the mean jump; the median should not rise." },
+    { title: "Entropy", word: "entropy", names: ["entropy"], floor: 0, unit: "nats per token", about: "Near 0 there is no exploration." },
+    { title: "Clipped tokens", word: "clip", names: ["clip_frac"], floor: 0, unit: "share", about: "Tokens that changed by more than the clip range (eq. 17)." },
+    { title: "Gradient norm", word: "gradient norm", names: ["grad_norm"], floor: 0, about: "Before clipping." },
+    { title: "Lost groups", word: "group", names: ["groups/dropped"], floor: 0, ceiling: 1, unit: "share", about: "Dropped because calls of the environment failed." },
   ]],
   ["What does it cost?", [
-    { title: "Seconds per step", phases: true, about: "By phase." },
-    { title: "Calls per step", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, about: "To the environment." },
-    { title: "Latency", names: ["env/latency"], floor: 0, about: "Median seconds of a call." },
-    { title: "Dollars", names: ["env/usd"], floor: 0, about: "Total of the run so far." },
-    { title: "Tokens per second", names: ["tokens/s"], floor: 0, about: "Sampled in the rollout." },
+    { title: "Time of a step", phases: true, unit: "s", about: "By phase." },
+    { title: "Calls", word: "journal", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, unit: "per step", about: "Of training and validation games to the environment." },
+    { title: "Latency", names: ["env/latency"], floor: 0, duration: true, about: "Median time of a call." },
+    { title: "Spent", names: ["env/usd"], floor: 0, unit: "$", about: "Total of the run so far." },
+    { title: "Speed", names: ["tokens/s"], floor: 0, unit: "tokens per second", about: "Sampled in the rollout." },
   ]],
 ];
 
@@ -67,7 +67,15 @@ function figuresOf(spec, runs, steps) {
   }))).filter((one) => one.points.length);
   const flat = series.every((one) => one.points.every((point) => point.value === 0));
   const letters = runs.length > 1 && spec.names.length === 1 ? series.map((one) => one.style.at(-1).toUpperCase()) : undefined;
-  return series.length && !(flat && spec.names[0] === "env/usd") ? [drawChart({ ...spec, letters }, series, steps)] : [];
+  return series.length && !(flat && spec.names[0] === "env/usd") ? [drawChart(...inUnits({ ...spec, letters }, series), steps)] : [];
+}
+
+/** A duration in milliseconds if no value reaches a second: seconds would need powers of ten. */
+function inUnits(spec, series) {
+  if (!spec.duration) return [spec, series];
+  const short = series.every((one) => one.points.every((point) => point.value < 1));
+  const scaled = (point) => ({ ...point, value: point.value * 1000 });
+  return [{ ...spec, unit: short ? "ms" : "s" }, short ? series.map((one) => ({ ...one, points: one.points.map(scaled) })) : series];
 }
 
 /** Shares of ends or seconds of phases, with a chart per run, because two stacks in one are unreadable. */

@@ -7,12 +7,21 @@ const browser = { runs: [], entries: [], shown: [], selected: 0, opening: false 
 function makeEntries(runs) {
   const entries = new Map();
   runs.forEach((run, index) => run.groups.forEach((group) => {
-    let key = `${group.step} ${group.id}`;
+    let key = `${group.kind} ${group.step} ${group.id}`;
     while (entries.get(key)?.groups[index]) key += " again"; // a question may occur twice in a step
-    if (!entries.has(key)) entries.set(key, { key, step: group.step, groups: runs.map(() => null) });
+    if (!entries.has(key)) entries.set(key, { key, kind: group.kind, step: group.step, id: group.id, groups: runs.map(() => null) });
     entries.get(key).groups[index] = group;
   }));
   return [...entries.values()].sort((a, b) => a.step - b.step);
+}
+
+/** Where the games come from: "step 20", "validation at step 20", "test". */
+const placeOf = (entry) => entry.kind === "training" ? `step ${entry.step}` : entry.kind === "validation" ? `validation at step ${entry.step}` : entry.kind;
+
+/** The part of an address that names one game, such as #step=20&game=bridge-7/3. */
+function linkOf(entry, run, place) {
+  const parts = { step: entry.step, ...(entry.kind === "training" ? {} : { of: entry.kind }), ...(run ? { run: "AB"[run] } : {}) };
+  return `#${new URLSearchParams(parts)}&game=${encodeURIComponent(entry.id)}/${place + 1}`;
 }
 
 const gamesOf = (entry) => entry.groups.flatMap((group) => group?.games ?? []);
@@ -24,6 +33,10 @@ function startBrowser(runs) {
   browser.entries = makeEntries(runs);
   const groups = runs.flatMap((run) => run.groups);
   const count = (values) => [...values.reduce((counts, value) => counts.set(value, (counts.get(value) ?? 0) + 1), new Map())];
+  const kinds = count(groups.map((group) => group.kind));
+  fill($("kind"), "all", kinds, (kind) => ({ training: "training (sampled)", validation: "validation (greedy)", test: "test (greedy)" })[kind] ?? kind);
+  $("kind").parentElement.hidden = kinds.length < 2;
+  fill($("right"), "all", [["true", groups.flatMap((group) => group.games).filter((game) => game.right === true).length], ["false", groups.flatMap((group) => group.games).filter((game) => game.right === false).length]], (value) => value === "true" ? "✓ right" : "✗ wrong");
   fill($("dataset"), "all", count(groups.map((group) => group.dataset)).sort());
   fill($("stop"), "all", count(groups.flatMap((group) => group.games.map((game) => game.stop))).sort((a, b) => b[1] - a[1]), (stop) => END_NAMES[stop] ?? stop);
   fill($("step"), "all", count(groups.map((group) => group.step)).sort((a, b) => a[0] - b[0]));
@@ -37,6 +50,7 @@ function startBrowser(runs) {
     if (event.key === "Enter") $("detail").focus();
   });
   new ResizeObserver(drawRows).observe($("list"));
+  noteCommonQuestions(runs);
   applyFilters();
 }
 
@@ -44,11 +58,16 @@ function fill(menu, all, counts, name = (value) => value) {
   menu.append(new Option(all, ""), ...counts.map(([value, count]) => new Option(`${plain(String(name(value)))} (${count})`, value)));
 }
 
+/** Keep the address of the selected question, for a link to it. */
+function note(entry) {
+  try { history.replaceState(null, "", linkOf(entry, entry.groups.findIndex(Boolean), 0)); } catch { /* not allowed for this page */ }
+}
+
 /** A function that tests a game against the filters, except the text search, which covers the whole group. */
 function gameFilter() {
   const [low, high] = [$("low").value, $("high").value];
-  const stop = $("stop").value;
-  return (game) => (!stop || game.stop === stop)
+  const [stop, right] = [$("stop").value, $("right").value];
+  return (game) => (!stop || game.stop === stop) && (!right || String(game.right) === right)
     && (low === "" || (game.reward !== null && game.reward.total >= Number(low) - 1e-9))
     && (high === "" || (game.reward !== null && game.reward.total <= Number(high) + 1e-9));
 }
@@ -62,13 +81,14 @@ function textOf(entry) {
 
 function applyFilters(event) {
   const kept = event?.target === $("order") ? null : browser.shown[browser.selected]?.key;
-  const [needle, dataset, step, matches] = [$("search").value.trim().toLowerCase(), $("dataset").value, $("step").value, gameFilter()];
-  browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step))
+  const [needle, dataset, step, kind, matches] = [$("search").value.trim().toLowerCase(), $("dataset").value, $("step").value, $("kind").value, gameFilter()];
+  browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step)) && (!kind || entry.kind === kind)
     && (!dataset || entry.groups.find(Boolean).dataset === dataset)
     && gamesOf(entry).some(matches) && (!needle || textOf(entry).includes(needle)));
   sortShown($("order").value);
   const games = browser.shown.reduce((sum, entry) => sum + gamesOf(entry).filter(matches).length, 0);
-  $("count").textContent = `${browser.shown.length.toLocaleString("en")} questions, ${games.toLocaleString("en")} games`;
+  const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, "game")}`;
   $("rows").style.height = `${browser.shown.length * ROW}px`;
   $("rows").replaceChildren();
   select(Math.max(0, browser.shown.findIndex((entry) => entry.key === kept)));
@@ -80,6 +100,16 @@ function sortShown(order) {
   const gap = (entry) => { const [a, b] = entry.groups.map((group) => mean(rewardsOf(group))); return a == null || b == null ? -1 : Math.abs(a - b); };
   const by = { worst: (entry) => first(entry), best: (entry) => -first(entry), spread: (entry) => -spread(entry), gap: (entry) => -gap(entry) }[order];
   if (by) browser.shown = browser.shown.map((entry) => [by(entry), entry]).sort((a, b) => a[0] - b[0]).map(([, entry]) => entry);
+}
+
+/** In a comparison without any common question, say so in words. */
+function noteCommonQuestions(runs) {
+  if (runs.length < 2 || browser.entries.some((entry) => entry.groups.every(Boolean))) return;
+  const names = runs.map((run, index) => `${"AB"[index]} (${plain(run.name)})`).join(" and ");
+  const seeds = new Set(runs.map((run) => run.settings.seed));
+  const why = seeds.size > 1 ? " Their seeds differ, so they play other questions." : " They played other questions, or other steps are shown.";
+  $("no-common").textContent = `${names} have no question of the same step in common.${why} Compare their curves; the games are listed one run after the other in each step.`;
+  $("no-common").hidden = false;
 }
 
 function select(index) {
@@ -111,17 +141,27 @@ function drawRows() {
 
 function drawRow(entry, index) {
   const group = entry.groups.find(Boolean);
-  const facts = element("div", { class: "facts" }, element("span", {}, `step ${entry.step}`), element("span", {}, plain(group.dataset, 20)), element("span", { class: "spring" }));
-  for (const own of entry.groups) {
-    if (own) facts.append(strip(own));
-    facts.append(element("span", { class: "mean" }, own && rewardsOf(own).length ? fixed(mean(rewardsOf(own))) : "–"));
-  }
+  const facts = element("div", { class: "facts" }, element("span", {}, placeOf(entry).replace(" at step", "")), element("span", {}, plain(group.dataset, 14)), element("span", { class: "spring" }));
+  entry.groups.forEach((own, place) => {
+    if (!own) return;
+    const rewards = rewardsOf(own);
+    const letter = browser.runs.length > 1 ? `${"AB"[place]} ` : "";
+    facts.append(strip(own), element("span", { class: "mean", title: "right answers, and the mean reward" }, letter + tally(own), rewards.length ? ` ${fixed(mean(rewards))}` : ""));
+  });
   const row = element("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === browser.selected),
     "aria-setsize": browser.shown.length, "aria-posinset": index + 1 }, element("div", { class: "ask" }, plain(group.question, 160)), facts);
   row.style.top = `${index * ROW}px`;
   row.style.height = `${ROW}px`;
-  row.addEventListener("click", () => { select(index); if (innerWidth <= 860) $("detail").scrollIntoView({ block: "start" }); });
+  row.addEventListener("click", () => { select(index); note(entry); if (innerWidth <= 860) $("detail").scrollIntoView({ block: "start" }); });
   return row;
+}
+
+/** The right answers of a group: ✓ or ✗ for one game, 3/5 for several, nothing for long texts. */
+function tally(group) {
+  const judged = group.games.filter((game) => game.right !== null && game.stop !== "env_error");
+  const right = judged.filter((game) => game.right).length;
+  if (!judged.length) return "";
+  return judged.length === 1 ? (right ? "✓" : "✗") : `✓ ${right}/${judged.length}`;
 }
 
 /** The games of a group as small bars: up and blue is better than its mean, down and orange worse. */

@@ -5,15 +5,27 @@ function drawHead(runs) {
   $("title").textContent = runs.map((run) => plain(run.name)).join(" and ");
   $("subtitle").textContent = runs.map(({ settings: s }) => s.agent ? `agent ${plain(s.agent)} · environment ${plain(s.env)} · seed ${plain(s.seed)}` : "").filter((text, index, all) => text && all.indexOf(text) === index).join(" · ");
   if (runs.length > 1) $("run-legend").append(...runs.map((run, index) => element("span", { class: "key" }, runKey(index), `${"AB"[index]}  ${plain(run.name)}`)));
+  drawVerdicts(runs);
   $("summary").append(...runs.map((run, index) => figuresOfRun(run, runs.length > 1 ? "AB"[index] : "")));
   drawSettings(runs);
+}
+
+/** A sentence about each run: whether it learned, and from what to what. */
+function drawVerdicts(runs) {
+  for (const [index, { verdict, settings, step: at }] of runs.entries()) {
+    if (!verdict) continue;
+    const steps = Number(settings.steps);
+    const progress = steps > at ? ` Step ${at} of ${steps}.` : "";
+    const letter = runs.length > 1 ? [element("b", {}, `${"AB"[index]}  `)] : [];
+    $("verdicts").append(element("p", { class: `verdict ${verdict.kind}` }, ...letter, verdict.text, progress));
+  }
 }
 
 /** The key figures of a run. */
 function figuresOfRun(run, letter) {
   const box = element("dl", { class: "figures" });
   if (letter) box.append(element("div", { class: "run-name" }, `${letter}  ${plain(run.name)}`));
-  const add = (label, value, small = "") => box.append(element("div", { class: "figure" }, element("dt", {}, label), element("dd", {}, value, element("small", {}, small))));
+  const add = (label, value, small = "") => box.append(element("div", { class: "figure" }, element("dt", {}, ...[label].flat()), element("dd", {}, value, element("small", {}, ...[small].flat()))));
   const last = (name) => pointsOf(run, name).at(-1);
   const total = (name) => pointsOf(run, name).reduce((sum, point) => sum + point.value, 0);
   const tested = pointsOf(run, "val/em");
@@ -22,29 +34,52 @@ function figuresOfRun(run, letter) {
   const ahead = (a, b) => a.value - b.value || (rewards.get(a.step) ?? 0) - (rewards.get(b.step) ?? 0);
   const best = tested.reduce((top, point) => !top || ahead(point, top) > 0 ? point : top, null);
   const interval = (point) => point?.low === undefined ? "" : ` [${number(point.low, 2)}, ${number(point.high, 2)}]`;
-  if (best) add("validation EM", `${number(tested[0].value, 2)} → ${number(best.value, 2)}`, `best at step ${best.step}${interval(best)}`);
+  if (best) add(["validation ", term("EM")], `${number(tested[0].value, 2)} → ${number(best.value, 2)}`, `best at step ${best.step}${interval(best)}`);
   const reward = last("reward/mean");
-  if (reward) add("reward", number(reward.value, 2), `step ${reward.step}${interval(reward)}`);
-  if (last("format")) add("well-formed", number(last("format").value, 2), "of the games of the last step");
+  if (reward) add(term("reward"), number(reward.value, 2), `step ${reward.step}${interval(reward)}`);
+  if (last("format")) add(term("well-formed"), number(last("format").value, 2), "of the games of the last step");
   const gap = Math.max(0, ...pointsOf(run, "engine/logprob_gap").map((point) => point.value));
-  if (gap) add("log-probability gap", number(gap), "largest of all steps");
+  if (gap) add(term("log-probability gap"), `${number(gap)} nats`, "largest of all steps");
   const shown = run.groups.reduce((sum, group) => sum + group.games.length, 0);
-  add("games here", shown.toLocaleString("en"), run.steps.shown < run.steps.all ? `of ${run.steps.shown} of ${run.steps.all} steps` : `of all ${run.steps.all} steps`);
-  add("calls", Math.round(total("env/calls")).toLocaleString("en"), "in training");
+  const evaluated = !run.verdict;
+  const steps = run.steps.shown < run.steps.all ? `of ${run.steps.shown} of ${run.steps.all} steps` : `of all ${run.steps.all} steps`;
+  add(evaluated ? "answers here" : "games here", shown.toLocaleString("en"), evaluated ? "of an evaluation" : steps);
+  if (evaluated) return box;
+  const calls = callsOf(run);
+  add("calls", calls.total.toLocaleString("en"), calls.made + calls.answered);
   add("cost", last("env/usd")?.value ? dollars(last("env/usd").value) : "$0", last("env/usd")?.value ? "" : "no priced call");
   const time = PHASES.reduce((sum, phase) => sum + total(`time/${phase}`), 0);
   if (time) add("time", seconds(time), "rollout, update, validation, saving");
   return box;
 }
 
+/** The calls of a run: by the games that made them, and by how they were answered. Both sums are the total. */
+function callsOf(run) {
+  const total = (...names) => Math.round(names.flatMap((name) => pointsOf(run, name)).reduce((sum, point) => sum + point.value, 0));
+  const text = (parts) => parts.filter(([, count]) => count).map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" + ");
+  const answered = [["sent", total("env/paid")], ["from the journal", total("env/reused")], ["failed", total("env/errors", "val/errors")]];
+  const sum = (parts) => parts.reduce((all, [, count]) => all + count, 0);
+  const made = [["in training", total("env/calls")], ["in validation", total("val/calls")]];
+  // Runs of older versions did not count the calls of validation.
+  return { total: sum(answered), made: sum(made) === sum(answered) ? `${text(made)} = ` : "", answered: text(answered) };
+}
+
+/** The settings under the headings of --help-all; those without one, of an older version, come last. */
 function drawSettings(runs) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
-  const rows = names.map((name) => {
+  const names = new Set(runs.flatMap((run) => Object.keys(run.settings)));
+  if (!names.size) { $("settings").remove(); return; }
+  const row = ([name, about]) => {
+    names.delete(name);
     const values = runs.map((run) => run.settings[name] ?? "");
-    return element("tr", { class: new Set(values).size > 1 ? "differs" : "" }, element("td", { class: "muted" }, plain(name)), ...values.map((value) => element("td", {}, plain(value, 200))));
-  });
-  if (!rows.length) $("settings").remove();
-  else $("settings").querySelector("table").append(...rows);
+    return element("tr", { class: new Set(values).size > 1 ? "differs" : "" }, element("td", { class: "muted", title: about }, plain(name)),
+      ...values.map((value) => element("td", {}, value === "" ? "–" : plain(value, 200))));
+  };
+  const table = (title, settings) => element("table", {}, element("caption", {}, title), ...settings.map(row));
+  for (const { title, settings } of (runs.find((run) => run.sections.length) ?? { sections: [] }).sections) {
+    const given = settings.filter(([name]) => names.has(name));
+    if (given.length) $("settings").querySelector(".wide").append(table(title, given));
+  }
+  if (names.size) $("settings").querySelector(".wide").append(table("others", [...names].map((name) => [name, ""])));
 }
 
 function setTheme(choice) {
@@ -90,30 +125,69 @@ const KEYS = {
   j: () => select(browser.selected + 1), k: () => select(browser.selected - 1), l: () => moveGame(1), h: () => moveGame(-1),
   "]": () => moveStep(1), "[": () => moveStep(-1), "/": () => $("search").focus(), t: nextTheme,
   o: () => { browser.opening = !browser.opening; showSelected(); }, p: () => $("detail").classList.toggle("marking"),
-  c: () => $("filters").reset(), "?": () => $("help").showModal(),
+  m: toggleFrames, w: () => showWords(), c: () => $("filters").reset(), "?": () => $("help").showModal(),
 };
 
 function listenToKeys() {
   document.addEventListener("keydown", (event) => {
     if (event.target.matches("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
-    if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || !Object.hasOwn(KEYS, event.key)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || $("words").open || !Object.hasOwn(KEYS, event.key)) return;
     event.preventDefault();
     KEYS[event.key]();
   });
   $("theme").addEventListener("click", nextTheme);
   $("help-button").addEventListener("click", KEYS["?"]);
+  $("words-button").addEventListener("click", KEYS.w);
+  addEventListener("hashchange", showLinked);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(document.documentElement.dataset.choice));
+}
+
+/** Show the game that the address names, as in report.html#step=20&game=bridge-7/3. */
+function showLinked() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  if (!wanted.has("game") && !wanted.has("step")) return;
+  const [, id = "", place = "1"] = /^(.*?)(?:\/(\d+))?$/s.exec(wanted.get("game") ?? "");
+  const [kind, run] = [wanted.get("of") ?? "training", wanted.get("run") === "B" ? 1 : 0];
+  if (!id) { showStep(Number(wanted.get("step"))); return; }
+  const found = browser.entries.find((entry) => entry.id === id && entry.kind === kind && entry.groups[run]
+    && (!wanted.has("step") || entry.step === Number(wanted.get("step"))));
+  if (!found) { $("count").textContent = `The game of the link, ${plain(id, 60)}, is not in this report`; return; }
+  if (!browser.shown.includes(found)) { for (const field of $("filters").querySelectorAll("input, select")) field.value = field.id === "order" ? "step" : ""; applyFilters(); }
+  select(browser.shown.indexOf(found));
+  const card = document.querySelectorAll("#detail .players")[found.groups.slice(0, run).filter(Boolean).length].children[Number(place) - 1];
+  card?.classList.add("linked");
+  card?.scrollIntoView({ block: "center", inline: "center" });
+}
+
+/** Load the page again every few seconds, with the same filters, until the run has ended. */
+function startReloading(every) {
+  const fields = [...$("filters").querySelectorAll("input, select")];
+  let kept = {};
+  try { kept = JSON.parse(sessionStorage.getItem("prompt-r1-view") ?? "{}"); } catch { /* begin without filters */ }
+  for (const field of fields) if (kept[field.id]) field.value = kept[field.id];
+  if (Object.values(kept).some(Boolean)) applyFilters();
+  const button = element("button", { type: "button", id: "live", title: "Stop and go on" }, "● live");
+  let running = true;
+  button.addEventListener("click", () => { running = !running; button.textContent = running ? "● live" : "‖ paused"; });
+  document.querySelector(".tools").prepend(button);
+  setInterval(() => {
+    if (!running || document.querySelector("dialog[open]") || document.activeElement.matches("input, select")) return;
+    try { sessionStorage.setItem("prompt-r1-view", JSON.stringify(Object.fromEntries(fields.map((field) => [field.id, field.value])))); } catch { /* without storage the filters are lost */ }
+    location.reload();
+  }, every * 1000);
 }
 
 function main() {
   setTheme(storedTheme());
-  const { runs } = JSON.parse($("data").textContent);
+  const { runs, live } = JSON.parse($("data").textContent);
   $("data").remove();
   document.documentElement.classList.toggle("comparing", runs.length > 1);
   drawHead(runs);
   drawCurves(runs, showStep);
   startBrowser(runs);
   listenToKeys();
+  showLinked();
+  if (live) startReloading(live);
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from prompt_r1.report.payload import read_run
 
 HERE = Path(__file__).parent
-SCRIPTS = ("text.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
+SCRIPTS = ("text.js", "words.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
 GAMES = 8000  # per run; with more, the page takes seconds to load
 
 
@@ -28,7 +28,13 @@ def write_report(
     folders = [run] if other is None else [run, other]
     name = "report.html" if other is None else f"report-with-{other.resolve().name}.html"
     path = out or run / name
-    text = page({"runs": [read_run(folder, games=games) for folder in folders]})
+    write_page(path, {"runs": [read_run(folder, games=games) for folder in folders]})
+    return path
+
+
+def write_page(path: Path, data: dict[str, object]) -> None:
+    """Write the page with this data; a reader sees the old file or the new one, never a part."""
+    text = page(data)
     part = path.with_name(f".{path.name}.part")  # renamed at the end, so that a kill leaves no broken report
     try:
         part.unlink(missing_ok=True)
@@ -37,7 +43,6 @@ def write_report(
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    return path
 
 
 def page(data: dict[str, object]) -> str:

@@ -1,19 +1,27 @@
-"""The data of the report, read from a run folder: settings, curves, and groups of games."""
+"""The data of the report, read from a run folder: settings, curves, and groups of games.
+
+A folder of evaluate.py, which holds predictions.jsonl and no curves, has one group for each question, with an
+answer of each system.
+"""
 
 import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
+from prompt_r1.metrics.text import exact_match, math_match
 from prompt_r1.report.costs import CallCosts
 from prompt_r1.report.spans import TokenTexts, spans_of
+from prompt_r1.report.verdict import verdict
 from prompt_r1.reward import RULES
 
 MEGABYTES = 120  # of trajectory files at most: they are read into memory
@@ -23,6 +31,8 @@ Row = dict[str, Any]
 def read_run(folder: Path, *, games: int) -> Row:
     """The data of a run. Raises UsageError for a folder without a run, or with files of something else."""
     if not (folder / "metrics.jsonl").exists():
+        if (folder / "predictions.jsonl").exists():
+            return read_evaluation(folder, answers=games)
         raise UsageError(
             f"{folder}: there is no metrics.jsonl in it; give a run folder, such as runs/mini-seed0"
         )
@@ -31,28 +41,35 @@ def read_run(folder: Path, *, games: int) -> Row:
     if not lines and (folder / "metrics.jsonl").stat().st_size:
         raise UsageError(f"{folder}/metrics.jsonl holds no line of metrics; give a run folder of train.py")
     metrics = columns(lines)
-    last = max((step for step in metrics.get("step", ()) if step is not None), default=0)
-    files = _files_by_step(folder / "trajectories")
-    files = {step: paths for step, paths in files.items() if step <= last}  # later ones were rolled back
-    shown = choose_steps(files, games=games)
+    last = int(max((step for step in metrics.get("step", ()) if step is not None), default=0))
     texts, costs = TokenTexts.of_run(folder), CallCosts(folder / "journal")
     groups: list[Row] = []
-    for step in shown:
+    files = _files_by_step(folder / "trajectories", "step", last=last)
+    validations = _files_by_step(folder / "trajectories", "validation", last=last)
+    shown = choose_steps(files, games=games)
+    chosen = [("training", step, files[step]) for step in shown]
+    chosen += [("validation", step, validations[step]) for step in choose_steps(validations, games=games)]
+    tests = [(f"test {name}", last, paths) for name, paths in _test_files(folder / "trajectories").items()]
+    for kind, step, paths in [*chosen, *tests]:
         try:
-            groups += _groups(step, files[step], texts, costs)
+            groups += _groups(kind, step, paths, texts, costs)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise UsageError(
                 f"{folder}/trajectories, step {step}: a line is not a game of train.py ({error!r}); move the "
                 "files of this step away"
             ) from None
     rule = RULES.get(str(settings.get("rule")))
+    judged = verdict(metrics)
     return {
         "name": folder.resolve().name,
+        "verdict": {"kind": judged.kind, "text": judged.text},
         "settings": {name: _setting(value) for name, value in settings.items()},
+        "sections": setting_sections(),
         "epsilon": rule.epsilon if rule else None,
         "metrics": metrics,
+        "step": last,
         "steps": {"all": len(files), "shown": len(shown)},
-        "groups": groups,
+        "groups": merge_tests(groups),
     }
 
 
@@ -108,7 +125,7 @@ def choose_steps(files: dict[int, list[Path]], *, games: int) -> list[int]:
     return sorted({steps[round(n * (len(steps) - 1) / (room - 1))] for n in range(room)})
 
 
-def _groups(step: int, paths: list[Path], texts: TokenTexts, costs: CallCosts) -> Iterator[Row]:
+def _groups(kind: str, step: int, paths: list[Path], texts: TokenTexts, costs: CallCosts) -> Iterator[Row]:
     """The groups of a step, one of each rank in turn, as the questions were assigned to the ranks."""
     groups_by_rank = [_split_groups(path) for path in paths]
     for groups in zip_longest(*groups_by_rank):
@@ -116,6 +133,7 @@ def _groups(step: int, paths: list[Path], texts: TokenTexts, costs: CallCosts) -
             question = rows[0]["question"]
             spans = [spans_of(row, texts) for row in rows]
             yield {
+                "kind": kind,
                 "step": step,
                 "id": question["id"],
                 "dataset": question["dataset"],
@@ -138,6 +156,8 @@ def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
     asked = [turn for turn in row["turns"] if turn["reply"] is not None] + broken
     return {
         **{name: row[name] for name in ("stop", "error", "answer", "reward", "advantage")},
+        "right": is_right(row["answer"], row["question"]),
+        "player": "",
         "calls": [
             {
                 "latency": turn["latency"],
@@ -149,13 +169,107 @@ def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
     }
 
 
-def _files_by_step(folder: Path) -> dict[int, list[Path]]:
-    """The trajectory files of each step, in the order of the ranks."""
+def is_right(answer: str | None, question: Row) -> bool | None:
+    """Whether an answer equals a gold answer: exactly (EM), in mathematics also as a number.
+
+    None for long texts such as summaries, for which only F1 means something.
+    """
+    kind = question.get("kind", "qa")
+    if kind == "text":
+        return None
+    match = math_match if kind == "math" else exact_match
+    return match(answer or "", question["answers"]) == 1
+
+
+def read_evaluation(folder: Path, *, answers: int) -> Row:
+    """The data of an evaluation: a group for each question, with an answer of each system."""
+    groups: dict[tuple[str, str], Row] = {}
+    lines = list(_lines(folder / "predictions.jsonl"))
+    for row in lines[-answers:]:
+        try:
+            group = groups.setdefault((row["dataset"], row["id"]), _evaluated_group(row))
+            group["games"].append(_evaluated_game(row))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{folder}/predictions.jsonl: a line is not an answer of evaluate.py ({error!r})"
+            ) from None
+    if not groups:
+        raise UsageError(f"{folder}/predictions.jsonl holds no answers of evaluate.py")
+    return {
+        "name": folder.resolve().name,
+        "verdict": None,
+        "settings": {},
+        "sections": [],
+        "epsilon": None,
+        "metrics": {},
+        "step": 0,
+        "steps": {"all": 1, "shown": 1},
+        "groups": list(groups.values()),
+    }
+
+
+def _evaluated_group(row: Row) -> Row:
+    texts = [str(row[name]) for name in ("id", "dataset", "question")]
+    return {
+        "kind": "evaluation",
+        "step": 0,
+        "id": texts[0],
+        "dataset": texts[1],
+        "question": texts[2],
+        "answers": [str(answer) for answer in row["answers"]],
+        "opening": {"text": texts[2], "tokens": 0},
+        "games": [],
+    }
+
+
+def _evaluated_game(row: Row) -> Row:
+    names = [str(row[name]) for name in ("method", "environment", "agent") if row[name]]
+    answer = None if row["prediction"] is None else str(row["prediction"])
+    call = {"in": row["tokens_in"], "out": row["tokens_out"], "usd": row["usd"], "count": row["calls"]}
+    return {
+        "stop": str(row["stop"]),
+        "error": str(row["error"]),
+        "answer": answer,
+        "reward": None,
+        "advantage": None,
+        "right": is_right(answer, row),
+        "player": ", ".join(names),
+        "total": call,
+        "calls": [],
+        "spans": [{"text": str(row["raw"]), "tokens": 0, "dialogue": True}],
+    }
+
+
+def _files_by_step(folder: Path, kind: str, *, last: int) -> dict[int, list[Path]]:
+    """The trajectory files of each step up to `last`, in the order of the ranks; later ones were undone."""
     files: dict[int, list[tuple[int, Path]]] = {}
-    for path in folder.glob("step-*-rank*.jsonl"):
-        if match := re.fullmatch(r"step-(\d+)-rank(\d+)\.jsonl", path.name):
+    for path in folder.glob(f"{kind}-*-rank*.jsonl"):
+        match = re.fullmatch(kind + r"-(\d+)-rank(\d+)\.jsonl", path.name)
+        if match and int(match[1]) <= last:
             files.setdefault(int(match[1]), []).append((int(match[2]), path))
     return {step: [path for _, path in sorted(ranked)] for step, ranked in files.items()}
+
+
+def _test_files(folder: Path) -> dict[str, list[Path]]:
+    """The files of the test games by their agent: untrained, trained."""
+    files = {name: sorted(folder.glob(f"test-{name}-rank*.jsonl")) for name in ("untrained", "trained")}
+    return {name: paths for name, paths in files.items() if paths}
+
+
+def merge_tests(groups: list[Row]) -> list[Row]:
+    """Join the test games of a question, one of each agent, to one group."""
+    merged: list[Row] = []
+    tests: dict[tuple[str, str], Row] = {}
+    for group in groups:
+        kind, _, agent = group["kind"].partition(" ")
+        if kind != "test":
+            merged.append(group)
+            continue
+        for game in group["games"]:
+            game["player"] = f"{agent} agent"
+        first = tests.setdefault((group["dataset"], group["id"]), group | {"kind": "test", "games": []})
+        first["games"] += group["games"]
+    return merged + list(tests.values())
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -177,6 +291,17 @@ def _finite(text: str) -> float | None:
     """A number as in a file; None for 1e999, which JSON allows but cannot write."""
     number = float(text)
     return number if math.isfinite(number) else None
+
+
+def setting_sections() -> list[Row]:
+    """The settings by the headings of --help-all, in its order, with their help lines."""
+    own = TrainConfig.__annotations__
+    sections: list[Row] = []
+    for f in sorted(fields(TrainConfig), key=lambda f: f.name not in own):
+        if f.metadata["group"]:
+            sections.append({"title": f.metadata["group"], "settings": []})
+        sections[-1]["settings"].append([f.name, f.metadata["help"]])
+    return sections
 
 
 def _setting(value: object) -> str:

@@ -76,6 +76,6 @@ function number(value, digits = 3) {
 
 const fixed = (value) => value.toFixed(2).replace("-", "−");
 const seconds = (value) => value >= 60 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`
-  : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(value * 1000)} ms`;
+  : value >= 1 ? `${value.toFixed(1)} s` : value >= 0.001 || !value ? `${Math.round(value * 1000)} ms` : `${(value * 1000).toFixed(2)} ms`;
 const dollars = (value) => "$" + (value >= 1 ? value.toFixed(2) : value.toFixed(value >= 0.01 ? 4 : 6));
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(2);

@@ -82,32 +82,38 @@ class Log:
         if self._tracker is not None:
             self._tracker.close()
 
-    def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
-        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank."""
+    def trajectories(self, name: str, games_PG: list[list[ScoredGame]], *, trained: bool = True) -> None:
+        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank.
+
+        `trained`: the games are for an update, and rewards that it does not use are left out.
+        """
         self._check_folder()
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         for number, group in enumerate(games_PG):
-            rows = [{"group": number, "sample": sample} | _row(game) for sample, game in enumerate(group)]
+            rows = [
+                {"group": number, "sample": sample} | _row(game, trained) for sample, game in enumerate(group)
+            ]
             _append(path, rows)
 
 
-def _row(game: ScoredGame) -> dict[str, object]:
-    """A game as a row of trajectories/*.jsonl; a game that was not trained on has no reward or advantage.
+def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
+    """A game as a row of trajectories/*.jsonl; one that its update left out has no reward or advantage.
 
     `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
     """
     trajectory = game.trajectory
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
+    used = game.advantage is not None or not trained
     return {
         "question": asdict(trajectory.question),
         "turns": turns,
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
-        "reward": asdict(game.reward) if game.reward and game.advantage is not None else None,
+        "reward": asdict(game.reward) if game.reward and used else None,
         "advantage": game.advantage,
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),

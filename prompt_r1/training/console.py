@@ -1,7 +1,7 @@
 """The console output of a training: a progress line, one row per step, a summary at the end."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +165,9 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     lines = read_metrics(folder)
     changes = [_validation_change(lines, best_step), _training_change(lines)]
     seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
-    calls = sum(line.get("env/paid", 0.0) for line in lines)
+    calls = count_calls(lines)
     games = int(sum(line.get("games", 0.0) for line in lines))
-    totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls:,.0f} calls of {config.env}"]
+    totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls.total:,} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
         totals.append(_dollars(lines[-1]))
     totals.append(_duration(seconds))
@@ -175,7 +175,8 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     text = [
         "What was learned",
         *filter(None, changes),
-        f"  took         {', '.join(totals)}",
+        f"  took         {', '.join(totals)}{', without the test' if config.test_data else ''}",
+        *([f"  calls        {calls}"] if calls.total else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
@@ -185,6 +186,41 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         f"  python evaluate.py --agent {folder} --data {other}",
     ]
     return "\n".join(text)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a run by the games that made them, and by how they were answered: both add up."""
+
+    training: int
+    validation: int
+    sent: int
+    reused: int
+    failed: int
+
+    @property
+    def total(self) -> int:
+        return self.sent + self.reused + self.failed
+
+    def __str__(self) -> str:
+        failed = f" + {self.failed:,} failed" if self.failed else ""
+        made = f"{self.training:,} in training + {self.validation:,} in validation"
+        return f"{made}\n               = {self.sent:,} sent + {self.reused:,} from the journal{failed}"
+
+
+def count_calls(lines: Sequence[Mapping[str, float]]) -> Calls:
+    """The calls of the games of a run's metric lines; a failed call ended its game."""
+
+    def total(*names: str) -> int:
+        return round(sum(line.get(name, 0.0) for line in lines for name in names))
+
+    return Calls(
+        training=total("env/calls"),
+        validation=total("val/calls"),
+        sent=total("env/paid"),
+        reused=total("env/reused"),
+        failed=total("env/errors", "val/errors"),
+    )
 
 
 def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:

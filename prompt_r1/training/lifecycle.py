@@ -99,7 +99,7 @@ class Lifecycle:
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if due or better:
             self.save(state)
-            self._write_report()
+            self.update_report()
         return self._check_stop_conditions(state, line)
 
     def _export_or_stop(self, step: int) -> bool:
@@ -129,7 +129,7 @@ class Lifecycle:
                 "checkpoint before it"
             )
 
-    def _write_report(self) -> None:
+    def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.ranks.first:
             try:

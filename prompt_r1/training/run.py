@@ -93,6 +93,7 @@ class Run:
         """
         try:
             yield
+            self._lifecycle.update_report()  # with the games of the test
             self.log.say("\n" + summary(self.folder, self.state.best_step, self.config))
         except (FatalEnvError, Resumable) as error:
             # Before the first step there is nothing to save, and a fatal error needs the user.

@@ -24,7 +24,9 @@ PlayOne = Callable[[Question], Awaitable[Trajectory]]
 
 def validate(run: Run, agent: Agent, questions: Sequence[Question], environment: Pool) -> dict[str, float]:
     """The validation metrics of an agent. Called by every rank; its questions are shared out."""
-    return mean_metrics(play_greedily(run, agent, questions, environment))
+    name = f"validation-{run.state.step:06d}"
+    results = play_greedily(run, agent, questions, environment, name=name)
+    return {**mean_metrics(results), "calls": float(sum(result.calls for result in results))}
 
 
 def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], environment: Pool) -> str:
@@ -35,16 +37,20 @@ def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], 
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
     for name, path in [("untrained agent", start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device)
-        rows[name] = play_greedily(run, agent, questions, environment)
+        file = f"test-{name.partition(' ')[0]}"
+        rows[name] = play_greedily(run, agent, questions, environment, name=file)
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
     return results_table(rows)
 
 
 def play_greedily(
-    run: Run, agent: Agent, questions: Sequence[Question], environment: Pool
+    run: Run, agent: Agent, questions: Sequence[Question], environment: Pool, *, name: str
 ) -> list[GameResult]:
-    """One greedy game of each question. Each rank plays its share; the results are on every rank."""
+    """One greedy game of each question. Each rank plays its share; the results are on every rank.
+
+    The games are written to trajectories/NAME-rankN.jsonl.
+    """
 
     async def play_one(question: Question) -> Trajectory:
         generate = partial(agent.generate, temperature=0.0)
@@ -54,21 +60,21 @@ def play_greedily(
 
     mine = questions[run.ranks.rank :: run.ranks.count]
     counted = run.console.counted(play_one, len(mine))
-    results = run.wait_for(play_all(mine, counted, rule=RULES[run.config.rule]))
+    games = run.wait_for(play_all(mine, counted, rule=RULES[run.config.rule]))
     agent.clear_cache()
-    return _gathered(run, results)
+    run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
+    return _gathered(run, [result_of_game(game) for game in games])
 
 
 def _gathered(run: Run, results: list[GameResult]) -> list[GameResult]:
     return [result for share in run.ranks.gather(results) for result in share]
 
 
-async def play_all(questions: Sequence[Question], play_one: PlayOne, *, rule: Rule) -> list[GameResult]:
+async def play_all(questions: Sequence[Question], play_one: PlayOne, *, rule: Rule) -> list[ScoredGame]:
     """One game of each question, all concurrently."""
     games = await asyncio.gather(*map(play_one, questions))
     rewards = score_games(games, rule=rule)
-    scored = [ScoredGame(game, reward, None) for game, reward in zip(games, rewards, strict=True)]
-    return [result_of_game(game) for game in scored]
+    return [ScoredGame(game, reward, None) for game, reward in zip(games, rewards, strict=True)]
 
 
 async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[GameResult]:

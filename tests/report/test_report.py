@@ -9,15 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.cli.command_line import train_config
+from prompt_r1.config.fields import flag_of
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import write_report
 from prompt_r1.report.__main__ import main
-from prompt_r1.report.payload import choose_steps
+from prompt_r1.report.payload import choose_steps, is_right
 from prompt_r1.report.spans import TokenTexts, spans_of
-from prompt_r1.types import Question
+from prompt_r1.reward import RULES, score
+from prompt_r1.storage.run_log import Log
+from prompt_r1.types import Question, ScoredGame
 from tests import tiny
-from tests.played import HOSTILE, group_of, write_run
+from tests.played import HOSTILE, group_of, play_game, write_run
+from tests.report.pages import data_of
+from tests.tiny import think
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +38,6 @@ def run(tmp_path_factory) -> Path:
         [group_of(question) for question in questions[2:]],
     ]
     return write_run(tmp_path_factory.mktemp("runs") / "run", steps)
-
-
-def data_of(path: Path) -> dict:
-    """The data of a page, as its script reads it."""
-    html = path.read_text("utf-8")
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -217,6 +218,76 @@ def test_the_cost_of_a_call_comes_from_the_journal(run):
         [call.get("usd") for game in group["games"] for call in game["calls"]] for group in shown["groups"]
     ]
     assert dollars == [[None] * 4, [None, 2e-5, None, None], [None] * 4, [None] * 4]
+
+
+def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
+    """A wrong answer had the same green dot as a right one."""
+    cases = [("qa", "the Anna.", True), ("qa", "Bob", False), ("qa", None, False), ("math", "50 %", True)]
+    cases += [("qa", "50 %", False), ("text", "Anna", None)]
+    for kind, answer, right in cases:
+        question = {"kind": kind, "answers": ["Anna"] if kind != "math" and answer != "50 %" else ["0.5"]}
+        assert is_right(answer, question) is right, (kind, answer)
+
+
+def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path):
+    question = Question("q0", "maths", "Who?", ("Anna",))
+    run = write_run(tmp_path / "run", [[group_of(question)]])
+    log = Log(run, quiet=False)
+    for name, answer in (
+        ("validation-000001", "Anna"),
+        ("validation-000002", "later, and rolled back"),
+        ("test-untrained", "Bob"),
+        ("test-trained", "Anna"),
+    ):
+        game = play_game(question, [think("so", answer=answer)], [])
+        scored = ScoredGame(game, score(game, rule=RULES["release"]), None)
+        log.trajectories(f"{name}-rank0", [[scored]], trained=False)
+    [shown] = data_of(write_report(run))["runs"]
+    training, validation, test = shown["groups"]
+    assert [group["kind"] for group in shown["groups"]] == ["training", "validation", "test"]
+    assert len(training["games"]) == 4 and validation["step"] == 1
+    [game] = validation["games"]
+    assert game["right"] and game["reward"]["total"] < 0 and game["advantage"] is None
+    assert [(game["player"], game["right"]) for game in test["games"]] == [
+        ("untrained agent", False),
+        ("trained agent", True),
+    ]
+
+
+def test_an_evaluation_is_shown_with_the_answers_of_its_systems_side_by_side(tmp_path):
+    question = Question("q0", "maths", "Who?", ("Anna",))
+    predictions = [
+        Prediction(question, "Bob", "Bob, I think.", system=System("direct", "mini"), calls=1, usd=0.5),
+        Prediction(question, "Anna", "<think>so</think>…", system=System("prompt-r1", "mini", "runs/a")),
+    ]
+    lines = [json.dumps(to_row(one)) + "\n" for one in predictions]
+    (tmp_path / "predictions.jsonl").write_text("".join(lines) + '{"torn')
+    [shown] = data_of(write_report(tmp_path))["runs"]
+    [group] = shown["groups"]
+    assert group["kind"] == "evaluation" and group["question"] == "Who?" and group["answers"] == ["Anna"]
+    assert [(game["player"], game["right"]) for game in group["games"]] == [
+        ("direct, mini", False),
+        ("prompt-r1, mini, runs/a", True),
+    ]
+    assert group["games"][0]["total"]["usd"] == 0.5
+    (tmp_path / "predictions.jsonl").write_text('{"question": "Who?"}\n')
+    with pytest.raises(UsageError, match="a line is not an answer"):
+        write_report(tmp_path)
+
+
+def test_the_settings_have_the_headings_and_the_order_of_help_all(run, capsys):
+    with pytest.raises(SystemExit):
+        train_config(["--help-all"])
+    help_all = capsys.readouterr().out
+    [shown] = data_of(write_report(run))["runs"]
+    places = []
+    for section in shown["sections"]:
+        places.append(help_all.index(f"\n{section['title']}:"))
+        places += [help_all.index(f"\n  {flag_of(name)} ") for name, _ in section["settings"]]
+    assert places == sorted(places)
+    assert {name for section in shown["sections"] for name, _ in section["settings"]} == set(
+        shown["settings"]
+    )
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

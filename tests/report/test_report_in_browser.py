@@ -2,12 +2,15 @@
 
 import json
 import re
+import time
 import unicodedata
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.report import write_report
+from prompt_r1.report.page import write_page
+from prompt_r1.report.payload import read_run
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 from tests.browser import PROGRAM, Browser
@@ -103,7 +106,7 @@ def test_filters_select_games(page):
     set_filter(page, "step", "2")
     assert count() == "4 questions, 4 games"
     set_filter(page, "search", "NUMBER 6")
-    assert count() == "1 questions, 1 games"
+    assert count() == "1 question, 1 game"
     assert texts(page, "#detail .question") == ["Who is number 6?"]
     set_filter(page, "search", "nothing like this")
     assert count() == "0 questions, 0 games" and "Clear the filters" in texts(page, "#detail")[0]
@@ -111,9 +114,12 @@ def test_filters_select_games(page):
 
 def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
     right, wrong, bare, broken = texts(page, "#detail .game")
-    assert "R = 1.00" in right and "gate open" in right and "R = −1.00 + 1.00 + 1.00 = 1.00" in right
-    assert "R = 0.00" in wrong and "gate open" in wrong and "nobody" in wrong
-    assert "gate shut" in bare and "R = −0.10" in bare
+    assert "reward 1.00" in right and "gate open" in right and "= −1.00 + 1.00 + 1.00 = 1.00" in right
+    assert "reward 0.00" in wrong and "gate open" in wrong and "nobody" in wrong
+    assert "gate shut" in bare and "reward −0.10" in bare
+    outcomes = texts(page, "#detail .outcome")
+    assert outcomes == ["✓ right", "✗ wrong", "✓ right", "environment failed"]
+    assert not re.search("[α-ω]", " ".join(texts(page, "#detail")))
     assert "no reward" in broken and "HTTP 500" in broken and "environment failed" in broken
     classes = page.evaluate(
         "[...document.querySelectorAll('#detail .game')].map(game =>"
@@ -246,7 +252,8 @@ def test_the_page_shows_the_same_characters_as_the_terminal_as_code_points(page)
     A character that Python's Unicode does not know yet may be known to the browser.
     """
     shown = page.evaluate("""Array.from({ length: 0x110000 }, (_, number) => number).filter((number) =>
-        plain(String.fromCodePoint(number)) === `[U+${number.toString(16).toUpperCase().padStart(4, "0")}]`)""")
+        plain(String.fromCodePoint(number)) ===
+            `[U+${number.toString(16).toUpperCase().padStart(4, "0")}]`)""")
     escaped = {number for number in range(0x110000) if printable(chr(number)) != chr(number)}
     differing = escaped.symmetric_difference(shown)
     assert all(unicodedata.category(chr(number)) == "Cn" for number in differing)
@@ -287,3 +294,85 @@ def test_five_thousand_games_are_ready_in_two_seconds(browser, tmp_path):
     assert browser.evaluate("document.getElementById('count').textContent") == "50 questions, 200 games"
     assert searched < 1000, searched
     print(f"ready after {times} ms; {path.stat().st_size / 1e6:.1f} MB; first search {searched:.0f} ms")
+
+
+def test_every_word_with_a_dotted_line_is_explained(page):
+    titles = page.evaluate("[...document.querySelectorAll('abbr')].map(node => node.title)")
+    assert len(titles) > 20 and all(len(title) > 20 for title in titles)
+    page.evaluate("document.querySelector('.chart abbr').click()")
+    assert page.evaluate("document.getElementById('words').open")
+    assert texts(page, "#words .wanted") == ["EM"]
+
+
+def test_a_link_opens_one_game(browser, run):
+    browser.resize(1440, 1000)
+    path = write_report(run)
+    browser.open(path)
+    browser.evaluate("location.hash = '#step=2&game=q6/3'")
+    wait(browser)
+    assert texts(browser, "#detail .question") == ["Who is number 6?"]
+    assert texts(browser, ".game.linked h3") == ["Game 3 #"]
+    link = browser.evaluate("document.querySelectorAll('#detail .link')[1].getAttribute('href')")
+    assert link == "#step=2&game=q6/2"
+    browser.evaluate("location.hash = '#step=2&game=nosuch/1'")
+    wait(browser)
+    assert "nosuch, is not in this report" in texts(browser, "#count")[0]
+    assert not logged(browser)
+
+
+def test_a_line_says_which_games_are_visible_until_all_are(page):
+    page.resize(1000, 900)
+    wait(page)
+    [line] = texts(page, ".more-games")
+    assert line == "←games 1 to 2 of 4→"
+    page.evaluate("document.querySelector('.players').scrollTo(9999, 0)")
+    wait(page)
+    assert texts(page, ".more-games") == ["←games 3 to 4 of 4→"]
+    page.resize(2200, 900)
+    wait(page)
+    assert page.evaluate("document.querySelector('.more-games').hidden")
+
+
+def test_the_tokens_of_the_chat_template_are_folded_until_m_is_pressed(page):
+    shown = "document.querySelector('#detail .game').innerText.includes('<|im_')"
+    assert not page.evaluate(shown)
+    page.key("m")
+    assert page.evaluate(shown)
+
+
+def test_runs_without_a_common_question_say_so(browser, tmp_path):
+    runs = []
+    for n in range(2):
+        question = Question(f"q{n}", "music", f"Who is number {n}?", ("Anna",))
+        runs.append(write_run(tmp_path / f"run{n}", [[group_of(question)]]))
+    browser.resize(1440, 1000)
+    browser.open(write_report(*runs))
+    [note] = texts(browser, "#no-common")
+    assert "have no question of the same step in common" in note and "run0" in note
+    assert not browser.evaluate("document.getElementById('no-common').hidden")
+    assert [text.count("–") for text in texts(browser, ".row .facts")] == [0, 0]
+    assert len(texts(browser, ".verdict")) == 2
+
+
+def test_a_latency_is_shown_in_milliseconds(browser, tmp_path):
+    """It was 1.3 × 10⁻⁴."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5, "env/latency": 0.00013}\n')
+    browser.open(write_report(tmp_path))
+    [latency] = [text for text in texts(browser, ".chart figcaption") if text.startswith("Latency")]
+    assert latency == "Latency, ms0.130"
+
+
+def test_a_live_page_reloads_itself_and_keeps_its_filters(browser, run, tmp_path):
+    path = tmp_path / "live.html"
+    write_page(path, {"runs": [read_run(run, games=100)], "live": 0.3})
+    browser.open(path)
+    set_filter(browser, "step", "2")
+    browser.evaluate("document.activeElement.blur()")
+    browser.evaluate("document.documentElement.dataset.seen = 'once'")
+    deadline = time.monotonic() + 10
+    while browser.evaluate("document.documentElement.dataset.seen ?? ''") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    wait(browser)
+    assert browser.evaluate("document.documentElement.dataset.seen === undefined")
+    assert browser.evaluate("document.getElementById('step').value") == "2"
+    browser.evaluate("sessionStorage.clear()")
