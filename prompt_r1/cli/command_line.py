@@ -109,7 +109,7 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     values = PRESETS[source] if source in PRESETS else read_yaml(Path(source), TrainConfig)
     config = TrainConfig(**{**values, **given})
     # The mini world brings its own questions.
-    if config.env in ("mini", "mini-b", "mini-mute") and not config.data:
+    if config.env in ("mini", "mini-b", "mini-advice", "mini-mute") and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
     if "none" in config.val_data:
         config = replace(config, val_data=())

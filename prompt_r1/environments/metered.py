@@ -1,6 +1,7 @@
 """One environment with its journal, its budget and its counts, between a game and a provider."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -43,15 +44,28 @@ class ReplySource(Protocol):
 
 
 class FreeSource:
-    """An environment in this process as a source: without tokens, price and failures."""
+    """An environment in this process as a source, without failures.
 
-    def __init__(self, environment: Environment, *, seed: int) -> None:
+    It costs nothing unless a token is taken to have so many characters.
+    """
+
+    def __init__(
+        self, environment: Environment, *, seed: int, characters_per_token: float = math.inf
+    ) -> None:
         self.name = environment.name
+        self._characters_per_token = characters_per_token
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._environment = environment
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
-        return Outcome("ok", text=await self._environment.ask(messages), finish="stop")
+        text = await self._environment.ask(messages)
+        tokens_in = self._tokens(sum(len(message["content"]) for message in messages))
+        return Outcome(
+            "ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=self._tokens(len(text))
+        )
+
+    def _tokens(self, characters: int) -> int:
+        return math.ceil(characters / self._characters_per_token)
 
     async def check(self) -> None:
         pass

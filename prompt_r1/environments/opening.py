@@ -17,7 +17,7 @@ from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
-MINI_SPECS = ("mini", "mini-b", "mini-mute")
+MINI_SPECS = ("mini", "mini-b", "mini-advice", "mini-mute")
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_SPECS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
@@ -29,6 +29,7 @@ class Environments:
     A SPEC is one of these names, or several of them, separated by commas, for a pool with a route:
 
         mini, mini-b, mini-mute    the mini world of `seed`
+        mini-advice                the same with a reader of instructions; its tokens are counted, for prices
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
@@ -209,8 +210,11 @@ def _open_built_in(name: str, seed: int) -> ReplySource:
     if name == "mini-mute":
         return FreeSource(MuteEnvironment(name), seed=seed)
 
+    from prompt_r1.miniworld.advice import AdvisedEnvironment
     from prompt_r1.miniworld.environment import MiniEnvironment
     from prompt_r1.miniworld.world import make_world
 
+    if name == "mini-advice":
+        return FreeSource(AdvisedEnvironment(make_world(seed), seed=seed), seed=seed, characters_per_token=4)
     environment = MiniEnvironment(make_world(seed), "B" if name == "mini-b" else "A", seed=seed)
     return FreeSource(environment, seed=seed)

@@ -25,6 +25,8 @@ class Skills:
     casual: float  # reading a casual question
     compare: float  # comparing two films at once
     problem: float  # a word problem of two steps at once
+    details: float = 0.0  # a summary with genre, hero and director, although none of them is asked for
+    bare: float = 1.0  # obeying "Answer only."
 
 
 SKILLS = {
@@ -33,11 +35,11 @@ SKILLS = {
 }
 
 
-def interpret(request: Request, world: World, style: Style, rng: random.Random) -> Request:
+def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
     """Turn a casual or vague request into a clear one, which is often not the one that was meant."""
     match request:
         case Pop(film, relation):
-            right = rng.random() < SKILLS[style].casual
+            right = rng.random() < skills.casual
             return Lookup(film, relation if right else _other(relation, FILM_RELATIONS, rng))
         case Vague(subject):
             relations = (*FILM_RELATIONS, *PERSON_RELATIONS)
@@ -46,9 +48,9 @@ def interpret(request: Request, world: World, style: Style, rng: random.Random) 
     return request
 
 
-def believe(request: Request, world: World, style: Style, rng: random.Random) -> str:
+def believe(request: Request, world: World, style: Style, skills: Skills, rng: random.Random) -> str:
     """The environment's answer to a clear request; "" where it gives none."""
-    skills, luck = SKILLS[style], rng.random()
+    luck = rng.random()
     match request:
         case Lookup(subject, relation):
             truth = world.facts[subject, relation]
@@ -62,6 +64,8 @@ def believe(request: Request, world: World, style: Style, rng: random.Random) ->
             if luck < skills.clear:
                 return truth
             return truth.replace(genre, _other(genre, GENRES, rng), 1)
+        case Gen() if luck < skills.details:
+            return answer_of(request, world)
         case Gen():
             return rng.choice(("a film that many people like", "a story about life", "a well known film"))
         case Sum(left, sign, right):

@@ -8,12 +8,14 @@ import random
 import re
 from dataclasses import asdict, dataclass
 
-from prompt_r1.miniworld.beliefs import Style, believe, interpret
+from prompt_r1.miniworld.beliefs import SKILLS, Skills, Style, believe, interpret
 from prompt_r1.miniworld.questions import Bridge, Compare, Problem
 from prompt_r1.miniworld.understanding import BeforeYear, Lookup, Request, Sum, understand
 from prompt_r1.miniworld.wordings import WORDINGS, Wordings
 from prompt_r1.miniworld.world import World
 from prompt_r1.types import Message
+
+ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ class MiniEnvironment:
     async def close(self) -> None:
         pass
 
-    def reply(self, prompt: str) -> MiniReply:
-        """Reply to a prompt. If the prompt ends with "Answer only.", the reply is the bare value."""
-        question = re.sub(r"\s*answer only[.!]?\s*$", "", prompt, flags=re.IGNORECASE)
+    def reply(self, prompt: str, skills: Skills | None = None) -> MiniReply:
+        """Reply to a prompt, with the skills of the style unless others are given.
+
+        If the prompt ends with "Answer only.", the reply is the bare value.
+        """
+        skills = skills or SKILLS[self.style]
+        question = ANSWER_ONLY.sub("", prompt)
         # Blanks, letter case and "Answer only." do not change the value.
         belief_seed = f"{self.seed} {self.style} {' '.join(question.split()).lower()}"
         rng = random.Random(belief_seed.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
@@ -50,8 +56,8 @@ class MiniEnvironment:
         wordings = WORDINGS[self.style]
         if request is None:
             return MiniReply(rng.choice(wordings.confused), "")
-        request = interpret(request, self.world, self.style, rng)
-        value = believe(request, self.world, self.style, rng)
+        request = interpret(request, self.world, skills, rng)
+        value = believe(request, self.world, self.style, skills, rng)
         bare_value_wanted = question != prompt
         if bare_value_wanted and value:
             return MiniReply(value, value)

@@ -303,7 +303,8 @@ def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():
 
     replies = [write(sample) for sample in range(20)]
     assert replies == [write(sample) for sample in range(20)] and len(set(replies)) > 5
-    assert all(reply.startswith("<INS>Keep the answer short. ") for reply in replies)
+    kept = [reply.startswith("<INS>Keep the answer short. ") for reply in replies]
+    assert 5 < sum(kept) < 20, "the old prompt is usually kept"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

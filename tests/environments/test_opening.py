@@ -87,7 +87,7 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
 
 
 def test_the_mini_worlds_can_be_opened() -> None:
-    for spec in ("mini", "mini-b", "mini-mute"):
+    for spec in ("mini", "mini-b", "mini-advice", "mini-mute"):
         environment = open_environment(spec, seed=1)
         assert isinstance(asyncio.run(environment.ask(HELLO)), str)
         asyncio.run(environment.close())
