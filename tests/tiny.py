@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
@@ -81,6 +87,26 @@ def policy(**options) -> Policy:
 def save_agent(folder: Path, **options) -> Path:
     model(**options).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
+    return folder
+
+
+# Sizes of other models, under the names of most configs.
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "initializer_range": 0.3, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def save_model(folder: Path, kind: str, **options) -> Path:
+    """Save a random model of another type, without a tokenizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        other = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | options)))
+        for weight in other.parameters():
+            if weight.ndim == 1:  # biases and sinks, often 0
+                weight.data += 0.3 * torch.randn_like(weight)
+    other.save_pretrained(folder)
     return folder
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
@@ -82,7 +83,12 @@ def load_agent(
     compute = compute_dtype(config.dtype, device)
     codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
     policy = load_policy(
-        path, device=device, compute=compute, weights=weights or compute, temperature=config.temperature
+        path,
+        device=device,
+        compute=compute,
+        weights=weights or compute,
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
     )
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
 

@@ -17,6 +17,13 @@ NAME = "prompt_r1"
 PackedAttention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """(H, T, D) queries, (Hkv, T, D) keys and values of a packed row, the scale → (H, T, D)."""
 
+# Keywords of a forward that reach every attention function and change nothing here.
+IGNORED = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"})
+
+
+class UnsupportedAttention(Exception):
+    """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
+
 
 def attend(
     module: nn.Module,
@@ -30,15 +37,30 @@ def attend(
     ragged: RaggedBatch | None = None,
     packed: PackedAttention | None = None,
     sliding_window: int | None = None,
-    **_: object,  # transformers passes keywords that only other attention functions use
+    is_causal: bool | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
-    """Causal attention; returns (B, T, H, D). Without `ragged` or `packed`, rows must be right-padded."""
-    assert attention_mask is None, "causal attention on right-padded rows needs no mask"
-    assert not dropout, "with dropout, the trained policy would differ from the sampling policy"
-    assert sliding_window is None, f"sliding-window attention ({sliding_window}) is not supported"
+    """Causal attention; returns (B, T, H, D). Without `ragged` or `packed`, rows must be right-padded.
+
+    Raises UnsupportedAttention for anything else that the model asks for.
+    """
+    unknown = [name for name, given in others.items() if given is not None and name not in IGNORED]
+    if unknown:
+        raise UnsupportedAttention(f"its attention takes {', '.join(sorted(unknown))}")
+    if attention_mask is not None:
+        raise UnsupportedAttention("its attention takes a mask of its own")
+    if dropout:
+        raise UnsupportedAttention("its attention has dropout")
+    if is_causal is False:
+        raise UnsupportedAttention("its attention is not causal")
+    if sliding_window is not None:
+        raise UnsupportedAttention("its attention has a sliding window")
+    if key.shape != value.shape:
+        raise UnsupportedAttention("its attention has keys and values of different sizes")
     if ragged is not None:
-        layer = module.layer_idx
-        assert isinstance(layer, int)
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int):
+            raise UnsupportedAttention("its attention does not know its layer's number")
         keys, values = ragged.keys[layer], ragged.values[layer]
         keys.index_copy_(1, ragged.rows, key[0].to(keys.dtype))
         values.index_copy_(1, ragged.rows, value[0].to(values.dtype))

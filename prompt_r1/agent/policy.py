@@ -1,35 +1,21 @@
-"""The agent's weights: load a Hugging Face causal model; tokens in, log-probabilities out."""
+"""The agent's weights: tokens in, log-probabilities out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import model_info
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PretrainedConfig, PreTrainedModel
 
-from prompt_r1.agent import attention
 from prompt_r1.agent.packed_attention import choose_attention
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed.fsdp import full_tensor, shard
-from prompt_r1.errors import UsageError
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
-HUB_TIMEOUT = 10.0  # seconds
 
 
 class TokenScores(NamedTuple):
@@ -109,8 +95,10 @@ class Policy(nn.Module):
         # transformers renamed the method in 5.2x.
         old = self.model.gradient_checkpointing_enable
         getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
-        # transformers recomputes only in training mode; our models have no dropout.
-        self.train()
+        # transformers recomputes only in training mode. What is inside a layer stays in evaluation mode:
+        # there, some models add noise to their routers.
+        for module in self.model.modules():
+            module.training = getattr(module, "gradient_checkpointing", False)
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
         """Shard every weight over the ranks. From then on every forward must be called by all ranks."""
@@ -198,83 +186,3 @@ def _chunks(count: int, head: Tensor) -> Iterator[_Chunk]:
         rows = slice(start, min(start + size, count))
         logits, probabilities = buffers[:, : rows.stop - start]
         yield _Chunk(rows, logits, probabilities)
-
-
-def load_policy(
-    path: str | Path,
-    *,
-    device: torch.device,
-    compute: torch.dtype = torch.float32,
-    weights: torch.dtype = torch.float32,
-    temperature: float = 1.0,
-) -> Policy:
-    """Load the Hugging Face causal model of a folder or hub id, with our attention.
-
-    Raises UsageError if there is no such model, or if its logits are not hidden @ head.
-    """
-    attention.register()
-    transformers_logging.disable_progress_bar()
-    try:
-        options = loading_options(path)
-        config = AutoConfig.from_pretrained(path, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=weights, attn_implementation=attention.NAME, **options
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"no causal language model at {str(path)!r}: {_first_line(error)}") from None
-    if _has_windows(config):
-        raise UsageError(f"the model at {str(path)!r} uses sliding-window attention: not supported")
-    head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None or _alters_logits(config):
-        raise UsageError(
-            f"the logits of the model at {str(path)!r} are not a plain matrix product: not supported"
-        )
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
-    return Policy(model.eval(), compute=compute, temperature=temperature)
-
-
-def _alters_logits(config: object) -> bool:
-    """Whether the model caps or scales its logits (Gemma 2, Cohere, Granite), which our chunks do not."""
-    names = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-    return any(getattr(config, name, None) not in (None, 1.0) for name in names)
-
-
-def _has_windows(config: object) -> bool:
-    layers = getattr(config, "layer_types", None)
-    if layers is not None:
-        return set(layers) != {"full_attention"}
-    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(path, **loading_options(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"no tokenizer at {str(path)!r}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def loading_options(path: str | Path) -> dict[str, bool]:
-    """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
-
-    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache.
-    """
-    if Path(path).is_dir() or _hub_is_reachable(str(path)):
-        return {}
-    return {"local_files_only": True}
-
-
-@cache
-def _hub_is_reachable(name: str) -> bool:
-    """Ask the hub once for a model. Any answer of the hub counts, also that the model does not exist."""
-    try:
-        model_info(name, timeout=HUB_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
-        return True  # from_pretrained explains it better
-    except Exception:  # no DNS, route or certificate: the exception depends on the hub's HTTP client
-        return False
-    return True

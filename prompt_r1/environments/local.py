@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.agent.loading import load_policy, load_tokenizer, longest_game
+from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
@@ -148,7 +149,8 @@ def load_local(
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
-    longest = getattr(policy.model.config, "max_position_embeddings", None) or LONGEST_DIALOGUE
+    model = policy.model.config
+    longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(
         policy,
         tokenizer,

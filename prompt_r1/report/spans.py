@@ -25,7 +25,7 @@ class TokenTexts:
     @classmethod
     def of_run(cls, folder: Path) -> "TokenTexts":
         """Use the tokenizer of the run's agent."""
-        from prompt_r1.agent.policy import load_tokenizer
+        from prompt_r1.agent.loading import load_tokenizer
 
         agent = folder / "agent"
         return cls(load_tokenizer(agent) if (agent / "config.json").exists() else None)

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from prompt_r1.agent.kv_cache import MEMORY_SHARE
+from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape, loading_options
+from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape
 from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200

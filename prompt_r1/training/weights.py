@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import Policy, load_policy
+from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
@@ -69,7 +70,10 @@ def _load_share(
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
     compute, temperature = agent.policy.compute, agent.policy.temperature
-    policy = load_policy(start, device=device, compute=compute, weights=weights, temperature=temperature)
+    # The agent has been checked: the same model, whole, on the device of the computation.
+    policy = load_policy(
+        start, device=device, compute=compute, weights=weights, temperature=temperature, check=False
+    )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)
     return policy

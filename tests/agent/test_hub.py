@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
-from prompt_r1.agent.policy import _hub_is_reachable, loading_options
+from prompt_r1.agent.loading import _hub_is_reachable, loading_options
 
 httpx2 = pytest.importorskip("httpx2", reason="huggingface_hub's HTTP client")
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from prompt_r1.agent import policy as policy_module
+from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.agent.policy import Policy, load_policy, load_tokenizer
+from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Trajectory
 from tests import tiny

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prompt_r1.agent.policy import load_policy, load_tokenizer
+from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from prompt_r1.agent.agent import load_policy
+from prompt_r1.agent.loading import load_policy
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks

@@ -1,0 +1,197 @@
+"""Load a Hugging Face causal model or tokenizer; refuse what we would compute wrongly."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import model_info
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from prompt_r1.agent import attention
+from prompt_r1.agent.model_check import check_model, unsupported
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError
+
+HUB_TIMEOUT = 10.0  # seconds
+# Kinds of RoPE whose frequencies depend on the length of the row.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    device: torch.device,
+    compute: torch.dtype = torch.float32,
+    weights: torch.dtype = torch.float32,
+    temperature: float = 1.0,
+    max_tokens: int = 0,
+    check: bool = True,
+) -> Policy:
+    """Load the Hugging Face causal model of a folder or hub id, with our attention and without dropout.
+
+    `max_tokens`: of the longest game (0: not known). `check`: compare with the unmodified model; not needed
+    where the same model was checked before. Raises UsageError if there is no such model, if its files are
+    broken, or if we would compute it wrongly. Code that comes with a model is never executed.
+    """
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    options = loading_options(path)
+    config = _load_config(path, options)
+    for part in _parts(config):
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+    limit = longest_game(config)
+    if limit is not None and max_tokens > limit:
+        raise UsageError(
+            f"the model at {str(path)!r} has positions for {limit} tokens: give --max-tokens {limit} "
+            f"or less, not {max_tokens}"
+        )
+    model = _load_weights(path, config, weights, options)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None or _alters_logits(config):
+        raise unsupported(model, "its logits are not a plain matrix product")
+    if _has_windows(config):
+        raise unsupported(model, "its attention has a sliding window")
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    policy = Policy(model.eval(), compute=compute, temperature=temperature)
+    if check:
+        check_model(policy)
+    return policy
+
+
+def _load_config(path: str | Path, options: dict[str, bool]) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
+    except Exception as error:  # a foreign folder may raise anything
+        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
+
+
+def _load_weights(
+    path: str | Path, config: PretrainedConfig, weights: torch.dtype, options: dict[str, bool]
+) -> PreTrainedModel:
+    """The model with its weights. Pickled files are refused, because loading them may execute code."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=weights,
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+            **options,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a foreign folder may raise anything
+        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
+    for problem, names in (
+        ("lack tensors of the model", sorted(found["missing_keys"])),
+        ("have tensors of other shapes than config.json says", sorted(found["mismatched_keys"])),
+    ):
+        if names:
+            example = names[0] if isinstance(names[0], str) else names[0][0]
+            raise UsageError(f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {example}")
+    return model
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """A config and the configs in it, of a composite model."""
+    yield config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig):
+            yield from _parts(part)
+
+
+def longest_game(config: PretrainedConfig) -> int | None:
+    """The most tokens up to which a model computes each token as in a short game; None: any number.
+
+    Learned positions end, and RoPE whose frequencies depend on the length changes: one long game in a row or
+    in the cache would change all others.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if not rope:
+        return getattr(text, "max_position_embeddings", None)
+    kinds = list(rope.values()) if all(isinstance(value, dict) for value in rope.values()) else [rope]
+    limits = [
+        kind.get("original_max_position_embeddings") or text.max_position_embeddings
+        for kind in kinds
+        if kind.get("rope_type") in LENGTH_DEPENDENT
+    ]
+    return min(limits, default=None)
+
+
+def _alters_logits(config: object) -> bool:
+    """Whether the model caps or scales its logits (Gemma 2, Cohere, Granite), which our chunks do not."""
+    names = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    return any(getattr(config, name, None) not in (None, 1.0) for name in names)
+
+
+def _has_windows(config: object) -> bool:
+    layers = getattr(config, "layer_types", None)
+    if layers is not None:
+        return set(layers) != {"full_attention"}
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **loading_options(path))
+    except Exception as error:  # a foreign folder may raise anything
+        raise UsageError(f"no tokenizer at {str(path)!r}: {first_line(error)}") from None
+    # Without files, transformers makes up a tokenizer that knows special tokens only.
+    if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
+        raise UsageError(f"no tokenizer at {str(path)!r}: its files are missing")
+    return tokenizer
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def loading_options(path: str | Path) -> dict[str, bool]:
+    """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
+
+    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache.
+    """
+    if Path(path).is_dir() or _hub_is_reachable(str(path)):
+        return {}
+    return {"local_files_only": True}
+
+
+@cache
+def _hub_is_reachable(name: str) -> bool:
+    """Ask the hub once for a model. Any answer of the hub counts, also that the model does not exist."""
+    try:
+        model_info(name, timeout=HUB_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        return True  # from_pretrained explains it better
+    except Exception:  # no DNS, route or certificate: the exception depends on the hub's HTTP client
+        return False
+    return True

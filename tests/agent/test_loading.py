@@ -1,0 +1,113 @@
+"""Broken and hostile model folders are refused in one sentence, and nothing in them is executed."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from prompt_r1.agent.loading import load_policy, load_tokenizer
+from prompt_r1.errors import UsageError
+from tests import tiny
+from tests.games import CPU
+
+WEIGHTS = "model.safetensors"
+
+
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.write_text, (self.target, "executed")
+
+
+def no_config(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    return "config.json"
+
+
+def ugly_config(folder: Path) -> str:
+    (folder / "config.json").write_text("[1, 2")
+    return "config.json"
+
+
+def unknown_type(folder: Path) -> str:
+    change_config(folder, model_type="nosuch")
+    return "nosuch"
+
+
+def no_weights(folder: Path) -> str:
+    (folder / WEIGHTS).unlink()
+    return WEIGHTS
+
+
+def cut_weights(folder: Path) -> str:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+    return "incomplete"
+
+
+def empty_weights(folder: Path) -> str:
+    (folder / WEIGHTS).write_bytes(b"")
+    return "header"
+
+
+def pickled_weights(folder: Path) -> str:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Attack(folder / "executed")))
+    return WEIGHTS
+
+
+def misshapen_weights(folder: Path) -> str:
+    change_config(folder, intermediate_size=72)
+    return "of other shapes than config.json says: 6, such as model.layers.0.mlp.down_proj.weight"
+
+
+def missing_weights(folder: Path) -> str:
+    tensors = load_file(folder / WEIGHTS)
+    save_file(
+        {name: tensors[name] for name in tensors if "q_norm" not in name}, folder / WEIGHTS, {"format": "pt"}
+    )
+    return "lack tensors of the model: 2, such as model.layers.0.self_attn.q_norm.weight"
+
+
+def foreign_code(folder: Path) -> str:
+    (folder / "code.py").write_text(f"open({str(folder / 'executed')!r}, 'w').write('executed')")
+    names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    change_config(folder, auto_map=names, model_type="nosuch")
+    return "custom code"
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+BROKEN = [
+    no_config, ugly_config, unknown_type, no_weights, cut_weights, empty_weights, pickled_weights,
+    misshapen_weights, missing_weights, foreign_code,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("break_it", BROKEN, ids=lambda function: function.__name__)
+def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_path, break_it):
+    tiny.save_agent(tmp_path)
+    cause = break_it(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        load_policy(tmp_path, device=CPU)
+    message = str(refused.value)
+    assert str(tmp_path) in message and cause in message and "\n" not in message, message
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path):
+    tiny.model().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="no tokenizer at"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="no tokenizer at"):
+        load_tokenizer(tmp_path)
