@@ -96,7 +96,10 @@ OLD_PROMPTS = (
     r"```\n(.*?)\n```",
     r"instruction:\n(.*?)\nscore:",
 )
-FAILED_CASE = r"## Inputs\n([^#]*)\n## Generated Outputs\n([^#]*)\n## Feedback\n[^#]* not right [^#]*answer is '([^'#]*)'"
+FAILED_CASE = (
+    r"## Inputs\n([^#]*)\n## Generated Outputs\n([^#]*)\n"
+    r"## Feedback\n[^#]* not right [^#]*answer is '([^'#]*)'"
+)
 CONVERSATION = r"<LM_INPUT>(.*?)</LM_INPUT>\s*<LM_OUTPUT>(.*?)</LM_OUTPUT>.*?right answer is '(.*?)'"
 PROBLEM = r"problem:\n<INS>\n(.*?)\nright answer:"
 
