@@ -14,23 +14,31 @@ from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.tables import Entry, Label, Table
 
-COLUMNS = {  # method → the paper's column in Tables 2 and 3
-    "direct": "GPT-4o-mini",
-    "sft": "SFT (Qwen3-4B)",
-    "cot": "CoT (GPT-4o-mini)",
-    "grpo-only": "GRPO (Qwen3-4B)",
-    "opro": "OPRO",
-    "textgrad": "TextGrad",
-    "gepa": "GEPA",
-    "prompt-r1": "Prompt-R1",
+GPT_4O_MINI = "GPT-4o-mini"  # the environment of the paper's Tables 2 to 4
+COLUMNS = {  # method, and its environment in the paper ("": none) → the paper's column in Tables 2 and 3
+    ("direct", "Qwen3-4B"): "Qwen3-4B",
+    ("direct", GPT_4O_MINI): "GPT-4o-mini",
+    ("sft", ""): "SFT (Qwen3-4B)",
+    ("cot", "Qwen3-4B"): "CoT (Qwen3-4B)",
+    ("cot", GPT_4O_MINI): "CoT (GPT-4o-mini)",
+    ("grpo-only", ""): "GRPO (Qwen3-4B)",
+    ("opro", GPT_4O_MINI): "OPRO",
+    ("textgrad", GPT_4O_MINI): "TextGrad",
+    ("gepa", GPT_4O_MINI): "GEPA",
+    ("prompt-r1", GPT_4O_MINI): "Prompt-R1",
 }
+AGENT_ALONE = ("Qwen3-4B", "CoT (Qwen3-4B)")  # the paper's columns of the untrained agent without environment
 ABLATIONS = {  # method → the row in Table 4
     "agent-only": "w/o Env.",
     "untrained": "w/o R.L.",
     "direct": "w/o Agent",
     "prompt-r1": "Prompt-R1 (Full)",
 }
-ENVIRONMENTS = {"4o-mini": "GPT-4o-mini", "oss-20b": "GPT-OSS-20B"}  # part of a model's name → Table 5's
+ENVIRONMENTS = {
+    "4o-mini": GPT_4O_MINI,
+    "oss-20b": "GPT-OSS-20B",
+    "qwen3-4b": "Qwen3-4B",
+}  # part of a name → the paper's
 FULL = "prompt-r1"  # the method that the others are compared with
 AVERAGE = "Average"
 
@@ -42,6 +50,8 @@ PaperNumber = Callable[[System, str, str], float | None]
 class _Measured:
     """A rate with its place: dataset and metric, and the system."""
 
+    dataset: str
+    metric: str
     label: Label
     system: System
     entry: Entry
@@ -58,13 +68,14 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Tabl
         where = f", environment {environment}" if environment else ""
         if trained:
             title = f"Table 2: results{where}"
-            tables.append(_results_table(results, systems, trained, f"table2{suffix}", title))
+            tables.append(_results_table(results, systems, environment, trained, f"table2{suffix}", title))
         if held_out:
             title = f"Table 3: results out of distribution{where}"
-            tables.append(_results_table(results, systems, held_out, f"table3{suffix}", title))
+            tables.append(_results_table(results, systems, environment, held_out, f"table3{suffix}", title))
         methods = {system.method for system in systems}
         if FULL in methods and len(methods & set(ABLATIONS)) > 1:
-            tables.append(_ablations_table(results, systems, f"table4{suffix}", f"Table 4: ablations{where}"))
+            title = f"Table 4: ablations{where}"
+            tables.append(_ablations_table(results, systems, environment, f"table4{suffix}", title))
     if len({system for system in results.systems if system.method == FULL}) > 1:
         tables.append(_transfer_table(results, trained_with))
     return tables
@@ -92,12 +103,19 @@ def costs(results: Results, system: System, datasets: Sequence[str]) -> dict[str
 
 
 def _results_table(
-    results: Results, systems: Sequence[System], datasets: Sequence[str], name: str, title: str
+    results: Results,
+    systems: Sequence[System],
+    environment: str,
+    datasets: Sequence[str],
+    name: str,
+    title: str,
 ) -> Table:
-    """A row for each dataset and metric, then averages and costs; a column for each system."""
+    """A row for each dataset and metric, then averages and costs; a column for each system.
 
-    def paper_number(system: System, dataset: str, metric: str) -> float | None:
-        column = COLUMNS.get(system.method, "")
+    With the paper's environment, two more columns have its numbers of the untrained agent alone.
+    """
+
+    def number_of_column(column: str, dataset: str, metric: str) -> float | None:
         if dataset != AVERAGE:
             return paper_numbers.main_result(column, dataset, metric)
         for table in (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION):
@@ -105,18 +123,33 @@ def _results_table(
                 return paper_numbers.average(column, table, metric)
         return None
 
+    def paper_number(system: System, dataset: str, metric: str) -> float | None:
+        column = COLUMNS.get((system.method, paper_name(system.environment)), "")
+        return number_of_column(column, dataset, metric)
+
     names = _names(systems, {})
     entries: dict[tuple[Label, Label], Entry] = {}
-    for one in _measure(results, systems, datasets, paper_number):
+    measured = _measure(results, systems, datasets, paper_number)
+    for one in measured:
         entries[one.label, (names[one.system],)] = one.entry
+    if paper_name(environment) == GPT_4O_MINI:
+        for one in measured:
+            for column in AGENT_ALONE:
+                number = number_of_column(column, one.dataset, one.metric)
+                if number is not None:
+                    entries[one.label, (f"{column}, paper",)] = Entry(paper=number)
     for system in systems:
         for label, number in costs(results, system, datasets).items():
             entries[(label, ""), (names[system],)] = Entry(number=number)
     return _table(name, title, ("dataset", "metric"), entries, results, datasets)
 
 
-def _ablations_table(results: Results, systems: Sequence[System], name: str, title: str) -> Table:
+def _ablations_table(
+    results: Results, systems: Sequence[System], environment: str, name: str, title: str
+) -> Table:
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
+        if paper_name(environment) != GPT_4O_MINI:
+            return None
         return paper_numbers.ablation(ABLATIONS[system.method], dataset, metric)
 
     chosen = [system for method in ABLATIONS for system in systems if system.method == method]
@@ -128,8 +161,8 @@ def _transfer_table(results: Results, trained_with: Mapping[str, str]) -> Table:
     """Each environment alone, then each agent with each environment."""
 
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
-        home, here = _paper_name(trained_with.get(system.agent, "")), _paper_name(system.environment)
-        return paper_numbers.transfer(home, here, dataset, metric)
+        home = trained_with.get(system.agent, "unknown") if system.agent else ""
+        return paper_numbers.transfer(paper_name(home), paper_name(system.environment), dataset, metric)
 
     def label(system: System) -> str:
         if system.method != FULL:
@@ -178,7 +211,8 @@ def _measure(
         for system, rate in rates.items():
             is_best = rate is not None and rate.mean > best - 1e-12
             paper = paper_number(system, name, metric)
-            measured.append(_Measured(label, system, Entry(rate, best=is_best, paper=paper, usual_n=n)))
+            entry = Entry(rate, best=is_best, paper=paper, usual_n=n)
+            measured.append(_Measured(name, metric, label, system, entry))
     return measured
 
 
@@ -204,8 +238,11 @@ def _names(systems: Sequence[System], renamed: Mapping[str, str]) -> dict[System
     return names
 
 
-def _paper_name(spec: str) -> str:
-    return next((name for part, name in ENVIRONMENTS.items() if part in spec.lower()), spec)
+def paper_name(environment: str) -> str:
+    """The paper's name of an environment; other environments, also several at once, keep their names."""
+    if "," in environment:
+        return environment
+    return next((name for part, name in ENVIRONMENTS.items() if part in environment.lower()), environment)
 
 
 def _table(

@@ -198,15 +198,16 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
     assert {"table2", "table3", "table4", "table5"} <= set(tables)
 
     wide = cells_of(to_markdown(tables["table2"]))
-    assert wide[0] == ["dataset", "metric", "direct", "prompt-r1", "agent-only"]
+    alone = ["Qwen3-4B, paper", "CoT (Qwen3-4B), paper"]
+    assert wide[0] == ["dataset", "metric", "direct", "prompt-r1", "agent-only", *alone]
     hotpot = next(line for line in wide if line[:2] == ["HotpotQA (n = 16)", "EM"])
-    assert wide[wide.index(hotpot) + 1] == ["", "EM, paper", "33.59", "44.53", ""]
+    assert wide[wide.index(hotpot) + 1] == ["", "EM, paper", "33.59", "44.53", "", "21.09", "18.75"]
     right = sum(drawn(7, 0.8)["HotpotQA"])
     assert hotpot[3].startswith(f"**{100 * right / 16:.1f}** [")  # the best one
     average = next(line for line in wide if line[0].startswith("Average") and line[1] == "EM")
     names = [name for name in paper_numbers.TRAINED if name not in paper_numbers.TEXTS]
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
-    assert ["", "EM, paper", "34.89", "44.01", ""] in wide
+    assert ["", "EM, paper", "34.89", "44.01", "", "23.70", "22.27"] in wide
 
     ablations = cells_of(to_markdown(tables["table4"]))
     labels = [line[0] for line in ablations[2:]]
@@ -221,16 +222,53 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
     assert transfer["gpt-4o-mini alone, paper"][squad] == "13.28"
 
 
+def paper_rows(table: Table) -> dict[tuple[str, ...], dict[str, float]]:
+    """The paper's numbers in a table: by row, then by column."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for (row, column), entry in table.entries.items():
+        if entry.paper is not None:
+            found.setdefault(row, {})[" ".join(column)] = entry.paper
+    return found
+
+
+def test_the_papers_numbers_are_shown_with_its_environments_only():
+    """Those of GPT-4o-mini were once printed under any environment."""
+    rows = []
+    for environment in ("llama", "gpt-4o-mini", "qwen3-4b@http://x/v1", "gpt-4o-mini,llama"):
+        for method in ("direct", "cot", "opro"):
+            rows += predict_all(drawn(1, 0.5), System(method, environment))
+        rows += predict_all(drawn(1, 0.5), System("prompt-r1", environment, "runs/a"))
+    rows += predict_all(drawn(1, 0.5), System("sft", agent="runs/sft"))
+    tables = paper_tables(score_predictions(rows), {})
+    numbers = {table.title: paper_rows(table) for table in tables}
+    hotpot = ("HotpotQA (n = 16)", "EM")
+    ours = {"direct": 33.59, "cot": 42.97, "opro": 34.38, "prompt-r1": 44.53}
+    alone = {"Qwen3-4B, paper": 21.09, "CoT (Qwen3-4B), paper": 18.75}
+    at = "Table 2: results, environment"
+    assert numbers[f"{at} llama"][hotpot] == {"sft": 23.44}  # Qwen3-4B's, which needs no environment
+    assert numbers[f"{at} gpt-4o-mini,llama"][hotpot] == {"sft": 23.44}
+    assert numbers[f"{at} qwen3-4b@http://x/v1"][hotpot] == {"direct": 21.09, "cot": 18.75, "sft": 23.44}
+    assert numbers[f"{at} gpt-4o-mini"][hotpot] == {**ours, "sft": 23.44, **alone}
+    ablations = {title: found for title, found in numbers.items() if title.startswith("Table 4")}
+    assert len(ablations) == 4
+    assert [title for title, found in ablations.items() if found] == [
+        "Table 4: ablations, environment gpt-4o-mini"
+    ]
+    [transfer] = [paper_rows(table) for table in tables if table.name == "table5"]
+    assert transfer.keys() == {("gpt-4o-mini alone",)}, "it is unknown how runs/a was trained"
+
+
 def test_csv_and_latex_agree_with_the_markdown():
-    rows = predict_all(drawn(1, 0.5)) + predict_all(drawn(2, 0.9), System("prompt-r1", "large", "runs/a_1"))
-    table = paper_tables(score_predictions(rows), {"runs/a_1": "large"})[0]
+    rows = predict_all(drawn(1, 0.5), System("direct", "gpt-4o-mini"))
+    rows += predict_all(drawn(2, 0.9), System("prompt-r1", "gpt-4o-mini", "runs/a_1"))
+    table = paper_tables(score_predictions(rows), {"runs/a_1": "gpt-4o-mini"})[0]
     values = {tuple(row[:2]): row[2:] for row in csv.reader(to_csv(table).splitlines())}
     right = sum(drawn(1, 0.5)["GSM8K"])
     assert float(values["GSM8K (n = 16)", "EM"][0]) == pytest.approx(100 * right / 16, abs=1e-3)
     assert values["", "EM, paper"][1] == "44.01"  # the last such line is the average's
     text = to_latex(table)
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
-    assert all(line.count(" & ") == 3 for line in body.splitlines()[1:])
+    assert all(line.count(" & ") == 5 for line in body.splitlines()[1:])
     assert rf"{100 * right / 16:.2f} {{\tiny [" in text and "runs/a_1" not in text
 
 
