@@ -1,10 +1,11 @@
 """Score a predicted answer against the gold answers: EM, SM, F1 and math.
 
 Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
-are strict: a number keeps its sign, point and slash, and an empty prediction scores 0. The official rules are
-those of the released code, for comparison with its tables; they are too lenient in places: "-5" = "5",
-"1/2" = "12", SM is 1 for an empty prediction and for "a". The release has no `math`, so it has one set of
-rules. SSim, which needs a model, is in `similarity.py`.
+are strict: a number keeps its sign, point and slash, an empty prediction scores 0, and a gold answer of which
+normalisation leaves nothing ("a", "$") is matched only by the same text. The official rules are those of the
+released code, for comparison with its tables; they are too lenient in places: "-5" = "5", "1/2" = "12", SM is
+1 for an empty prediction and for "a". The release has no `math`, so it has one set of rules. SSim, which
+needs a model, is in `similarity.py`.
 """
 
 import re
@@ -83,7 +84,7 @@ def substring_match(prediction: str, answers: Sequence[str], *, official: bool =
 
 
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
-    """F1 over the multisets of words (eq. 14); 0 if both texts are empty."""
+    """F1 over the multisets of words (eq. 14). Official rules: 1 if both texts are empty."""
     return _best(_f1, prediction, answers, official)
 
 
@@ -102,10 +103,16 @@ def _same_formula(prediction: str, gold: str) -> bool:
 def _best(
     metric: Callable[[str, str], float], prediction: str, answers: Sequence[str], official: bool
 ) -> float:
-    prediction = normalise(prediction, official=official)
-    if not prediction and not official:
-        return 0.0
-    return max((metric(prediction, normalise(gold, official=official)) for gold in answers), default=0.0)
+    predicted = normalise(prediction, official=official)
+
+    def score(gold: str) -> float:
+        wanted = normalise(gold, official=official)
+        if wanted or official:
+            return metric(predicted, wanted) if predicted or official else 0.0
+        same = prediction.strip().lower() == gold.strip().lower()
+        return float(same and bool(gold.strip()))
+
+    return max(map(score, answers), default=0.0)
 
 
 def _equals(prediction: str, gold: str) -> float:
@@ -121,6 +128,8 @@ def _overlaps(prediction: str, gold: str) -> float:
 
 
 def _f1(prediction: str, gold: str) -> float:
+    if not prediction and not gold:
+        return 1.0
     predicted, wanted = prediction.split(), gold.split()
     common = sum((Counter(predicted) & Counter(wanted)).values())
     if common == 0:
