@@ -36,11 +36,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a plot: its points in order, and its label."""
+    """The points of a plot in order, and their label. `joined`: what lies between them was measured too."""
 
     label: str
     points: Sequence[Point]
     dashed: bool = False
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,20 @@ def svg(plot: Plot) -> str:
         parts.append(_muted(f"{value:g}", scale.x(value), HEIGHT - BOTTOM + 18, anchor="middle"))
     for number, series in enumerate(plot.series):
         colour = COLOURS[number % len(COLOURS)]
-        shift = 0.0 if plot.names_at_points else APART * (number - (len(plot.series) - 1) / 2)
+        beside = _at_same_x(plot, scale)[number] if plot.names_at_points else range(len(plot.series))
+        shift = APART * (list(beside).index(number) - (len(beside) - 1) / 2)
         parts += _draw_series(series, colour, scale, shift)
         if not plot.names_at_points:
             parts += _draw_legend_entry(series, colour, y=TOP + 4 + 22 * number)
     if plot.names_at_points:
         parts += _draw_names(plot.series, scale)
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _at_same_x(plot: Plot, scale: "_Scale") -> list[list[int]]:
+    """For each series of one point, the numbers of the series whose points would lie over each other."""
+    xs = [scale.x(series.points[0].x) for series in plot.series]
+    return [[other for other, x in enumerate(xs) if abs(x - own) < APART] for own in xs]
 
 
 @dataclass(frozen=True)
@@ -125,28 +133,32 @@ def _ticks(highest: float, *, whole: bool) -> list[float]:
 
 
 def _draw_series(series: Series, colour: str, scale: _Scale, shift: float) -> list[str]:
-    """The line, and each point with its interval and a tooltip."""
+    """The line if the points are joined, and each point with its interval and a tooltip."""
     dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
     path = " ".join(f"{scale.x(point.x) + shift},{scale.y(point.mean)}" for point in series.points)
-    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>']
+    line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
+    parts = [line] if series.joined else []
     for point in series.points:
         x, y = scale.x(point.x) + shift, scale.y(point.mean)
         top, bottom = scale.y(point.high), scale.y(point.low)
         parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="{colour}" opacity=".7"/>')
         tooltip = _text(f"{series.label}: {point.x:g} → {rate_text(point)}, n = {point.n}")
-        if series.dashed:
-            shape, marker = "rect", f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" fill="{colour}">'
-        else:
-            shape, marker = "circle", f'<circle cx="{x}" cy="{y}" r="3.4" fill="{colour}">'
-        parts.append(f"{marker}<title>{tooltip}</title></{shape}>")
+        parts.append(_marker(series, colour, x, y, f"<title>{tooltip}</title>"))
     return parts
+
+
+def _marker(series: Series, colour: str, x: float, y: float, inside: str = "") -> str:
+    if series.dashed:
+        return f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" fill="{colour}">{inside}</rect>'
+    return f'<circle cx="{x}" cy="{y}" r="3.4" fill="{colour}">{inside}</circle>'
 
 
 def _draw_legend_entry(series: Series, colour: str, *, y: float) -> list[str]:
     x = LEFT + PLOT_WIDTH + 14
     dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
     line = f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.2"{dashes}/>'
-    return [line, f'<text x="{x + 29}" y="{y + 4}">{_text(series.label)}</text>']
+    sign = line if series.joined else _marker(series, colour, x + 11, y)
+    return [sign, f'<text x="{x + 29}" y="{y + 4}">{_text(series.label)}</text>']
 
 
 def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:

@@ -82,11 +82,16 @@ def study_distance(runs: Sequence[StudiedRun]) -> Study:
     for name in ("B", "mute"):
         by_distance = [one for one in everything if one.environment in ("home", name)]
         series += [
-            Series(f"trained, {name}", points([(one, one.trained) for one in by_distance])),
-            Series(f"untrained, {name}", points([(one, one.untrained) for one in by_distance]), dashed=True),
+            Series(f"trained, {name}", points([(one, one.trained) for one in by_distance]), joined=False),
+            Series(
+                f"untrained, {name}",
+                points([(one, one.untrained) for one in by_distance]),
+                dashed=True,
+                joined=False,
+            ),
         ]
     plot = Plot(
-        "Accuracy against distance of the environment",
+        "Exact match by distance of the environment",
         "share of prompts that get a different fact",
         "EM",
         series,

@@ -41,8 +41,11 @@ def study_training(folders: Sequence[Path]) -> Study:
         "over questions, because the games of one question are not independent.",
         "The intervals are about other questions for these seeds; the columns show how the seeds differ.",
     )
-    series = [Series("validation", pooled), Series("sampled", sampled_points(folders), dashed=True)]
-    plot = Plot("Accuracy against training steps", "GRPO step", "EM", series)
+    series = [
+        Series("validation", pooled, joined=False),
+        Series("sampled", sampled_points(folders), dashed=True),
+    ]
+    plot = Plot("Exact match by training step", "GRPO step", "EM", series)
     return Study("training", CLAIM, plot, markdown_table(header, rows), notes)
 
 

@@ -74,5 +74,5 @@ def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
         "After t interactions the agent is forced to answer; an agent that answers earlier keeps its answer.",
         "Kinds: the trained agent. pop and gen need one interaction; bridge, compare and math need two.",
     )
-    plot = Plot("Accuracy against interactions", "interactions before the answer", "EM", series)
+    plot = Plot("Exact match by interactions", "interactions before the answer", "EM", series)
     return Study("turns", CLAIM, plot, markdown_table(header, rows), notes)

@@ -444,8 +444,8 @@ def test_the_plot_places_the_points_by_cost_and_quality_and_names_them():
     ]
     root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series, names_at_points=True)))
     circles = [item for item in root.iter() if item.tag.endswith("circle")]
-    (x1, y1), (x2, y2), _ = [(float(item.get("cx")), float(item.get("cy"))) for item in circles]
-    assert x1 < x2 and y1 > y2
+    (x1, y1), (x2, y2), (x3, _) = [(float(item.get("cx")), float(item.get("cy"))) for item in circles]
+    assert x1 < x2 and y1 > y2 and x3 - x2 >= 4, "equal points hide each other"
     texts = {item.text: item for item in root.iter() if item.tag.endswith("text")}
     assert "direct & co  0.200" in texts
     heights = [float(texts[name].get("y")) for name in ("agent  0.900", "same  0.900")]

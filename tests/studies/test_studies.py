@@ -140,6 +140,15 @@ def test_the_plot_draws_each_point_at_its_height_and_escapes_labels():
     assert rate_text(points[1]) == "1.000 [0.90, 1.00]" and "![<title & more>](x.svg)" in study.markdown()
 
 
+def test_a_line_joins_points_only_where_something_was_measured_between_them(tmp_path):
+    """Validations are 20 steps apart; a line claimed an EM for every step between them."""
+    write_curves(tmp_path / "a", [0.1, 0.5])
+    plot = study_training([tmp_path / "a"]).plot
+    lines = [item for item in ElementTree.fromstring(svg(plot)).iter() if item.tag.endswith("polyline")]
+    assert [one.label for one in plot.series if one.joined] == ["sampled"] and len(lines) == 1
+    assert plot.y_label == "EM" and plot.title == "Exact match by training step"
+
+
 @pytest.mark.slow
 def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     """With an agent that memorised a few turns: the numbers are meaningless, but none is missing."""
