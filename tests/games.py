@@ -1,5 +1,6 @@
 """Makes games without an engine, from random tokens or from given turns."""
 
+import math
 import random
 
 import torch
@@ -8,6 +9,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.protocol import parse
+from prompt_r1.training.gap import NAME, Limit
 from prompt_r1.training.update import Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests import tiny
@@ -15,6 +17,7 @@ from tests.tiny import think
 
 CPU = torch.device("cpu")
 ONE_RANK = Ranks(rank=0, count=1, device=CPU)
+ANY_GAP = Limit(NAME, math.inf, math.inf)
 
 ANNA = Question("q", "test", "?", ("Anna Keller",))
 GOOD = think("hm", prompt="who?")
@@ -106,8 +109,9 @@ def make_update(
     grad_clip: float = 1.0,
     token_mean: bool = False,
     tokens_per_batch: int = 64,
+    gap_limit: Limit | None = ANY_GAP,
 ) -> Update:
-    """An update of a policy with AdamW."""
+    """An update of a policy with AdamW, by default on games of any policy."""
     return Update(
         policy,
         reference,
@@ -116,4 +120,5 @@ def make_update(
         grad_clip=grad_clip,
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
+        gap_limit=gap_limit,
     )

@@ -19,7 +19,7 @@ const FAMILIES = [
     { title: "Tokens", word: "token", names: ["tokens/game"], floor: 0, unit: "per game", about: "Written and read." },
   ]],
   ["Is the training healthy?", [
-    { title: "Log-probability gap", word: "log-probability gap", names: ["engine/logprob_gap"], log: true, unit: "nats", reference: 1e-4, about: "Engine against trainer. In float32 it should stay below the line." },
+    { title: "Log-probability gap", word: "log-probability gap", names: ["engine/logprob_gap", "engine/logprob_gap_p99", "engine/logprob_gap_mean"], labels: ["largest", "99 %", "mean"], log: true, unit: "nats", reference: 1e-4, about: "Engine against trainer. In float32 it should stay below the line." },
     { title: "KL to the start", word: "KL", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, unit: "nats per token", about: "Single tokens can make the mean jump; the median should not rise." },
     { title: "Entropy", word: "entropy", names: ["entropy"], floor: 0, unit: "nats per token", about: "Near 0 there is no exploration." },
     { title: "Clipped tokens", word: "clip", names: ["clip_frac"], floor: 0, unit: "share", about: "Tokens that changed by more than the clip range (eq. 17)." },

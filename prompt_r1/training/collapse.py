@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from prompt_r1.training.gap import Limit
+
 WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
 
 
@@ -48,6 +50,7 @@ class Watchdog:
     Its state follows from the lines alone: after a resume it reads the earlier lines again.
     """
 
+    gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
     recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
     alarming: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
@@ -61,6 +64,8 @@ class Watchdog:
         alarms: list[str] = []
         if line.get("groups/dropped") == 1:
             return alarms
+        if self.gap is not None and self.gap.metric in line:
+            alarms += self._see_gap(self.gap, line[self.gap.metric])
         for name in [name for name in RULES if name in line]:
             value = line[name]
             now, before = self._add(name, value)
@@ -72,6 +77,14 @@ class Watchdog:
                 usual = f"; its median over the run is {median(before):.3g}" if before else ""
                 alarms.append(f"{name} is {now if math.isfinite(value) else value:.3g}{usual}")
         return alarms
+
+    def _see_gap(self, limit: Limit, value: float) -> list[str]:
+        if value <= limit.alarm:
+            self.alarming.discard(limit.metric)
+        elif limit.metric not in self.alarming:
+            self.alarming.add(limit.metric)
+            return [f"{limit.metric} is {value:.3g}, above {limit.alarm:g}: engine and policy disagree"]
+        return []
 
     def _add(self, name: str, value: float) -> tuple[float, list[float]]:
         """The median of the window that ends with `value`, and the medians of the windows before it."""

@@ -21,6 +21,8 @@ from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.collapse import Watchdog
 from prompt_r1.training.console import Console
+from prompt_r1.training.gap import NAME as GAP
+from prompt_r1.training.gap import limit_of
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
 MAX_ROLLBACKS = 3
@@ -148,12 +150,13 @@ class Lifecycle:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         alarms = self.ranks.from_first(lambda: self.watchdog.see(line))
         for alarm in alarms:
-            self.log.say(f"Collapse at step {state.step}: {alarm}")
+            self.log.say(f"{'Alarm' if alarm.startswith(GAP) else 'Collapse'} at step {state.step}: {alarm}")
         if alarms and self.config.on_collapse == "stop":
             raise Resumable(
                 f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
             )
-        if alarms and self.config.on_collapse == "rollback":
+        collapsed = [alarm for alarm in alarms if not alarm.startswith(GAP)]  # no older agent mends a gap
+        if collapsed and self.config.on_collapse == "rollback":
             return self._roll_back(state)
         return state
 
@@ -188,7 +191,7 @@ class Lifecycle:
 
     def _replay_watchdog(self) -> None:
         """Give the watchdog the state that follows from the metric lines so far."""
-        self.watchdog = Watchdog()
+        self.watchdog = Watchdog(limit_of(self.policy.compute))
         for line in read_metrics(self.log.folder) if self.ranks.first else []:
             self.watchdog.see(line)
 

@@ -17,6 +17,7 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.training.batch import Batch, collate, empty_batch, sequence_mean_weight, token_mean_weight
+from prompt_r1.training.gap import Limit, check_gap, gap_metrics, limit_of
 from prompt_r1.types import ScoredGame, Trajectory
 
 # Weighted sums over tokens: added up over micro-batches and ranks they are means over the agent's tokens.
@@ -69,10 +70,12 @@ class Update:
         grad_clip: float,
         token_mean: bool,
         tokens_per_batch: int,
+        gap_limit: Limit | None = None,
     ) -> None:
         """`reference` is the frozen start; None: the KL is to the policy that sampled.
 
-        `token_mean` averages the loss over tokens, not over games (eq. 17).
+        `token_mean` averages the loss over tokens, not over games (eq. 17). `gap_limit` None: that of the
+        compute dtype.
         """
         self.policy = policy
         self.optimizer = optimizer
@@ -82,6 +85,7 @@ class Update:
         self._grad_clip = grad_clip
         self._token_mean = token_mean
         self._tokens_per_batch = tokens_per_batch
+        self._gap_limit = gap_limit or limit_of(policy.compute)
         self._start()
 
     def _start(self) -> None:
@@ -89,7 +93,10 @@ class Update:
         self._taken: list[StepMetrics] = []
         self._current = StepMetrics()
         self._skipped = 0
-        self._gap = 0.0  # largest |policy - engine| log-probability, in nats
+        self._gaps: list[
+            Tensor
+        ] = []  # |policy - engine| log-probabilities of the first step's tokens, in nats
+        self._gap_metrics: dict[str, float] | None = None
 
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """The micro-batches of each optimiser step, with old and reference log-probabilities.
@@ -148,15 +155,18 @@ class Update:
         if len(loss.kl):
             self._current.kl.append(loss.kl)
         if batch.old is None and len(batch.engine):  # the weights are still those that sampled
-            gap = (scores.logprobs.detach() - batch.engine).abs().max().item()
-            self._gap = max(self._gap, gap)
+            self._gaps.append((scores.logprobs.detach() - batch.engine).abs().cpu())
 
     def take_step(self) -> None:
         """Sum the gradients over the ranks, clip them, and step.
 
         When loss or gradient is not finite on any rank, no rank takes the step. Raises UsageError, the same
-        on every rank, when the weights are not finite afterwards: they must not be saved.
+        on every rank, before a step on games of another model than the policy, and when the weights are not
+        finite afterwards: they must not be saved.
         """
+        if self._gap_metrics is None:  # the first step: the weights are still those that sampled
+            self._gap_metrics = self._measure_gap()
+            check_gap(self._gap_metrics, self._gap_limit)
         step, self._current = self._current, StepMetrics()
         self._ranks.sum_gradients(self.policy)
         step.grad_norm = self._ranks.clip_gradients(self.policy, self._grad_clip)
@@ -176,6 +186,9 @@ class Update:
                 "checkpoint is kept; start a new run with a smaller --lr"
             )
 
+    def _measure_gap(self) -> dict[str, float]:
+        return gap_metrics([gap for share in self._ranks.gather(self._gaps) for gap in share])
+
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
         if self.skipped_in_a_row >= MAX_SKIPPED:
@@ -191,7 +204,7 @@ class Update:
         metrics = dict(zip(SUMMED, self._ranks.sum(sums), strict=True))
         metrics["grad_norm"] = sum(step.grad_norm for step in self._taken) / count
         metrics["update/skipped"] = float(self._skipped)
-        metrics["engine/logprob_gap"] = self._ranks.max([self._gap])[0]
+        metrics |= self._gap_metrics or self._measure_gap()
         mine = [tokens.cpu() for step in self._taken for tokens in step.kl]
         kl = [tokens for share in self._ranks.gather(mine) for tokens in share]
         metrics["kl_median"] = torch.cat(kl).median().item() if kl else 0.0

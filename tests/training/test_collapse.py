@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
 from prompt_r1.training.collapse import Watchdog
+from prompt_r1.training.gap import limit_of
 
 Curve = Callable[[int], float]  # the value of a metric in a step
 
@@ -168,3 +170,16 @@ def test_a_watchdog_that_replays_earlier_lines_gives_the_same_later_alarms():
         watchdog.see(line)
     later_alarms = [alarm for line in lines[resumed_after:] for alarm in watchdog.see(line)]
     assert later_alarms == [alarm for step, alarm in alarms(lines) if step > resumed_after]
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
+    """A bug: the watchdog had no rule for it. It is reported once, until it is small again."""
+    limit = limit_of(compute)
+    watchdog = Watchdog(limit)
+    seen = [
+        watchdog.see({"step": step, limit.metric: share * limit.alarm})
+        for step, share in enumerate([1.01, 2, 0.99, 3])
+    ]
+    assert [len(alarms) for alarms in seen] == [1, 0, 0, 1]
+    assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]

@@ -86,7 +86,7 @@ class ScriptedRun:
             next(self.policy.parameters())[0, 0] = number
         line = {"step": number, **HEALTHY}
         for name, value in metrics.items():
-            line[name.replace("_", "/")] = value
+            line[name if "/" in name else name.replace("_", "/")] = value
         self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), line
         self.state = self.lifecycle.complete(self.state, dict(line))
 
@@ -336,3 +336,12 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 6 and resumed.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "rollback"])
+def test_a_gap_between_engine_and_policy_is_reported_and_undoes_nothing(base, tmp_path, capsys, on_collapse):
+    """An older agent has the same gap, so that a rollback would not help."""
+    run = run_to_step_6(base, tmp_path, on_collapse=on_collapse)
+    run.step(**{"engine/logprob_gap": 2e-4})
+    assert run.state.step == 7 and run.state.rollbacks == 0
+    assert "Alarm at step 7: engine/logprob_gap is 0.0002, above 0.0001" in capsys.readouterr().out

@@ -136,10 +136,13 @@ def test_an_infinite_gradient_of_a_finite_loss_is_skipped():
 
 
 class RanksWithMaxima(Ranks):
-    """One of two ranks; all maxima of the other one are 0.5: its gap, and its flag for a non-finite loss."""
+    """One of two ranks; all maxima of the other one are 0.5: its flag for a non-finite loss, and its gap."""
 
     def max(self, values: list[float]) -> list[float]:
         return [max(float(value), 0.5) for value in values]
+
+    def gather(self, item: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return [item, [torch.tensor([0.5])]]
 
 
 def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_gap_is_reported():
