@@ -38,7 +38,9 @@ def _escape_unsafe(letter: str) -> str:
 
 def scrub(text: str, key: str) -> str:
     """Replace the key in a text, in upper or lower case, by "[key]"."""
-    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text
+    if not key or key.lower() not in text.lower():  # much faster than the search below in a long text
+        return text
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
 
 
 def has_colours(stream: TextIO) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import rollout, roofline
+from benchmarks import calls, rollout, roofline
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
@@ -167,3 +167,25 @@ def test_the_flop_of_a_prefill_equal_those_that_torch_counts():
     norms = 2 * 32 * sum(weight.numel() for weight in model.parameters() if weight.ndim == 1)
     masked = 4 * bench.shape.layers * bench.shape.heads * bench.shape.dim * (32 * 32 - 32 * 33 / 2)
     assert counted - norms + masked == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def measure_calls(monkeypatch, capsys, line: str) -> list[dict[str, float]]:
+    """Run the benchmark of calls with these arguments; its summary."""
+    monkeypatch.setattr(sys, "argv", ["calls", *line.split()])
+    calls.main()
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_benchmark_of_calls_plays_all_games(monkeypatch, capsys):
+    rounds = measure_calls(monkeypatch, capsys, "--games 10 --rounds 2 --latency 0.01")
+    assert [load["calls"] for load in rounds] == [30, 30]
+    for load in rounds:
+        assert load["failed"] == 0 and load["cpu_ms"] > 0 and load["descriptors"] > 3
+
+
+@pytest.mark.slow
+def test_a_thousand_games_at_once_cost_little_cpu_and_do_not_block_the_event_loop(monkeypatch, capsys):
+    """A bug: with 1,000 calls at once, a call took 33.7 ms of CPU, and the loop stood still for 32 s."""
+    for load in measure_calls(monkeypatch, capsys, "--games 250 1000 --latency 0.2"):
+        assert load["calls"] == 3 * load["games"] and load["failed"] == 0
+        assert load["cpu_ms"] < 6 and load["lag_cpu"] < 0.5  # CPU: other work of the machine does not count

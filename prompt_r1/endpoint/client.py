@@ -7,11 +7,13 @@ open forever.
 """
 
 import asyncio
+import itertools
 import json
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import httpx
@@ -32,6 +34,9 @@ from prompt_r1.terminal import scrub
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 3.0
+CALLS_OF_A_CLIENT = 64  # httpx goes through all connections of a client when one opens or closes
+MOST_CLIENTS = 64
+CALLS_OF_AN_ITERATION = 32  # of the event loop: each takes it about a millisecond
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 Transport = httpx.AsyncBaseTransport  # tests pass httpx.MockTransport
@@ -52,12 +57,22 @@ class ClientLimits:
 
 @dataclass
 class Connection:
-    """The HTTP client and the state that belong to one event loop."""
+    """The HTTP clients and the state that belong to one event loop."""
 
     loop: asyncio.AbstractEventLoop
-    http: httpx.AsyncClient
+    clients: list[httpx.AsyncClient]
+    next_client: Iterator[httpx.AsyncClient]
     slots: asyncio.Semaphore
+    turns: asyncio.Semaphore
     paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
+
+    async def take_turn(self) -> None:
+        """Wait for an iteration of the event loop with room for the work of this call.
+
+        A thousand requests that start at once, or as many responses, would block the loop for seconds.
+        """
+        async with self.turns:
+            await asyncio.sleep(0)
 
 
 @dataclass
@@ -65,11 +80,6 @@ class Delivery:
     """Whether the request of an attempt has been sent completely, so that the provider may bill it."""
 
     sent: bool = False
-
-    async def watch(self, event: str, info: Mapping[str, object]) -> None:
-        """The trace of httpx: called at each event of the connection."""
-        if event.endswith("send_request_body.complete"):
-            self.sent = True
 
 
 class EndpointClient:
@@ -149,7 +159,8 @@ class EndpointClient:
         """Close the connections of the running event loop. A later call opens new ones."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.loop is asyncio.get_running_loop():
-            await connection.http.aclose()
+            for client in connection.clients:
+                await client.aclose()
 
     def _readable(self, outcome: Outcome) -> Outcome:
         """The outcome without the key in its texts; a fatal one says why no key was sent."""
@@ -161,16 +172,28 @@ class EndpointClient:
     def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         if self._connection is None or self._connection.loop is not loop:
-            http = httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                timeout=None,  # we set our own deadlines
-                # The slots limit the number of connections. A connection is not used again: what a server
-                # sends on it after the response (some send it twice) would be taken as the next reply.
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
-                transport=self._transport,
+            trust_env = not is_loopback(self.base_url)  # a proxy cannot reach this machine's ports
+            certificates = httpx.create_ssl_context(trust_env=trust_env)  # loading them takes 20 ms
+            clients = [
+                httpx.AsyncClient(
+                    headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                    timeout=None,  # we set our own deadlines
+                    # The slots limit the number of connections. A connection is not used again: what a server
+                    # sends on it after the response (some send it twice) would be taken as the next reply.
+                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+                    verify=certificates,
+                    trust_env=trust_env,
+                    transport=self._transport,
+                )
+                for _ in range(min(MOST_CLIENTS, math.ceil(self._limits.concurrency / CALLS_OF_A_CLIENT)))
+            ]
+            self._connection = Connection(
+                loop,
+                clients,
+                itertools.cycle(clients),
+                slots=asyncio.Semaphore(self._limits.concurrency),
+                turns=asyncio.Semaphore(CALLS_OF_AN_ITERATION),
             )
-            self._connection = Connection(loop, http, asyncio.Semaphore(self._limits.concurrency))
         return self._connection
 
     async def _send_with_retries(self, connection: Connection, request: Request) -> Outcome:
@@ -246,12 +269,21 @@ class EndpointClient:
         max_bytes = self._limits.max_bytes
         received = bytearray()
         delivery = delivery or Delivery()
-        trace = {"trace": delivery.watch}
+
+        async def trace(event: str, info: Mapping[str, object]) -> None:
+            """Called by httpx at each event of the connection."""
+            if event.endswith("send_request_body.complete"):
+                delivery.sent = True
+            elif event.endswith("receive_response_headers.complete"):
+                await connection.take_turn()
+
+        await connection.take_turn()
+        client = next(connection.next_client)
         try:
             async with (
                 asyncio.timeout(self._limits.attempt_timeout),
-                connection.http.stream(
-                    method, url, content=sent, headers=JSON_HEADERS, extensions=trace
+                client.stream(
+                    method, url, content=sent, headers=JSON_HEADERS, extensions={"trace": trace}
                 ) as response,
             ):
                 async for chunk in response.aiter_bytes():

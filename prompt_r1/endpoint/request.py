@@ -13,6 +13,7 @@ from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 
 USUAL_REPLY_TOKENS = 200  # estimate for the limit of tokens per minute, corrected after the response
 LONGEST_REASON = 300  # characters of a provider's error message
+LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,18 @@ def is_loopback(base_url: str) -> bool:
 
 
 def scrub_outcome(outcome: Outcome, key: str) -> Outcome:
-    """Remove the key from the texts of an outcome: servers echo headers in errors, and some in replies."""
+    """Remove the key from the texts of an outcome, and cut them.
+
+    Servers echo headers in errors, and some in replies. A reply of megabytes would be copied many times.
+    """
     # Scrub before cutting: half a key would not be found.
-    reason = printable(" ".join(scrub(outcome.reason, key).split()))[:LONGEST_REASON]
-    if len(key) < SHORTEST_SECRET:
-        return replace(outcome, reason=reason)
-    text, reasoning, finish = (scrub(t, key) for t in (outcome.text, outcome.reasoning, outcome.finish))
-    return replace(outcome, text=text, reason=reason, reasoning=reasoning, finish=finish)
+    reason = scrub(outcome.reason, key)[:LONGEST_TEXT]
+    secret = key if len(key) >= SHORTEST_SECRET else ""
+    return replace(
+        outcome,
+        text=scrub(outcome.text, secret)[:LONGEST_TEXT],
+        reason=printable(" ".join(reason.split()))[:LONGEST_REASON],
+        reasoning=scrub(outcome.reasoning, secret)[:LONGEST_TEXT],
+        finish=scrub(outcome.finish, secret)[:LONGEST_REASON],
+        written=len(outcome.text) + len(outcome.reasoning),
+    )

@@ -66,6 +66,7 @@ class Outcome:
     busy: bool = False  # the provider is overloaded: other calls should wait too
     tokens_in: int = 0
     tokens_out: int = 0
+    written: int = 0  # characters of the text and the reasoning, before they are cut
     lost: int = 0  # attempts without a reply that the provider may have billed
     token_ids: tuple[int, ...] = ()  # of a text completion, where the server returns them
 

@@ -1,5 +1,6 @@
 """An environment behind an OpenAI-compatible chat-completions endpoint."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +11,11 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.types import Message
 
+logger = logging.getLogger(__name__)
+
 PATH = "/chat/completions"
 CHARACTERS_PER_TOKEN = 4  # of English text; only for the limit of tokens per minute
+MOST_CHARACTERS_PER_TOKEN = 20  # on average over a text; a count that means more is too low
 
 
 class ChatEnvironment:
@@ -22,6 +26,7 @@ class ChatEnvironment:
         self.parameters: Mapping[str, object] = {"system": system, **client.fields}
         self._client = client
         self._system = system
+        self._warned = False
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
         """Return the outcome, after retries. `sample` is not sent: the provider draws its own samples."""
@@ -30,7 +35,7 @@ class ChatEnvironment:
         characters = sum(len(message["content"]) for message in messages)
         tokens = characters // CHARACTERS_PER_TOKEN + USUAL_REPLY_TOKENS
         outcome = await self._client.send(Request(PATH, {"messages": messages}, tokens))
-        return _with_estimated_usage(outcome, characters)
+        return self._with_checked_usage(outcome, characters)
 
     async def check(self) -> None:
         hello = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -39,17 +44,30 @@ class ChatEnvironment:
     async def close(self) -> None:
         await self._client.close()
 
+    def _with_checked_usage(self, outcome: Outcome, characters: int) -> Outcome:
+        """Replace token counts that are missing, or too low for the texts, by estimates for the budget.
 
-def _with_estimated_usage(outcome: Outcome, characters: int) -> Outcome:
-    """Estimate the tokens of a reply whose provider sent no usable counts: the budget counts them.
+        `characters` is the length of the prompt. Counts may be higher than the texts explain: providers also
+        bill reasoning that they do not return, and text that they add to the prompt. A request that was
+        rejected (it has a reason) costs nothing.
+        """
+        if outcome.verdict in ("retry", "fatal") or outcome.reason:
+            return outcome
+        checked = replace(
+            outcome,
+            tokens_in=_plausible_count(outcome.tokens_in, characters),
+            tokens_out=_plausible_count(outcome.tokens_out, outcome.written),
+        )
+        if checked != outcome and (outcome.tokens_in or outcome.tokens_out) and not self._warned:
+            self._warned = True
+            counts = f"{outcome.tokens_in} and {outcome.tokens_out} tokens"
+            lengths = f"a prompt of {characters} and a reply of {outcome.written} characters"
+            logger.warning("%s counts %s for %s; using estimates instead", self.name, counts, lengths)
+        return checked
 
-    `characters` is the length of the prompt. A request that was rejected (it has a reason) costs nothing.
-    """
-    if outcome.verdict in ("retry", "fatal") or outcome.reason:
-        return outcome
-    written = len(outcome.text) + len(outcome.reasoning)
-    return replace(
-        outcome,
-        tokens_in=outcome.tokens_in or math.ceil(characters / BILLED_CHARACTERS_PER_TOKEN),
-        tokens_out=outcome.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN),
-    )
+
+def _plausible_count(tokens: int, characters: int) -> int:
+    """The provider's count for a text of this length; if it is too low, an estimate from above."""
+    if tokens * MOST_CHARACTERS_PER_TOKEN >= characters:
+        return tokens
+    return math.ceil(characters / BILLED_CHARACTERS_PER_TOKEN)

@@ -4,17 +4,20 @@ import asyncio
 import json
 import random
 import time
+from collections import Counter
 from pathlib import Path
 
 import httpx
 import pytest
 
-from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS
+from prompt_r1.endpoint.client import CALLS_OF_AN_ITERATION
+from prompt_r1.endpoint.request import LONGEST_TEXT, USUAL_REPLY_TOKENS
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.types import Message
 from tests.providers import (
     HELLO,
     KEY,
@@ -236,8 +239,8 @@ def test_an_outcome_has_label_tokens_and_reasoning() -> None:
     response = {**body_of("", finish="length", reasoning="Hm."), "usage": usage}
     environment = chat(Provider(httpx.Response(200, json=response)))
     outcome = asyncio.run(environment.call(HELLO))
-    expected = Outcome("outcome", label="length", finish="length", reasoning="Hm.", tokens_in=7, tokens_out=5)
-    assert outcome == expected
+    counts = {"tokens_in": 7, "tokens_out": 5, "written": 3}
+    assert outcome == Outcome("outcome", label="length", finish="length", reasoning="Hm.", **counts)
 
 
 def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
@@ -250,7 +253,7 @@ def test_each_event_loop_has_connections_of_its_own() -> None:
     """Neither an open connection nor a semaphore that calls wait for can be used in another loop."""
 
     async def http_client() -> httpx.AsyncClient:
-        return client._connect().http
+        return client._connect().clients[0]
 
     client = chat(Provider(OK))._client
     first, second = asyncio.run(http_client()), asyncio.run(http_client())
@@ -433,3 +436,64 @@ def test_the_limit_of_tokens_counts_the_usage_or_else_the_estimate(
 
     asyncio.run(two_calls())
     assert sleep == [pytest.approx(second_waits, abs=0.2)]
+
+
+def test_many_calls_at_once_start_in_several_turns_of_the_event_loop() -> None:
+    """A bug: a thousand calls started in one turn of the event loop, and blocked it for seconds."""
+    starts = Counter[int]()
+    turn = 0
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        starts[turn] += 1
+        return httpx.Response(200, json=body_of())
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def calls() -> list[str]:
+        environment = chat(respond, concurrency=300)
+        counting = asyncio.create_task(count_turns())
+        replies = await asyncio.gather(*(reply(environment) for _ in range(300)))
+        counting.cancel()
+        await environment.close()
+        return replies
+
+    assert asyncio.run(calls()) == ["Paris"] * 300
+    assert starts.total() == 300 and max(starts.values()) <= CALLS_OF_AN_ITERATION
+
+
+def test_a_reply_of_5_mb_blocks_the_event_loop_for_less_than_50_ms() -> None:
+    """A bug: searching it for the key took 60 ms, and every turn that repeated it 60 ms more."""
+    text = "".join(random.Random(0).choices("abcdefgh ijklmnop.\n", k=5_000_000))
+    environment = chat(Provider(httpx.Response(200, json=body_of(text))))
+
+    async def longest_block() -> float:
+        """CPU seconds between two turns of the event loop, during a call and one that repeats its reply."""
+        longest, last = 0.0, time.process_time()
+
+        async def watch() -> None:
+            nonlocal longest, last
+            while True:
+                now = time.process_time()
+                longest, last = max(longest, now - last), now
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        first = await reply(environment)
+        history: list[Message] = [*HELLO, {"role": "assistant", "content": first}, *HELLO]
+        await reply(environment, history)
+        watching.cancel()
+        await environment.close()
+        assert first == text[:LONGEST_TEXT]
+        return longest
+
+    assert min(asyncio.run(longest_block()) for _ in range(3)) < 0.05
+
+
+def test_a_key_at_the_cut_of_a_long_reply_is_scrubbed() -> None:
+    """Cut before it is scrubbed, the reply would end with half of the key."""
+    text = "a" * (LONGEST_TEXT - 10) + KEY + "b" * 100
+    assert ask(chat(Provider(httpx.Response(200, json=body_of(text))))).endswith("a[key]bbbbb")

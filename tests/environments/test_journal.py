@@ -291,7 +291,13 @@ def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budg
 
 
 @pytest.mark.parametrize(
-    "usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": -9, "completion_tokens": 10**400}}]
+    "usage",
+    [
+        {},
+        {"usage": None},
+        {"usage": {"prompt_tokens": -9, "completion_tokens": 10**400}},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": 0}},
+    ],
 )
 def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage: dict[str, object]) -> None:
     """A bug: such a reply cost nothing, so that the budget was never reached."""
@@ -302,6 +308,29 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     reply = asyncio.run(environment.call(HELLO))
     assert (reply.tokens_in, reply.tokens_out) == (5, 6)  # a token has three characters
     assert budget.spent == Spending(1, 11, pytest.approx(65e-6))
+
+
+def test_token_counts_that_are_too_low_for_the_texts_are_replaced_by_estimates_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A provider that counts 1 token for every text would never reach the budget."""
+    counts = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    environment = chat(Provider(httpx.Response(200, json={**body_of("word " * 60), **counts})))
+    long: list[Message] = [{"role": "user", "content": "word " * 30}]
+    for _ in range(2):
+        outcome = asyncio.run(environment.call(long))
+        assert (outcome.tokens_in, outcome.tokens_out) == (50, 100)  # a token has three characters
+    outcome = asyncio.run(environment.call(HELLO))
+    assert (outcome.tokens_in, outcome.tokens_out) == (1, 100)  # one token for six characters is possible
+    assert caplog.text.count("large counts 1 and 1 tokens for a prompt of 150 and a reply of 300 char") == 1
+
+
+def test_counts_that_are_higher_than_the_texts_explain_are_kept() -> None:
+    """Providers bill reasoning that they do not return."""
+    counts = {"usage": {"prompt_tokens": 900, "completion_tokens": 5000}}
+    environment = chat(Provider(httpx.Response(200, json={**body_of("Paris"), **counts})))
+    outcome = asyncio.run(environment.call(HELLO))
+    assert (outcome.tokens_in, outcome.tokens_out) == (900, 5000)
 
 
 @pytest.mark.parametrize("verdict", ["ok", "retry"])

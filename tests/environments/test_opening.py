@@ -78,7 +78,7 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
     async def keys_sent() -> list[str]:
         sent = []
         for client in clients:
-            headers = client._connect().http.headers
+            headers = client._connect().clients[0].headers
             sent.append(headers.get("authorization", "").removeprefix("Bearer "))
             await client.close()
         return sent
