@@ -1,14 +1,17 @@
 """The memory estimate against the tensors that autograd saves and the weights of real models."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, _ChunkedLogprobs
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.training.memory_estimate import (
+    ModelShape,
     Setup,
     block_activations,
     memory_table,
@@ -62,6 +65,31 @@ def saved_bytes(policy: Policy, packed: Packed) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         policy.hidden_states(packed.tokens[None], position_ids=packed.positions[None])
     return sum(sizes.values())
+
+
+def test_the_peak_of_the_head_is_what_its_forward_and_backward_allocate(monkeypatch):
+    """A bug: the chunk of logits was taken for one row, 1.9 GB too little for Qwen3's vocabulary."""
+    monkeypatch.setitem(CHUNK_TOKENS, "cpu", CHUNK_TOKENS["cuda"])
+    vocabulary, hidden, tokens = 4096, 32, 3000
+    head = torch.randn(vocabulary, hidden, requires_grad=True)
+    states = torch.randn(tokens, hidden).bfloat16().requires_grad_()
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        _ChunkedLogprobs.apply(states, head, targets)[0].sum().backward()
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    peak = max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    shape = ModelShape(
+        weights=head.numel(),
+        block=0,
+        layers=1,
+        hidden=0,
+        intermediate=0,
+        query=0,
+        key=0,
+        vocabulary=vocabulary,
+    )
+    parts = update_bytes(shape, Setup(shards=2, full=False, width=2), tokens=tokens)
+    assert parts["a block or the head"] == pytest.approx(peak, rel=0.02)
 
 
 def test_the_shards_add_up_to_the_model():
