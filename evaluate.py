@@ -15,6 +15,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     check_usage(evaluate_config)
 
 import asyncio
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -49,12 +50,14 @@ from prompt_r1.evaluation.systems import (
     SystemSetup,
     choose_systems,
     common_seed,
+    environments_of,
     note_on_missing_method,
     resolve_agents,
     trained_with,
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.metrics.text import Rules
+from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
 
@@ -72,6 +75,8 @@ def main(arguments: list[str]) -> None:
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
     for agent in agents.values():
+        playing = ",".join(environments_of(config, agents))
+        print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
         asyncio.run(check_endpoint(agent))
         check_question_lengths(questions, codec_of(agent), agent.config.max_tokens)
     name = Path(next(iter(agents), "environment").partition("@")[0]).name

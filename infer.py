@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, open_agent
+from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, codec_of, open_agent
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.command_line import infer_config, run_program
 from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, total_cost
@@ -35,8 +35,9 @@ from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.miniworld.hints import hint
 from prompt_r1.rollout import play
-from prompt_r1.terminal import has_colours
+from prompt_r1.terminal import has_colours, printable
 from prompt_r1.types import Completion, Message, Question
 
 
@@ -50,7 +51,10 @@ def main(arguments: list[str]) -> None:
     # One game at a time needs no more KV cache than one game.
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
     seed = spec.config.seed if config.seed < 0 else config.seed
+    codec_of(spec)  # a missing agent is reported before the missing key of an environment
     environment = open_environment(config, spec.config, seed)
+    note = partial(print, file=sys.stderr, flush=True)
+    note(printable(spec.describe(environment=environment.name, seed=seed)))
     with closing(Transcript(config.save)) as file, asyncio.Runner() as runner:
         try:
             runner.run(environment.check())  # before a large agent is loaded
@@ -59,6 +63,8 @@ def main(arguments: list[str]) -> None:
             session = Session(config, agent, str(spec.path), environment, seed, file)
             try:
                 for text in questions or typed_questions():
+                    if spec.config.agent == "mini" and (known := hint(text, seed)):
+                        note(known)
                     game = runner.run(session.ask(text))
                     if game.interrupted:
                         sys.exit(130)
@@ -132,7 +138,7 @@ class Session:
 
         Ctrl-C ends the game; what was played until then is written too.
         """
-        agent, question = self._agent, Question("asked", "infer", text, answers=())
+        agent, question = self._agent, Question("", "infer", text, answers=())
         check_question_lengths([question], agent.codec, agent.game.max_tokens)
         for view in self._views:
             view.question(text)

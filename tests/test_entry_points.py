@@ -244,6 +244,7 @@ BAD_INPUT = [
     (["infer.py"], "nothing to ask"),
     (["infer.py", "--question", "Who?"], "run `python train.py` first"),
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
+    (["infer.py", "--question", "Who?", "--agent", "nosuch"], "no tokenizer at 'nosuch': there is no such"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
     (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
     (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: not a folder with a config.json"),

@@ -129,7 +129,8 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, max_toke
     for question in questions:
         length = len(codec.opening(question.text))
         if length >= max_tokens:
+            name = f"question {question.id!r}" if question.id else f"the question {question.text[:40]!r}…"
             raise UsageError(
-                f"question {question.id!r} takes {length} tokens of a game of {max_tokens}: shorten it, or "
+                f"{name} takes {length} tokens of a game of {max_tokens}: shorten it, or "
                 "train with a larger --max-tokens"
             )

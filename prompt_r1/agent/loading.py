@@ -163,11 +163,20 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **loading_options(path))
     except Exception as error:  # a foreign folder may raise anything
-        raise UsageError(f"no tokenizer at {str(path)!r}: {first_line(error)}") from None
+        raise UsageError(f"no tokenizer at {str(path)!r}: {_missing(Path(path), error)}") from None
     # Without files, transformers makes up a tokenizer that knows special tokens only.
     if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
         raise UsageError(f"no tokenizer at {str(path)!r}: its files are missing")
     return tokenizer
+
+
+def _missing(path: Path, error: Exception) -> str:
+    """Why a name that a user gave holds no model."""
+    if (path / "metrics.jsonl").exists():
+        return "this run has saved no agent yet"
+    if not path.exists():
+        return f"there is no such folder, and on the hub it was not found ({first_line(error)})"
+    return first_line(error)
 
 
 def first_line(error: Exception) -> str:

@@ -1,11 +1,12 @@
 """Find the agent that a user names, and the game that it was trained to play."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.agent.remote import Prompts, parse_remote
 from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.config.yaml_files import GAME_FILE, read_yaml
+from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_yaml
 from prompt_r1.errors import UsageError
 
 RUNS = Path("runs")
@@ -26,6 +27,12 @@ def trained_config(path: str | Path) -> TrainConfig | None:
     """The settings that an exported agent was trained with; None for a model that was not trained here."""
     file = Path(path) / GAME_FILE
     return TrainConfig(**read_yaml(file, TrainConfig)) if file.exists() else None
+
+
+def exported_step(folder: Path) -> int:
+    """The step of the agent in a folder; -1 if it was not trained here."""
+    file = folder / STEP_FILE
+    return int(json.loads(file.read_text("utf-8"))["step"]) if file.exists() else -1
 
 
 def newest_mini_run() -> Path:
@@ -51,6 +58,15 @@ class AgentSpec:
     start: str  # the agent before training; its own name if it was not trained here
     tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
     prompts: Prompts = "tokens"  # the form in which an endpoint takes prompts
+    is_newest: bool = False  # nobody named it: it is the newest mini run
+
+    def describe(self, *, environment: str, seed: int) -> str:
+        """One line: which agent of which step plays, with which environment and seed, and why this one."""
+        step = exported_step(Path(self.path))
+        run = Path(self.path).parent if Path(self.path).name == "agent" else self.path
+        parts = [f"agent {run}", *([f"step {step}"] if step >= 0 else [])]
+        chosen = " (the newest mini run; --agent names another)" if self.is_newest else ""
+        return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
 
 
 def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> AgentSpec:
@@ -72,5 +88,5 @@ def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: st
     config = replace(config, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
     if remote is None:
-        return AgentSpec(path, config, start)
+        return AgentSpec(path, config, start, is_newest=not name)
     return AgentSpec(name, config, start, tokenizer=path, prompts="text" if prompts == "text" else "tokens")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import AgentSpec, find_agent, trained_config
+from prompt_r1.agent.names import AgentSpec, exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import parse_remote
@@ -40,7 +40,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES
-from prompt_r1.storage.export import export_agent, exported_step
+from prompt_r1.storage.export import export_agent
 from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")

@@ -73,6 +73,8 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
         read(sys.argv[1:])
     except UsageError as error:
         _exit(2, error)
+    if sys.stderr.isatty():  # in a log it would mean nothing
+        print("Loading …", file=sys.stderr, flush=True)
 
 
 def program_name(default: str) -> str:

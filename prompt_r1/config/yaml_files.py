@@ -11,6 +11,7 @@ from prompt_r1.config.fields import typed_value
 from prompt_r1.config.train import PRESETS
 from prompt_r1.errors import UsageError
 
+STEP_FILE = "training.json"  # there too: the metrics of the agent's step
 GAME_FILE = "prompt_r1.yaml"  # in the folder of every exported agent: the settings of its training
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     if not config.agent and not needed:
         return {}
     names = config.agent or (str(newest_mini_run()),)
-    return {
+    agents = {
         name: resolve_agent(
             name,
             kv_tokens=config.kv_tokens,
@@ -115,6 +115,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
         )
         for name in names
     }
+    return {name: replace(spec, is_newest=not config.agent) for name, spec in agents.items()}
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:

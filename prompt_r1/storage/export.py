@@ -19,11 +19,9 @@ from yaml import YAMLError
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.distributed.ranks import Ranks, try_first
 from prompt_r1.storage import atomic_folder
-
-STEP_FILE = "training.json"  # the metrics of the agent's step
 
 # Copied from the base model: training does not change the tokenizer.
 COPIED = (
@@ -110,12 +108,6 @@ def export_agent(
 
     failed = try_first(ranks, write_or_clean_up)
     return f"{folder} could not be written: {failed}" if failed else ""
-
-
-def exported_step(folder: Path) -> int:
-    """The step of the agent in a folder; -1 if there is none."""
-    file = folder / STEP_FILE
-    return int(json.loads(file.read_text("utf-8"))["step"]) if file.exists() else -1
 
 
 def base_folder(base: Path | str) -> Path:

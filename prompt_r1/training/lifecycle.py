@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
+from prompt_r1.agent.names import exported_step
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
@@ -16,7 +17,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
-from prompt_r1.storage.export import export_agent, exported_step
+from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.collapse import Watchdog

@@ -16,12 +16,13 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
+from prompt_r1.agent.names import exported_step
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
-from prompt_r1.storage.export import export_agent, exported_step, model_card
+from prompt_r1.storage.export import export_agent, model_card
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK

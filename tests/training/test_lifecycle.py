@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data import QuestionSampler
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, checkpoints_of
-from prompt_r1.storage.export import exported_step
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training.console import Console
 from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Lifecycle
