@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,30 +13,28 @@ from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
 
 
-def save_run(name: str, *, seed: int, step: int, saved: int) -> None:
+def save_run(folder: Path, *, seed: int, step: int, saved: int) -> None:
     """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
-    agent = f"runs/{name}/agent"
-    os.makedirs(agent)
-    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed}), f"{agent}/{GAME_FILE}")
-    for file, text in (("config.json", "{}"), (STEP_FILE, json.dumps({"step": step}))):
-        with open(f"{agent}/{file}", "w") as opened:
-            opened.write(text)
-    os.utime(f"{agent}/{GAME_FILE}", (saved, saved))
+    agent = folder / "agent"
+    agent.mkdir(parents=True)
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed}), agent / GAME_FILE)
+    (agent / "config.json").write_text("{}")
+    (agent / STEP_FILE).write_text(json.dumps({"step": step}))
+    os.utime(agent / GAME_FILE, (saved, saved))
 
 
 def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tmp_path, monkeypatch):
     """After training seed 7 the README's own question had another answer, and nothing said why."""
     monkeypatch.chdir(tmp_path)
-    save_run("mini-seed0", seed=0, step=60, saved=1)
-    save_run("mini-seed7", seed=7, step=80, saved=2)
+    save_run(Path("runs/mini-seed0"), seed=0, step=60, saved=1)
+    save_run(Path("runs/mini-seed7"), seed=7, step=80, saved=2)
     newest, named = resolve_agent("", kv_tokens=0), resolve_agent("runs/mini-seed0", kv_tokens=0)
-    assert newest.describe(environment="mini", seed=7) == (
-        "agent runs/mini-seed7, step 80, environment mini, seed 7 (the newest mini run; --agent names another)"
-    )
+    where = "agent runs/mini-seed7, step 80, environment mini, seed 7"
     assert (
-        named.describe(environment="mini", seed=0)
-        == "agent runs/mini-seed0, step 60, environment mini, seed 0"
+        newest.describe(environment="mini", seed=7) == f"{where} (the newest mini run; --agent names another)"
     )
+    where = "agent runs/mini-seed0, step 60, environment mini, seed 0"
+    assert named.describe(environment="mini", seed=0) == where
 
 
 def test_an_agent_that_does_not_exist_is_reported_as_such(tmp_path):
