@@ -25,7 +25,7 @@ from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import assign_questions
 from prompt_r1.environments.opening import Environments
 from prompt_r1.grpo import group_advantages, grpo_loss
-from prompt_r1.reward import RULES, Rule, score_games
+from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.training.launch import launch
 from prompt_r1.training.run import Run
@@ -82,7 +82,7 @@ def train(run: Run) -> None:
                 counted = run.console.counted(play_one, len(mine) * config.group_size)
                 games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
                 trajectories_PG = run.wait_for(games)
-            games_PG = score_and_compare(trajectories_PG, RULES[config.rule])
+            games_PG = score_and_compare(trajectories_PG, config.reward_rule)
             with run.clock.phase("update"):
                 mini_batches = split(
                     games_PG,

@@ -1,3 +1,50 @@
-"""Prompt-R1: a small agent learns by reinforcement to question a large language model (arXiv 2511.01016)."""
+"""Prompt-R1: a small agent learns by reinforcement to question a large language model (arXiv 2511.01016).
+
+    import prompt_r1
+
+    with prompt_r1.load("runs/mini-seed0") as pair:
+        print(pair.ask("Who is the mother of the director of Silent Train?"))
+
+The names of `__all__` are imported on first use: torch takes seconds.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prompt_r1.api.asking import Answer as Answer
+    from prompt_r1.api.asking import LimitReached as LimitReached
+    from prompt_r1.api.asking import Limits as Limits
+    from prompt_r1.api.asking import Piece as Piece
+    from prompt_r1.api.pair import Pair as Pair
+    from prompt_r1.api.pair import load as load
+    from prompt_r1.api.training import train as train
+    from prompt_r1.errors import EnvError as EnvError
+    from prompt_r1.errors import FatalEnvError as FatalEnvError
+    from prompt_r1.errors import UsageError as UsageError
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Answer": "api.asking",
+    "LimitReached": "api.asking",
+    "Limits": "api.asking",
+    "Piece": "api.asking",
+    "Pair": "api.pair",
+    "load": "api.pair",
+    "train": "api.training",
+    "EnvError": "errors",
+    "FatalEnvError": "errors",
+    "UsageError": "errors",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

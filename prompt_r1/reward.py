@@ -10,7 +10,7 @@ sum ends at T-1: the prompt of the last turn is never sent), A_p = 1 if an answe
 is not empty, C_f = 1 if the last turn is think, answer and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.metrics.text import f1
@@ -19,7 +19,7 @@ from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 @dataclass(frozen=True)
 class Rule:
-    """The coefficients of eq. 12."""
+    """The coefficients of eq. 12, and the metric of eqs 13-14."""
 
     alpha: float  # of M_t
     beta: float  # of A_p
@@ -27,6 +27,7 @@ class Rule:
     delta: float  # of C_f
     epsilon: float  # cap of the format reward; the gate opens when it is reached
     unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
+    metric: Callable[[str, Sequence[str]], float] = f1  # of the answer, against the gold answers: 0 to 1
 
 
 RULES = {
@@ -74,7 +75,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     )
     cap = rule.unanswered_cap if answer is None else rule.epsilon
     format_reward = min(cap, terms.sum)
-    answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
+    answer_reward = 0.0 if answer is None else rule.metric(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
     return Reward(format_reward, answer_reward, total, terms, gate_is_open)

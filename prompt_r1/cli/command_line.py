@@ -166,7 +166,7 @@ class _Parser(argparse.ArgumentParser):
         return given
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, printable(f"{self.prog}: {message}; `{self.prog} --help` lists the flags") + "\n")
+        raise UsageError(f"{message}; `{self.prog} --help` lists the flags")
 
 
 def _new_parser(program: str, description: str) -> _Parser:

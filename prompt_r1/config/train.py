@@ -1,6 +1,6 @@
 """Settings of train.py, and its presets."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prompt_r1.config.fields import (
@@ -13,8 +13,10 @@ from prompt_r1.config.fields import (
     check_ranges,
     setting,
 )
+from prompt_r1.config.functions import import_metric
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS
+from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
 
 
@@ -67,6 +69,9 @@ class TrainConfig(EnvironmentConfig):
         "reward rule (eqs 12-15); alone: for --env none",
         choices=("paper", "release", "alone"),
         identifies=True,
+    )
+    answer_metric: str = setting(
+        "", "MODULE:FUNCTION in place of F1 in the reward (eq. 13): 0 to 1", identifies=True
     )
     steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
     questions: int = setting(
@@ -142,6 +147,12 @@ class TrainConfig(EnvironmentConfig):
         return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
 
     @property
+    def reward_rule(self) -> Rule:
+        """The rule of the reward, with the user's own metric if there is one."""
+        rule = RULES[self.rule]
+        return replace(rule, metric=import_metric(self.answer_metric)) if self.answer_metric else rule
+
+    @property
     def games_per_update(self) -> int:
         """Games of an optimiser step."""
         if self.mini_batch_of == "questions":
@@ -202,5 +213,7 @@ def check(config: TrainConfig) -> None:
         )
     if config.on_collapse == "rollback" and not config.val_data:
         raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")
+    if config.answer_metric:
+        import_metric(config.answer_metric)
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")

@@ -7,6 +7,7 @@ once without saving.
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TypeVar
@@ -19,7 +20,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupt:
-    """Handles the signals inside `with`; `name` is that of the first one received, or ""."""
+    """Handles the signals inside `with`; `name` is that of the first one received, or "".
+
+    Python delivers signals to the main thread only: in another one, as under a notebook, nothing is handled.
+    """
 
     def __init__(self) -> None:
         self.name = ""
@@ -27,7 +31,8 @@ class Interrupt:
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._before = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -116,6 +116,10 @@ class MeteredEnvironment:
     async def close(self) -> None:
         await self._source.close()
 
+    def most_usd(self, messages: list[Message]) -> float:
+        """The estimate from above of what a call with these messages costs, in dollars."""
+        return self._estimate(Call(self.name, messages, self._source.parameters, 0, "")).usd
+
     def take_counts(self) -> dict[str, float]:
         """Calls paid, reused and failed, tokens, and median latency since the last call of this method."""
         names = ("paid", "reused", "errors", "tokens_in", "tokens_out")

@@ -13,6 +13,7 @@ from prompt_r1.environments.budget import Budget, parse_prices
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, ReplySource
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
+from prompt_r1.environments.own import PREFIX, open_own
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 
@@ -35,6 +36,7 @@ class Environments:
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR                     a Hugging Face model in this process
+        py:MODULE:NAME             an object of yours with `ask` (own.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
     its URL only if the run opens no MODEL without URL, whose key it would be: `other_specs` are the other
@@ -110,6 +112,10 @@ class Environments:
             raise UsageError(f"there is no environment {name!r}: the mini world has {', '.join(MINI_SPECS)}")
         if name.startswith("hf:"):
             return self._open_local(name, fields)
+        if name.startswith(PREFIX):
+            if not self._is_from_user(name):  # importing runs code
+                raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
+            return FreeSource(open_own(name), seed=self._seed)
         return self._open_chat(name, fields, key=key)
 
     def _open_local(self, name: str, fields: Mapping[str, object]) -> ReplySource:
@@ -199,7 +205,7 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
 
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
-    return "@" not in name and not name.startswith("hf:") and name not in BUILT_IN
+    return "@" not in name and not name.startswith(("hf:", PREFIX)) and name not in BUILT_IN
 
 
 def _open_built_in(name: str, seed: int) -> ReplySource:

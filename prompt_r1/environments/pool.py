@@ -85,6 +85,10 @@ class Pool:
         for member in self.members:
             await member.close()
 
+    def most_usd(self, messages: list[Message]) -> float:
+        """The estimate from above of what a call with these messages costs, in dollars."""
+        return max(member.most_usd(messages) for member in self.members)
+
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call of this method.
 

@@ -45,12 +45,14 @@ class Clock:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    `track` names a tracker that also gets the metrics: none, tensorboard or wandb.
+    `track` names a tracker that also gets the metrics: none, tensorboard or wandb. `on_metrics` may be set to
+    a function that gets them too.
     """
 
     def __init__(self, folder: Path, *, quiet: bool, track: str = "none") -> None:
         self.folder = folder
         self.quiet = quiet
+        self.on_metrics: Callable[[dict[str, float]], object] = lambda metrics: None
         self._tracker = None if quiet else make_tracker(track, folder)
 
     def say(self, text: str = "") -> None:
@@ -69,6 +71,8 @@ class Log:
             _append(self.folder / "metrics.jsonl", [rounded])
         if self._tracker is not None:
             self._tracker.add(rounded)
+        if not self.quiet:
+            self.on_metrics(dict(rounded))
         return rounded
 
     def _check_folder(self) -> None:

@@ -18,7 +18,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks
 from prompt_r1.grpo import group_advantages, grpo_loss
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.reward import RULES, score
+from prompt_r1.reward import score
 from prompt_r1.rollout import play
 from prompt_r1.terminal import printable
 from prompt_r1.training.batch import collate
@@ -102,7 +102,7 @@ def _parts(game: Trajectory) -> list[range]:
 
 
 def _explain_rewards(games: list[ScoredGame], config: TrainConfig, say: Say) -> None:
-    rule = RULES[config.rule]
+    rule = config.reward_rule
     say(_heading(3, f"Rewards, rule {config.rule}", "eqs 12-15", score))
     say(
         f"   α = {rule.alpha}, β = {rule.beta}, γ = {rule.gamma}, δ = {rule.delta}, ε = {rule.epsilon}; "

@@ -19,7 +19,7 @@ from prompt_r1.environments.opening import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, group_advantages, grpo_loss
 from prompt_r1.protocol import Codec
-from prompt_r1.reward import RULES, score
+from prompt_r1.reward import score
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.training.batch import Batch, collate, sequence_mean_weight
 from prompt_r1.training.weights import load_learner, load_reference
@@ -155,7 +155,7 @@ def choose_group(groups_PG: list[list[Trajectory]], config: TrainConfig) -> list
     for group in groups_PG:
         if any(game.stop == "env_error" for game in group):
             continue
-        rewards = [score(game, rule=RULES[config.rule]) for game in group]
+        rewards = [score(game, rule=config.reward_rule) for game in group]
         different = len({round(reward.total, 6) for reward in rewards})
         if different > most:
             [advantages] = group_advantages([[reward.total for reward in rewards]])

@@ -7,6 +7,7 @@ import torch
 
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.cli.crash_report import crash_report_in
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.storage.run_folder import lock_run, open_run
@@ -18,6 +19,11 @@ from prompt_r1.training.run import Run
 def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
     """Run `train` in a locked run folder, on every rank; --dry-run and --explain only show what it does."""
     config, name = train_config(arguments)
+    start(config, name, train)
+
+
+def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
+    """The same with settings that were read before; `name` is that of their preset or file."""
     if config.dry_run:
         print(estimate(config))
         return

@@ -42,7 +42,7 @@ def result_of_game(game: ScoredGame) -> GameResult:
         dataset=question.dataset,
         prediction=answer,
         em=0.0 if broken else exact_match(answer, question.answers),
-        f1=game.reward.answer if game.reward else 0.0,  # eqs 13-14: the same F1
+        f1=0.0 if broken else f1(answer, question.answers),
         error=(trajectory.error or "the environment failed") if broken else "",
         reward=game.reward,
         stop=trajectory.stop,

@@ -11,7 +11,7 @@ from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
-from prompt_r1.reward import RULES, Rule, score_games
+from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play
 from prompt_r1.training.results import GameResult, failed_result, result_of_game, result_of_reply
 from prompt_r1.training.run import Run
@@ -60,7 +60,7 @@ def play_greedily(
 
     mine = questions[run.ranks.rank :: run.ranks.count]
     counted = run.console.counted(play_one, len(mine))
-    games = run.wait_for(play_all(mine, counted, rule=RULES[run.config.rule]))
+    games = run.wait_for(play_all(mine, counted, rule=run.config.reward_rule))
     agent.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
     return _gathered(run, [result_of_game(game) for game in games])

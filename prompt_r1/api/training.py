@@ -1,0 +1,92 @@
+"""Train from Python: `prompt_r1.train("mini", steps=20, on_step=print)` is `python train.py --steps 20`."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from prompt_r1.cli.command_line import did_you_mean, train_config
+from prompt_r1.config.fields import flag_of
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.errors import UsageError
+from prompt_r1.training.launch import start
+from prompt_r1.training.run import Run
+
+OnStep = Callable[[dict[str, float]], object]
+PACKAGE = Path(__file__).parents[1]
+
+
+def train(config: str | Path = "mini", *, on_step: OnStep | None = None, **settings: object) -> Path:
+    """Train an agent and return its run folder.
+
+    `config`: mini, paper or a YAML file. `settings`: the flags of train.py, with underscores. `on_step` is
+    called with each line of metrics.jsonl; an exception that it raises ends the run, which the next call with
+    the same settings resumes from its newest checkpoint.
+
+    Raises UsageError, FatalEnvError and Resumable, for which the command line has the exit codes 2, 2 and 75.
+    """
+    values, name = train_config(["--config", str(config), *_flags(settings)])
+    script, folders = _train_script(), []
+
+    def train_with_callback(run: Run) -> None:
+        folders.append(run.folder)
+        if on_step is not None:
+            run.log.on_metrics = on_step
+        script.train(run)
+
+    _outside_event_loop(lambda: start(values, name, train_with_callback))
+    return folders[0]
+
+
+def _flags(settings: Mapping[str, object]) -> list[str]:
+    """Settings as a command line, which checks their types and ranges."""
+    known = {f.name: f for f in fields(TrainConfig)}
+    line: list[str] = []
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
+        if value is False and known[name].default is False:
+            continue
+        if value is True and known[name].default is False:
+            line.append(flag_of(name))
+        elif isinstance(value, bool):
+            line.append(f"{flag_of(name)}={str(value).lower()}")
+        elif isinstance(value, list | tuple):
+            line += [flag_of(name), *map(str, value)]
+        else:
+            line += [f"{flag_of(name)}={value}"]
+    return line
+
+
+def _train_script() -> ModuleType:
+    """train.py: at the top of a checkout, in the folder `scripts` of an installed package."""
+    path = PACKAGE / "scripts/train.py"
+    spec = spec_from_file_location("train", path if path.exists() else PACKAGE.parent / "train.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _outside_event_loop(work: Callable[[], None]) -> None:
+    """Call `work`; in a new thread if this one runs an event loop, as in a notebook: training has its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="prompt-r1-train")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

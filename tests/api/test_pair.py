@@ -1,0 +1,173 @@
+"""Asking a pair from Python: answers, streams, limits, one's own environment, and a running event loop."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import prompt_r1
+from prompt_r1.agent.names import resolve_agent
+from prompt_r1.api.pair import Pair, open_pool
+from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.pool import Pool
+from tests.echo_agent import EchoAgent, Shouting, paid_pool
+from tests.paths import ROOT
+
+QUESTION = "Who is Anna?"
+
+
+class Failing:
+    """Fails for questions with the word fail."""
+
+    async def ask(self, messages):
+        if "fail" in messages[-1]["content"]:
+            raise prompt_r1.EnvError("HTTP 500")
+        return "fine"
+
+
+def pair_of(pool: Pool, **options: float) -> Pair:
+    return Pair(EchoAgent(**options), pool, name="echo", seed=0, temperature=0.0)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with pair_of(pool_of(Shouting())) as opened:
+        yield opened
+
+
+def test_an_answer_has_its_turns_calls_tokens_and_score(pair):
+    answer = pair.ask("2: Who is Anna?")
+    assert (answer.text, answer.stop, answer.calls, len(answer.turns)) == (
+        "2: WHO IS ANNA?",
+        "answered",
+        2,
+        3,
+    )
+    assert str(answer) == answer.text and answer.score("2: who is Anna").em == 1
+    assert answer.tokens_read + answer.tokens_written == len(answer.trajectory.tokens)
+    assert answer.tokens_written == sum(answer.trajectory.sampled) > 0
+
+
+def test_the_price_of_a_game_is_that_of_its_own_calls():
+    with pair_of(paid_pool()) as pair:
+        answers = pair.ask_all(["1: a", "3: b"])
+    assert [answer.usd for answer in answers] == pytest.approx([0.02, 0.06])
+    assert [(answer.tokens_in, answer.tokens_out) for answer in answers] == [(10, 10), (30, 30)]
+
+
+def test_a_stream_yields_the_dialogue_in_order_and_then_the_answer(pair):
+    *pieces, answer = pair.stream(QUESTION)
+    assert isinstance(answer, prompt_r1.Answer) and answer.text == "WHO IS ANNA?"
+    kinds = list(dict.fromkeys(piece.kind for piece in pieces))
+    assert kinds == ["think", "prompt", "reply", "answer"] and len(pieces) > 20
+    texts = {kind: "".join(piece.text for piece in pieces if piece.kind == kind) for kind in kinds}
+    assert texts["prompt"] == QUESTION and texts["reply"] == texts["answer"] == "WHO IS ANNA?"
+
+
+def test_all_forms_work_while_an_event_loop_runs_and_share_one_batch():
+    """As in a notebook, whose loop cannot be entered again by `asyncio.run`."""
+    agent = EchoAgent(seconds=0.02)
+    with Pair(agent, pool_of(Shouting()), name="echo", seed=0, temperature=0.0) as pair:
+
+        async def cell() -> list[object]:
+            one = asyncio.create_task(pair.ask_async(QUESTION))
+            several = asyncio.create_task(pair.ask_all_async([QUESTION] * 4))
+            streamed = [item async for item in pair.stream_async(QUESTION)]
+            return [await one, *await several, streamed[-1], pair.ask(QUESTION), *pair.ask_all([QUESTION])]
+
+        answers = asyncio.run(cell())
+    assert {str(answer) for answer in answers} == {"WHO IS ANNA?"} and len(answers) == 8
+    assert agent.peak == 6
+
+
+def test_a_failed_environment_raises_for_one_question_and_marks_its_own_game_in_a_batch():
+    with pair_of(pool_of(Failing())) as pair:
+        with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
+            pair.ask("fail?")
+        with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
+            list(pair.stream("fail?"))
+        good, broken = pair.ask_all(["good?", "fail?"])
+    assert (good.text, good.error) == ("fine", "")
+    assert (broken.text, broken.stop, broken.error) == (None, "env_error", "HTTP 500")
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "calls"),
+    [(prompt_r1.Limits(), 4, 3), (prompt_r1.Limits(turns=2), 2, 1), (prompt_r1.Limits(calls=2), 3, 2)],
+)
+def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
+    answer = pair.ask("9: more than it may", limits=limits)
+    assert (answer.text, answer.stop, len(answer.turns), answer.calls) == (None, "max_turns", turns, calls)
+
+
+def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
+    with pair_of(paid_pool()) as pair:
+        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
+            pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
+        assert pair._pool.budget.spent.usd == pytest.approx(0.02)
+    assert reached.value.limit == "usd"
+
+
+def test_a_game_that_takes_too_long_is_cancelled():
+    agent = EchoAgent(seconds=5)
+    with Pair(agent, pool_of(Shouting()), name="echo", seed=0, temperature=0.0) as pair:
+        with pytest.raises(prompt_r1.LimitReached, match=r"no answer within the limit of 0.05 s"):
+            pair.ask(QUESTION, limits=prompt_r1.Limits(seconds=0.05))
+        assert agent.running == 0
+
+
+def test_a_stream_that_is_not_read_to_its_end_cancels_its_game():
+    agent = EchoAgent(seconds=0.01)
+    with Pair(agent, pool_of(Shouting()), name="echo", seed=0, temperature=0.0) as pair:
+        stream = pair.stream("3: a")
+        next(stream)
+        stream.close()
+        assert pair.ask(QUESTION).text and agent.running == 0
+
+
+def test_a_loaded_pair_answers_as_infer_does(asking_agent, call_here, tmp_path):
+    folder = shutil.copytree(asking_agent, tmp_path / "agent")
+    game = TrainConfig(env="mini", instruction="short", max_turns=3, max_new=64, max_tokens=400, seed=5)
+    write_yaml(game, folder / GAME_FILE)
+    line = ["infer.py", "--agent", folder, "--question", QUESTION, "--json", "--device", "cpu"]
+    printed = json.loads(call_here(tmp_path, *line).stdout)
+    with prompt_r1.load(folder, device="cpu") as pair:
+        answer = pair.ask(QUESTION)
+    assert [turn.text for turn in answer.turns] == [turn["text"] for turn in printed["turns"]]
+    assert (answer.text, answer.stop, answer.calls) == (printed["answer"], printed["stop"], printed["calls"])
+    assert repr(pair) == f"Pair(agent={str(folder)!r}, environment='mini')"
+
+
+def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent, tmp_path):
+    with pytest.raises(prompt_r1.UsageError, match="has no method `ask"):
+        prompt_r1.load(asking_agent, env=object())
+    with pytest.raises(prompt_r1.UsageError, match="no tokenizer at 'nosuch'"):
+        prompt_r1.load("nosuch", env="mini")
+
+
+def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
+    spec = resolve_agent(str(asking_agent), kv_tokens=0)
+    hostile = replace(spec, config=replace(spec.config, env="py:os:environ"))
+    with pytest.raises(prompt_r1.UsageError, match="runs code: give it as --env"):
+        open_pool(hostile, "", EnvironmentConfig(), seed=0, device="cpu")
+
+
+def test_the_package_imports_nothing_slow_until_a_name_is_used():
+    lines = (
+        "import sys, prompt_r1",
+        "assert 'torch' not in sys.modules and 'load' in dir(prompt_r1)",
+        "prompt_r1.UsageError",
+        "assert 'torch' not in sys.modules",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
+        prompt_r1.lod  # noqa: B018
+    assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)

@@ -1,0 +1,97 @@
+"""An agent without a model, for tests of what asks a pair: it passes the question on, and the reply back."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+
+from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.pool import Pool
+from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
+from prompt_r1.types import Completion, GameSettings
+from tests import tiny
+from tests.tiny import think
+
+GAME = GameSettings(instruction="short", max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
+
+
+class EchoAgent:
+    """Asks the environment the question itself, and answers with its last reply.
+
+    A question "N: …" is asked N times before the answer. As with the engine, `watch` gets each token.
+    """
+
+    def __init__(self, *, seconds: float = 0.0) -> None:
+        self.codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+        self.game = GAME
+        self.seconds = seconds  # of a turn
+        self.running = self.peak = 0
+
+    async def generate(
+        self,
+        tokens: list[int],
+        *,
+        max_new: int,
+        seed: str,
+        temperature: float,
+        watch: Callable[[int], None] | None = None,
+    ) -> Completion:
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+        text = text_of(self.codec.tokenizer, tokens)
+        replies = re.findall("<interaction_response>(.*?)</interaction_response>", text, re.DOTALL)
+        question = re.search(f"Question: (.*?)\n{re.escape(INSTRUCTIONS['short'][:20])}", text, re.DOTALL)
+        assert question
+        number = re.match(r"(\d+):", question[1])
+        if len(replies) < (int(number[1]) if number else 1):
+            turn = think("I ask.", prompt=question[1])
+        else:
+            turn = think("Now I know.", answer=replies[-1])
+        written = self.codec.tokenizer(turn, add_special_tokens=False)["input_ids"]
+        written = [*written, self.codec.tokenizer.eos_token_id]
+        for token in written:
+            if watch is not None:
+                watch(token)
+                await asyncio.sleep(0)
+        return Completion(written, [0.0] * len(written), True)
+
+    async def close(self) -> None:
+        pass
+
+
+class Shouting:
+    """A user's own environment."""
+
+    name = "shouting"
+
+    def ask(self, messages):
+        return messages[-1]["content"].upper()
+
+
+class Paid:
+    """A source of replies that cost 10 tokens in and 10 out."""
+
+    name = "paid"
+    parameters: Mapping[str, object] = {"max_tokens": 10}
+
+    async def call(self, messages, *, sample: int = 0) -> Outcome:
+        return Outcome("ok", text="Paid reply.", finish="stop", tokens_in=10, tokens_out=10)
+
+    async def check(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def paid_pool(*, max_usd: float = 0.0) -> Pool:
+    """A pool of `Paid` at 1000 dollars per million tokens in and out: 0.02 dollars a call."""
+    budget = Budget(max_usd=max_usd)
+    source = MeteredEnvironment(Paid(), journal=Journal(None), budget=budget, price=Price(1000, 1000))
+    return Pool([source], budget=budget)
