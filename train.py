@@ -43,7 +43,7 @@ def train(run: Run) -> None:
     config, ranks = run.config, run.ranks
     environment = Environments(config, seed=config.seed, folder=run.folder, ranks=ranks).open(config.env)
     run.wait_for(environment.check())
-    models = load_models(config, ranks)
+    models = load_models(config, ranks, run.folder)
     agent, policy = models.agent, models.policy  # the agent plays, the policy learns
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = sample_questions(config.val_data, "validation", config.seed, config.val_limit)

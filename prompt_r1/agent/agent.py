@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
+from prompt_r1.chat_template import Frame
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
@@ -74,14 +76,20 @@ def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: i
 
 
 def load_agent(
-    path: str | Path, config: TrainConfig, device: torch.device, *, weights: torch.dtype | None = None
+    path: str | Path,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    weights: torch.dtype | None = None,
+    frame: Frame | None = None,
 ) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    `weights` is the dtype of its weights; None: the compute dtype. Raises UsageError if there is no agent.
+    `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
+    in its folder, or its chat template's of today. Raises UsageError if there is no agent.
     """
     compute = compute_dtype(config.dtype, device)
-    codec = Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    codec = load_codec(path, config, frame)
     policy = load_policy(
         path,
         device=device,
@@ -93,9 +101,14 @@ def load_agent(
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
 
 
+def load_codec(path: str | Path, config: TrainConfig, frame: Frame | None = None) -> Codec:
+    """The codec of the tokenizer of a folder or hub id; `frame` as in `load_agent`."""
+    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction], frame or kept_frame(path))
+
+
 def codec_of(spec: AgentSpec) -> Codec:
     """The codec of an agent's tokenizer and game."""
-    return Codec(load_tokenizer(spec.tokenizer or spec.path), INSTRUCTIONS[spec.config.instruction])
+    return load_codec(spec.tokenizer or spec.path, spec.config)
 
 
 def open_agent(spec: AgentSpec, device: torch.device) -> Agent:

@@ -86,7 +86,14 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     if not math.isfinite(alone.weight_norm(agent.policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     error = export_agent(
-        agent.policy, start, trained_as, out / "agent", lines=lines, ranks=alone, card=model_card(config)
+        agent.policy,
+        start,
+        trained_as,
+        out / "agent",
+        lines=lines,
+        ranks=alone,
+        frame=agent.codec.frame,
+        card=model_card(config),
     )
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 from yaml import YAMLError
 
+from prompt_r1.agent.frame_file import keep_frame
 from prompt_r1.agent.policy import Policy
+from prompt_r1.chat_template import Frame
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
@@ -74,12 +76,13 @@ def export_agent(
     *,
     lines: Sequence[dict[str, float]],
     ranks: Ranks,
+    frame: Frame | None = None,
     card: str = "",
 ) -> str:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
-    `lines` are the metric lines up to the agent's step; `card` is the model card, by default that of GRPO
-    training. Called by every rank. Returns "", or why it failed.
+    `lines` are the metric lines up to the agent's step; `frame` is that of its games; `card` is the model
+    card, by default that of GRPO training. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
@@ -93,6 +96,8 @@ def export_agent(
                 if path.is_file():
                     shutil.copyfile(path, temporary / path.name)
         write_yaml(config, temporary / GAME_FILE)
+        if frame is not None:
+            keep_frame(frame, temporary)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
         (temporary / "README.md").write_text(card or model_card(config, lines, home), "utf-8")
         atomic_folder.sync_and_move(temporary, folder)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import find_agent, trained_config
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.distributed.ranks import pick_device
@@ -46,7 +47,9 @@ def load_run(folder: Path, *, per_kind: int) -> StudiedRun:
     for kind in dict.fromkeys(question.dataset for question in mini.test):
         questions += [question for question in mini.test if question.dataset == kind][:per_kind]
     agents = {
-        "untrained": load_agent(find_agent(config.agent, config.seed), config, device),
+        "untrained": load_agent(
+            find_agent(config.agent, config.seed), config, device, frame=kept_frame(folder / "agent")
+        ),
         "trained": load_agent(folder / "agent", config, device),
     }
     environment = MiniEnvironment(mini.world, "A", seed=config.seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
+from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
@@ -199,7 +200,15 @@ class Lifecycle:
     def _export(self, step: int) -> str:
         lines = [line for line in read_metrics(self.log.folder) if line["step"] <= step]
         folder = self.log.folder / "agent"
-        return export_agent(self.policy, self.start, self.config, folder, lines=lines, ranks=self.ranks)
+        return export_agent(
+            self.policy,
+            self.start,
+            self.config,
+            folder,
+            lines=lines,
+            ranks=self.ranks,
+            frame=kept_frame(self.log.folder),
+        )
 
     def _repair_export(self, state: State) -> None:
         """Export the best agent again if a kill came between an export and its checkpoint."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
@@ -36,7 +37,7 @@ def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], 
         mine = questions[run.ranks.rank :: run.ranks.count]
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
     for name, path in [("untrained agent", start), ("trained agent", run.folder / "agent")]:
-        agent = load_agent(path, run.config, run.ranks.device)
+        agent = load_agent(path, run.config, run.ranks.device, frame=kept_frame(run.folder))
         file = f"test-{name.partition(' ')[0]}"
         rows[name] = play_greedily(run, agent, questions, environment, name=file)
         del agent

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.agent import Agent, load_agent, load_codec
+from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import Policy
+from prompt_r1.chat_template import Frame
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
@@ -29,15 +31,25 @@ class Models:
         self.agent.clear_cache()  # it was computed with the old weights
 
 
-def load_models(config: TrainConfig, ranks: Ranks) -> Models:
-    """The models of a training. Called by every rank. Raises UsageError where there are none."""
+def load_models(config: TrainConfig, ranks: Ranks, folder: Path) -> Models:
+    """The models of a training in this run folder. Called by every rank. Raises UsageError without models."""
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
-    agent = load_agent(start, config, ranks.device)
+    frame = ranks.from_first(lambda: _frame_of_run(folder, start, config))
+    agent = load_agent(start, config, ranks.device, frame=frame)
     policy = load_learner(start, config, agent, ranks)
     if config.checkpointing:
         policy.checkpoint_activations()
     reference = load_reference(start, config, agent, ranks) if config.kl_coef else None
     return Models(start, agent, policy, reference)
+
+
+def _frame_of_run(folder: Path, start: Path | str, config: TrainConfig) -> Frame:
+    """The frame that the run folder keeps; a new run keeps the one of its agent's chat template."""
+    frame = kept_frame(folder)
+    if frame is None:
+        frame = load_codec(start, config).frame
+        keep_frame(frame, folder)
+    return frame
 
 
 def load_learner(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:

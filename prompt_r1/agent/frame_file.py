@@ -1,0 +1,40 @@
+"""The frame of an agent's chat template in a file, for templates that write today's date.
+
+A training keeps it in its run folder and in the folder of every exported agent, so that a run that resumes
+tomorrow, and the trained agent, go on with the prompts of the training.
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from prompt_r1.chat_template import Frame
+from prompt_r1.errors import UsageError
+
+FRAME_FILE = "chat_frame.json"
+
+
+def keep_frame(frame: Frame, folder: Path) -> None:
+    """Write the frame into a folder."""
+    text = json.dumps(asdict(frame), indent=1, ensure_ascii=False) + "\n"
+    (folder / FRAME_FILE).write_text(text, "utf-8")
+
+
+def kept_frame(folder: Path | str) -> Frame | None:
+    """The frame that a folder keeps; None if it keeps none, or if it is the name of a model on a hub."""
+    file = Path(folder) / FRAME_FILE
+    if not file.exists():
+        return None
+    try:
+        texts = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        texts = None
+    names = [f.name for f in fields(Frame)]
+    found = [texts.get(name) for name in names] if isinstance(texts, dict) else []
+    kept = [text for text in found if isinstance(text, str)]
+    if len(kept) < len(names):
+        raise UsageError(
+            f"{file} does not hold the texts {', '.join(names)}: restore it, or delete it to render the chat "
+            "template anew"
+        )
+    return Frame(*kept)
