@@ -93,7 +93,7 @@ def save_agent(folder: Path, **options) -> Path:
 # Sizes of other models, under the names of most configs.
 SIZES = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "num_attention_heads": 4, "max_position_embeddings": 256,
     "initializer_range": 0.3, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prompt_r1.agent.scores import PLAIN, ScoreRules, attend_by_rules
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -124,14 +126,18 @@ class ArenaPieces:
         return [pieces[index] for index in self.sequences]
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float | None], Tensor]
-"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale → (T, H, D)."""
+Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float, ScoreRules], Tensor]
+"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale, the layer's rules →
+(T, H, D).
+"""
 
 
 def one_by_one(
-    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
 ) -> Tensor:
-    """Attend sequence by sequence with torch's SDPA. Works on any device; the fastest kernel on a CPU."""
+    """Attend sequence by sequence with torch's SDPA. Works on any device and under any rules; the fastest
+    kernel on a CPU.
+    """
     heads, kv_heads = query.shape[1], keys.shape[0]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
@@ -141,13 +147,19 @@ def one_by_one(
     single_outputs: list[Tensor] = []
     sequences = zip(batch.chunks_by_row, batch.pieces.split(keys), batch.pieces.split(values), strict=True)
     for chunk, key, value in sequences:
+        columns = slice(chunk.column, chunk.column + chunk.count)
+        if rules.applies(chunk.length) and (chunk.count > 1 or rules.explicit):
+            part = attend_by_rules(query[columns].transpose(0, 1), key[0], value[0], scale, rules)
+            out[columns] = part.transpose(0, 1)
+            continue
         if chunk.count == 1:
+            if rules.window is not None:
+                key, value = key[:, :, -rules.window :], value[:, :, -rules.window :]
             single_columns.append(chunk.column)
             single_outputs.append(
                 F.scaled_dot_product_attention(grouped_queries[chunk.column], key, value, scale=scale)
             )
             continue
-        columns = slice(chunk.column, chunk.column + chunk.count)
         from_start = chunk.count == chunk.length  # nothing is cached yet: plain causal attention
         part = F.scaled_dot_product_attention(
             query[None, columns].transpose(1, 2),
@@ -164,12 +176,15 @@ def one_by_one(
     return out
 
 
-def flash(query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None) -> Tensor:
+def flash(
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
     """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits). Not measured.
 
     Because `seqused_k` is given, `cum_seq_k` only has to hold the start of each sequence, so the arena needs
     no pages.
     """
+    assert not rules.explicit, "FlashAttention returns no scores"
     offsets = batch.offsets
     return torch.ops.aten._flash_attention_forward(
         query,
@@ -183,16 +198,19 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale
         offsets.causal,
         False,  # do not return the debug mask
         scale=scale,
+        window_size_left=None if rules.window is None else rules.window - 1,
+        window_size_right=None if rules.window is None else 0,
         seqused_k=offsets.lengths,
     )[0]
 
 
 def flash_package(
-    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
 ) -> Tensor:
     """The same call in the flash-attn package, whose kernels are often newer. Not measured."""
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
+    assert not rules.explicit, "FlashAttention returns no scores"
     offsets = batch.offsets
     return _flash_attn_varlen_forward(
         query,
@@ -203,8 +221,10 @@ def flash_package(
         offsets.longest_query,
         offsets.longest_key,
         0.0,  # dropout
-        query.shape[-1] ** -0.5 if scale is None else scale,
+        scale,
         causal=offsets.causal,
+        window_size_left=-1 if rules.window is None else rules.window - 1,
+        window_size_right=-1 if rules.window is None else 0,
         seqused_k=offsets.lengths,
     )[0]
 
@@ -213,17 +233,36 @@ def flash_package(
 RECORDABLE = (flash_package, flash)
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> Kernel:
-    """The first kernel of RECORDABLE that runs here and agrees with `one_by_one`; else `one_by_one`."""
-    if device.type == "cuda" and dtype.itemsize == 2:
+def choose_kernel(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    windows: bool = False,
+    explicit: bool = False,
+) -> Kernel:
+    """The first kernel of RECORDABLE that runs here and agrees with `one_by_one`; else `one_by_one`.
+
+    `windows`: whether some layers have a sliding window. `explicit`: whether some have soft caps or sinks.
+    """
+    if device.type == "cuda" and dtype.itemsize == 2 and not explicit:
+        rules = [PLAIN, ScoreRules(window=37)] if windows else [PLAIN]
         for kernel in RECORDABLE:
-            if _agrees(kernel, device, dtype, heads, kv_heads, dim):
+            if all(_agrees(kernel, device, dtype, heads, kv_heads, dim, rule) for rule in rules):
                 return kernel
     return one_by_one
 
 
 def _agrees(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rules: ScoreRules,
 ) -> bool:
     """Compare a kernel with `one_by_one` on random data."""
     keys = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
@@ -234,8 +273,8 @@ def _agrees(
         for chunks in (mixed, single):
             query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
             batch = RaggedBatch([], [], chunks, device, kernel)
-            expected = one_by_one(query, keys, values, batch, None)
-            found = kernel(query, keys, values, batch, None)
+            expected = one_by_one(query, keys, values, batch, dim**-0.5, rules)
+            found = kernel(query, keys, values, batch, dim**-0.5, rules)
             torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
     except AssertionError:  # a different result
         return False

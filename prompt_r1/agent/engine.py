@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs, Record, step_recorder
-from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, choose_kernel
+from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch
 from prompt_r1.agent.kv_cache import (
     Arena,
     CachedPrefix,
@@ -38,7 +38,7 @@ from prompt_r1.agent.kv_cache import (
     common_prefix_length,
     find_prefix,
 )
-from prompt_r1.agent.policy import Policy, attention_shape
+from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, draw
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
@@ -205,8 +205,7 @@ class Engine:
                 f"the free memory holds a KV cache of {rows} tokens, but a game may have {self.max_tokens}: "
                 "lower --max-tokens"
             )
-        shape = attention_shape(policy.model.config)
-        self._kernel = choose_kernel(policy.device, policy.compute, shape.heads, shape.kv_heads, shape.dim)
+        self._kernel = policy.decode_kernel()
         try:
             self._arena = Arena(policy, rows)
         except RuntimeError:

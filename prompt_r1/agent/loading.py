@@ -21,12 +21,13 @@ from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.model_check import check_model, unsupported
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.policy import Policy, attention_shape
 from prompt_r1.errors import UsageError
 
 HUB_TIMEOUT = 10.0  # seconds
 # Kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+NOT_REPLACEABLE = "its attention cannot be replaced (by transformers' AttentionInterface)"
 
 
 def load_policy(
@@ -63,11 +64,9 @@ def load_policy(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    head = model.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None or _alters_logits(config):
-        raise unsupported(model, "its logits are not a plain matrix product")
-    if _has_windows(config):
-        raise unsupported(model, "its attention has a sliding window")
+    cause = _known_cause(model)
+    if cause:
+        raise unsupported(config, cause)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
     if check:
@@ -103,6 +102,8 @@ def _load_weights(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a foreign folder may raise anything
+        if error.args == (attention.NAME,):  # a table of attention classes
+            raise unsupported(config, NOT_REPLACEABLE) from None
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -135,7 +136,7 @@ def longest_game(config: PretrainedConfig) -> int | None:
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not rope:
-        return getattr(text, "max_position_embeddings", None)
+        return max(getattr(text, "max_position_embeddings", 0) or 0, 0) or None
     kinds = list(rope.values()) if all(isinstance(value, dict) for value in rope.values()) else [rope]
     limits = [
         kind.get("original_max_position_embeddings") or text.max_position_embeddings
@@ -145,17 +146,26 @@ def longest_game(config: PretrainedConfig) -> int | None:
     return min(limits, default=None)
 
 
-def _alters_logits(config: object) -> bool:
-    """Whether the model caps or scales its logits (Gemma 2, Cohere, Granite), which our chunks do not."""
-    names = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-    return any(getattr(config, name, None) not in (None, 1.0) for name in names)
-
-
-def _has_windows(config: object) -> bool:
-    layers = getattr(config, "layer_types", None)
-    if layers is not None:
-        return set(layers) != {"full_attention"}
-    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+def _known_cause(model: PreTrainedModel) -> str:
+    """Why we cannot compute a model, where it is known without computing; "" if nothing is."""
+    text = model.config.get_text_config()
+    if hasattr(text, "encoder_layers") or model.config.is_encoder_decoder:
+        return "it is part of an encoder-decoder"
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of the kind {', '.join(sorted(kinds))}"
+    if getattr(model, "_is_stateful", False):
+        return "it has recurrent layers, whose state is not in our KV cache"
+    if not model._can_set_attn_implementation():
+        return NOT_REPLACEABLE
+    try:
+        attention_shape(model.config)
+    except Exception:  # of configs that we know nothing about
+        return "its config does not give one size of attention for all layers"
+    head = model.get_output_embeddings()
+    if head is None:
+        return "it has no output head"
+    return "its output head has a bias" if getattr(head, "bias", None) is not None else ""
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

@@ -8,14 +8,15 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
-from prompt_r1.agent.decode_kernels import Chunk, Kernel, RaggedBatch, choose_kernel
+from prompt_r1.agent.decode_kernels import Chunk, Kernel, RaggedBatch
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy, attention_shape
@@ -23,6 +24,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion, Question, Trajectory
 
 OPENING = 5  # tokens that both games begin with
+WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own
 LENGTHS = (18, 13)  # tokens of the two games
 # Cached tokens of each game after each forward of two turns: prompts, single tokens, replies.
 TURNS = ((9, 0), (10, 8), (11, 9), (16, 12), (18, 13))
@@ -41,6 +43,11 @@ class Difference:
 
 def check_model(policy: Policy) -> Difference:
     """Raise UsageError unless packed games and cached turns have the model's own log-probabilities."""
+    with _short_windows(policy.model):
+        return _check(policy)
+
+
+def _check(policy: Policy) -> Difference:
     model = policy.model
     games = _random_games(model.config.get_text_config().vocab_size)
     try:
@@ -48,25 +55,25 @@ def check_model(policy: Policy) -> Difference:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a model that we know nothing about
-        raise unsupported(model, f"its own forward fails ({_summary(error)})") from None
+        raise unsupported(model.config, f"its own forward fails ({_summary(error)})") from None
     try:
         cached = _cached_logprobs(policy, games)
         packed = _packed_logprobs(policy, games)
     except torch.OutOfMemoryError:
         raise
     except UnsupportedAttention as error:
-        raise unsupported(model, str(error)) from None
+        raise unsupported(model.config, str(error)) from None
     except Exception as error:  # of a model that we know nothing about
-        raise unsupported(model, f"its layers do not take our rows ({_summary(error)})") from None
+        raise unsupported(model.config, f"its layers do not take our rows ({_summary(error)})") from None
     return Difference(
         packed=_compare(policy, "games packed into one row", packed, expected),
         cached=_compare(policy, "turns over the KV cache", cached, expected),
     )
 
 
-def unsupported(model: PreTrainedModel, cause: str) -> UsageError:
+def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
     """The error for a model that we would compute wrongly; `cause` completes the sentence."""
-    return UsageError(f"models of type {model.config.model_type!r} are not supported: {cause}")
+    return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")
 
 
 def _summary(error: Exception) -> str:
@@ -99,6 +106,23 @@ def _own_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
                 logits = policy.model(input_ids=row, use_cache=False).logits[0]
             found.append(_logprobs(logits, tokens, policy.temperature))
     return found
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Shorten every sliding window, so that two short games show what it does."""
+    kept: list[tuple[Any, int]] = []
+    parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    for part in parts:
+        window = getattr(part, "sliding_window", None)
+        if isinstance(window, int):
+            kept.append((part, window))
+            part.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        for part, window in reversed(kept):
+            part.sliding_window = window
 
 
 @contextmanager
@@ -142,7 +166,7 @@ class _Counted:
 def _cached_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     """The log-probabilities after the opening, from two turns over the KV cache, as the engine plays them."""
     shape = attention_shape(policy.model.config)
-    kernel = _Counted(choose_kernel(policy.device, policy.compute, shape.heads, shape.kv_heads, shape.dim))
+    kernel = _Counted(policy.decode_kernel())
     arena = Arena(policy, sum(LENGTHS))
     starts = (0, LENGTHS[0])
     cached = [0, 0]  # tokens of each game
@@ -194,6 +218,7 @@ def _compare(policy: Policy, what: str, found: list[Tensor], expected: list[Tens
         right = largest <= FLOAT32_LIMIT
     if not right:  # also when it is NaN
         raise unsupported(
-            policy.model, f"the log-probabilities of {what} differ by up to {largest:.2g} nats from its own"
+            policy.model.config,
+            f"the log-probabilities of {what} differ by up to {largest:.2g} nats from its own",
         )
     return largest

@@ -16,17 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prompt_r1.agent.packing import Group
+from prompt_r1.agent.scores import PLAIN, ScoreRules, attend_by_rules
 
 Groups = tuple[Group, ...]
-GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float], Tensor]
-"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale → (H, T, D)."""
+GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, ScoreRules], Tensor]
+"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's rules →
+(H, T, D).
+"""
 
 
 @cache
 def choose_attention(
-    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, *, windows: bool = False
 ) -> GroupAttention:
     """The fastest implementation that agrees with `game_by_game` on random data, forward and backward.
+
+    `windows`: whether some layers have a sliding window.
 
     Do not call this inside a model's forward: gradient checkpointing would count its tensors.
     """
@@ -45,9 +50,10 @@ def choose_attention(
     ]
     tolerance = 5e-2 if dtype.itemsize == 2 else 1e-4
     try:
-        found = _with_gradients(attention, groups, *inputs)
-        expected = _with_gradients(game_by_game, groups, *inputs)
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+        for rules in [PLAIN, ScoreRules(window=7)] if windows else [PLAIN]:
+            found = _with_gradients(attention, rules, groups, *inputs)
+            expected = _with_gradients(game_by_game, rules, groups, *inputs)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     except (RuntimeError, TypeError, ImportError, AssertionError):
         return game_by_game  # not built in, another signature, or another result
     return attention
@@ -55,27 +61,37 @@ def choose_attention(
 
 @torch.enable_grad()
 def _with_gradients(
-    attention: GroupAttention, groups: Groups, query: Tensor, key: Tensor, value: Tensor, grad: Tensor
+    attention: GroupAttention,
+    rules: ScoreRules,
+    groups: Groups,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad: Tensor,
 ) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     query, key, value = (rows.clone().requires_grad_() for rows in (query, key, value))
-    out = attention(groups, query, key, value, 0.1)
+    out = attention(groups, query, key, value, 0.1, rules)
     return [out.detach(), *torch.autograd.grad(out, (query, key, value), grad)]
 
 
-def game_by_game(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute each game separately, its opening included, with torch's SDPA: any device and dtype."""
+def game_by_game(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
+    """Compute each game separately, its opening included, with torch's SDPA: any device, dtype and rules."""
     out: list[Tensor] = []
     for group in groups:
         opening = _opening(group)
-        out.append(_causal(query[:, opening], key[:, opening], value[:, opening], scale))
+        out.append(_causal(query[:, opening], key[:, opening], value[:, opening], scale, rules))
         for own in _games(group):
             q, k, v = (torch.cat([rows[:, opening], rows[:, own]], 1) for rows in (query, key, value))
-            out.append(_causal(q, k, v, scale)[:, group.opening :])
+            out.append(_causal(q, k, v, scale, rules)[:, group.opening :])
     return torch.cat(out, 1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules) -> Tensor:
+    if rules.applies(query.shape[1]):
+        return attend_by_rules(query, key, value, scale, rules)
     return F.scaled_dot_product_attention(
         query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=len(query) != len(key)
     )[0]
@@ -95,11 +111,20 @@ def _games(group: Group) -> Iterator[slice]:
         start += length
 
 
-def merged(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _longest_game(groups: Groups) -> int:
+    return max(group.opening + max(group.games, default=0) for group in groups)
+
+
+def merged(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
     """Attend to the opening and to a game's own tokens separately, and merge by their log-sum-exps (CPU).
 
-    Nothing is computed twice or copied, and only the causal triangles compute masked entries.
+    Nothing is computed twice or copied, and only the causal triangles compute masked entries. Layers whose
+    rules matter for these games are computed game by game.
     """
+    if rules.applies(_longest_game(groups)):
+        return game_by_game(groups, query, key, value, scale, rules)
     return _Merged.apply(groups, query, key, value, scale)
 
 
@@ -182,11 +207,16 @@ def _blocks(groups: Groups) -> Iterator[_Block]:
             yield _Block(slice(opening.stop, group.end), opening)
 
 
-def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def varlen(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
     """One call of torch's FlashAttention; each game gets a copy of its opening's keys and values.
 
-    Not measured. Causal with fewer queries than keys is aligned at the bottom right.
+    Not measured. Causal with fewer queries than keys is aligned at the bottom right. Layers with soft caps or
+    sinks are computed game by game.
     """
+    if rules.explicit:
+        return game_by_game(groups, query, key, value, scale, rules)
     from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
     blocks = row_offsets(groups, query.device)
@@ -203,7 +233,7 @@ def varlen(groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: flo
         blocks.longest_query,
         blocks.longest_key,
         scale=scale,
-        window_size=(-1, 0),
+        window_size=(-1 if rules.window is None else rules.window - 1, 0),
     )
     assert isinstance(out, Tensor), "the log-sum-exp was not requested"
     return out.transpose(0, 1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig, PreTrainedModel
 
+from prompt_r1.agent.decode_kernels import Kernel, choose_kernel
 from prompt_r1.agent.packed_attention import choose_attention
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed.fsdp import full_tensor, shard
@@ -36,6 +37,7 @@ class AttentionShape:
     heads: int
     kv_heads: int
     dim: int  # of a head
+    windows: bool  # some layers have a sliding window
 
     @property
     def cache_entries(self) -> int:
@@ -45,12 +47,23 @@ class AttentionShape:
 
 def attention_shape(config: PretrainedConfig) -> AttentionShape:
     """The sizes of the attention of a model with this config."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    shared = 1 if getattr(text, "multi_query", False) else heads
     return AttentionShape(
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        layers=text.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or shared,
+        dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        windows=getattr(text, "sliding_window", None) is not None,
     )
+
+
+def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of a model."""
+    layers = model.config.get_text_config().num_hidden_layers
+    lists = [part for part in model.base_model.modules() if isinstance(part, nn.ModuleList)]
+    return next(part for part in lists if len(part) == layers)
 
 
 class Policy(nn.Module):
@@ -68,17 +81,32 @@ class Policy(nn.Module):
         self.device = model.device  # of the computation; sharded weights may be elsewhere
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
+        text = model.config.get_text_config()
+        # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (Gemma 2).
+        self.logit_scale = (getattr(text, "logit_scale", None) or 1.0) / (
+            getattr(text, "logits_scaling", None) or 1.0
+        )
+        self.logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
+        # Some layers have soft caps or sinks, which no fast kernel computes.
+        self.explicit_scores = getattr(text, "attn_logit_softcapping", None) is not None or any(
+            name.endswith(".sinks") for name, _ in model.named_parameters()
+        )
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
         shape = attention_shape(self.model.config)
-        attend = choose_attention(self.device, self.compute, shape.heads, shape.kv_heads, shape.dim)
+        attend = choose_attention(
+            self.device, self.compute, shape.heads, shape.kv_heads, shape.dim, windows=shape.windows
+        )
         hidden = self.hidden_states(
             packed.tokens[None], position_ids=packed.positions[None], packed=partial(attend, packed.groups)
         )
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
-        rows = hidden[0].index_select(0, packed.sources) / self.temperature  # (N, hidden)
-        return TokenScores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets))
+        rows = hidden[0].index_select(0, packed.sources) / (
+            self.temperature / self.logit_scale
+        )  # (N, hidden)
+        cap = self.logit_cap / self.temperature if self.logit_cap else None
+        return TokenScores(*_ChunkedLogprobs.apply(rows.to(self.compute), weight, packed.targets, cap))
 
     def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
         """Last hidden states (B, T, hidden). Keywords are passed on to the attention of every layer."""
@@ -88,7 +116,23 @@ class Policy(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (R, V) in float32 from hidden states (R, hidden)."""
         head = self.model.get_output_embeddings().weight.to(self.compute)
-        return (hidden.to(self.compute) @ head.T).float()
+        logits = (hidden.to(self.compute) @ head.T).float()
+        if self.logit_scale != 1:
+            logits = logits * self.logit_scale
+        return self.logit_cap * torch.tanh(logits / self.logit_cap) if self.logit_cap else logits
+
+    def decode_kernel(self) -> Kernel:
+        """The kernel with which new tokens attend to the KV cache."""
+        shape = attention_shape(self.model.config)
+        return choose_kernel(
+            self.device,
+            self.compute,
+            shape.heads,
+            shape.kv_heads,
+            shape.dim,
+            windows=shape.windows,
+            explicit=self.explicit_scores,
+        )
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
@@ -102,9 +146,7 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
         """Shard every weight over the ranks. From then on every forward must be called by all ranks."""
-        layers = self.model.base_model.layers
-        assert isinstance(layers, nn.ModuleList)
-        shard(self, layers, mesh=mesh, compute=self.compute, offload=offload)
+        shard(self, blocks_of(self.model), mesh=mesh, compute=self.compute, offload=offload)
         self.device = device
 
     @torch.no_grad()
@@ -122,26 +164,31 @@ class Policy(nn.Module):
 class _ChunkedLogprobs(torch.autograd.Function):
     """log_softmax(hidden @ head.T)[target], and the entropy, chunk by chunk.
 
+    With `cap`, of cap · tanh(hidden @ head.T / cap).
+
     The logits of a chunk are dropped at once and recomputed in backward. This costs one more product with the
     head, and saves memory that would grow with tokens × vocabulary.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
+        ctx.cap = cap
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         head = weight.to(hidden.dtype)
         for chunk in _chunks(len(targets), head):
             rows, logits, log_p = chunk.rows, chunk.logits, chunk.probabilities
-            torch.log_softmax(_product(hidden[rows], head, out=logits), -1, out=log_p)
+            torch.log_softmax(_product(hidden[rows], head, cap, out=logits), -1, out=log_p)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, targets = ctx.saved_tensors
         scaled = grad[:, None].to(hidden.dtype) * hidden
         grad_hidden = torch.empty_like(hidden)
@@ -150,21 +197,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head = weight.to(hidden.dtype)
         for chunk in _chunks(len(targets), head):
             rows, p = chunk.rows, chunk.probabilities
-            torch.softmax(_product(hidden[rows], head, out=chunk.logits), -1, out=p)
+            torch.softmax(_product(hidden[rows], head, ctx.cap, out=chunk.logits), -1, out=p)
             # d log p[target] / d logits = one-hot - p. We compute p - one-hot, in float32 before rounding.
             p[torch.arange(len(p), device=p.device), targets[rows]] -= 1
+            if ctx.cap:  # d cap · tanh(x / cap) / dx = 1 - tanh²
+                p *= 1 - (chunk.logits / ctx.cap).square_()
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
             if grad_head.dtype == hidden.dtype:  # avoids a second matrix of the head's size
                 grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
             else:
                 grad_head -= slope.T @ scaled[rows]
-        return grad_hidden, grad_head.to(weight.dtype), None
+        return grad_hidden, grad_head.to(weight.dtype), None, None
 
 
-def _product(hidden: Tensor, head: Tensor, *, out: Tensor) -> Tensor:
-    """hidden @ head.T, written to `out`, which may have a wider dtype than the product."""
-    return torch.mm(hidden, head.T, out=out) if out.dtype == hidden.dtype else out.copy_(hidden @ head.T)
+def _product(hidden: Tensor, head: Tensor, cap: float | None, *, out: Tensor) -> Tensor:
+    """hidden @ head.T, capped, written to `out`, which may have a wider dtype than the product."""
+    if out.dtype == hidden.dtype:
+        torch.mm(hidden, head.T, out=out)
+    else:
+        out.copy_(hidden @ head.T)
+    return out.div_(cap).tanh_().mul_(cap) if cap else out
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from prompt_r1.agent.kv_cache import MEMORY_SHARE
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape
+from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape, blocks_of
 from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
@@ -54,14 +54,14 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     """The shape of a model with this config. Builds it without allocating memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    blocks = model.base_model.layers
+    blocks = blocks_of(model)
     attention = attention_shape(config)
     return ModelShape(
         weights=sum(weight.numel() for weight in model.parameters()),
         block=sum(weight.numel() for weight in blocks[0].parameters()),
         layers=len(blocks),
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         query=attention.heads * attention.dim,
         key=attention.kv_heads * attention.dim,
         vocabulary=config.vocab_size,

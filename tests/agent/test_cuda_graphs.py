@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prompt_r1.agent import decode_kernels
-from prompt_r1.agent import engine as engine_module
+from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs
 from prompt_r1.agent.engine import MAX_PROMPT_WAIT, Engine
 from prompt_r1.agent.kv_cache import Arena
@@ -18,7 +18,7 @@ from prompt_r1.agent.policy import Policy
 from tests import tiny
 
 
-def attend_from_offsets(query, keys, values, batch, scale):
+def attend_from_offsets(query, keys, values, batch, scale, rules):
     """A kernel that reads the batch from its offsets only, as a recorded kernel must."""
     offsets, out = batch.offsets, torch.empty_like(query)
     for number, length in enumerate(offsets.lengths.tolist()):
@@ -55,7 +55,7 @@ class Recorder:
 @pytest.fixture
 def play(monkeypatch):
     """Play 9 greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: attend_from_offsets)
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
 
     def run(record):
         engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1440, record=record)
@@ -128,7 +128,7 @@ def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
 
 def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
     """Two prompts arrive one after the other while a long game decodes: neither waits for its end."""
-    monkeypatch.setattr(engine_module, "choose_kernel", lambda *_: attend_from_offsets)
+    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
     decoded: list[int] = []  # tokens of the long game
     waited: list[int] = []  # how many of them were sampled while each prompt waited

@@ -18,6 +18,7 @@ from prompt_r1.agent.decode_kernels import (
     flash_package,
     one_by_one,
 )
+from prompt_r1.agent.scores import PLAIN, ScoreRules
 
 CPU = torch.device("cpu")
 MIXED = [Chunk(0, 1, 60, 20), Chunk(1, 9, 0, 30), Chunk(10, 7, 81, 7), Chunk(17, 1, 40, 1)]
@@ -32,9 +33,10 @@ def flash_in_plain_torch(
     *,
     causal: bool,
     scale: float | None,
+    window: int | None = None,
 ) -> Tensor:
     """FlashAttention's contract: sequence n has queries [queries[n], queries[n + 1]) and `lengths[n]` keys
-    from starts[n] on; causal means aligned at the bottom right.
+    from starts[n] on; causal means aligned at the bottom right. A window of n: n more keys to the left.
     """
     out = torch.empty_like(query)
     for number, length in enumerate(offsets.lengths.tolist()):
@@ -45,6 +47,7 @@ def flash_in_plain_torch(
         visible = torch.ones(count, length, dtype=torch.bool)
         q, k, v = (part.transpose(0, 1) for part in (query[columns], keys[rows], values[rows]))
         mask = visible.tril(length - count) if causal else visible
+        mask = mask if window is None else mask.triu(length - count - window)
         part = F.scaled_dot_product_attention(
             q[None], k[None], v[None], scale=scale, enable_gqa=True, attn_mask=mask
         )
@@ -61,23 +64,36 @@ class FlashInPlainTorch(TorchDispatchMode):
         query, keys, values, queries, starts, longest_query, longest_key, dropout, causal, _ = args
         assert dropout == 0
         offsets = CacheOffsets(queries, starts, kwargs["seqused_k"], longest_query, longest_key)
-        out = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=kwargs.get("scale"))
+        out = flash_in_plain_torch(
+            query,
+            keys,
+            values,
+            offsets,
+            causal=causal,
+            scale=kwargs.get("scale"),
+            window=kwargs.get("window_size_left"),
+        )
         return out, *(torch.empty(0) for _ in range(4))
 
 
-def package_in_plain_torch(*args, causal: bool, seqused_k: Tensor) -> tuple[Tensor, None]:
+def package_in_plain_torch(
+    *args, causal: bool, seqused_k: Tensor, window_size_left: int, window_size_right: int
+) -> tuple[Tensor, None]:
     """Replaces the function of the flash-attn package."""
     query, keys, values, queries, starts, longest_query, longest_key, dropout, scale = args
     assert dropout == 0 and scale is not None, "the package has no default for the scale"
     offsets = CacheOffsets(queries, starts, seqused_k, longest_query, longest_key)
-    return flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale), None
+    window = None if window_size_left == -1 else window_size_left
+    assert window_size_right == (-1 if window is None else 0)
+    out = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale, window=window)
+    return out, None
 
 
-@pytest.mark.parametrize("scale", [None, 0.4])
+@pytest.mark.parametrize("rules", [PLAIN, ScoreRules(window=5)], ids=["plain", "window"])
 @pytest.mark.parametrize("chunks", [MIXED, SINGLE], ids=["mixed", "single"])
 @pytest.mark.parametrize("kernel", [flash, flash_package])
 def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(
-    kernel, chunks, scale, monkeypatch
+    kernel, chunks, rules, monkeypatch
 ):
     package = ModuleType("flash_attn.flash_attn_interface")
     package._flash_attn_varlen_forward = package_in_plain_torch
@@ -88,8 +104,8 @@ def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(
     keys, values = torch.randn(2, 2, 90, 16).unbind(0)
     batch = RaggedBatch([], [], chunks, CPU, kernel)
     with FlashInPlainTorch():
-        found = kernel(query, keys, values, batch, scale)
-    torch.testing.assert_close(found, one_by_one(query, keys, values, batch, scale))
+        found = kernel(query, keys, values, batch, 0.4, rules)
+    torch.testing.assert_close(found, one_by_one(query, keys, values, batch, 0.4, rules))
 
 
 def test_a_new_token_attends_to_its_own_sequence_up_to_itself():

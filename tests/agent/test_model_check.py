@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from prompt_r1.agent.attention import UnsupportedAttention, attend
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.model_check import FLOAT32_LIMIT, check_model
 from prompt_r1.agent.packing import pack
@@ -55,13 +56,16 @@ def test_the_check_leaves_no_trace():
     [
         (
             "stablelm",
-            {"partial_rotary_factor": 0.5, "head_dim": 8},
+            {"partial_rotary_factor": 0.5, "num_key_value_heads": 4},
             "do not pass the cache on",
         ),
-        ("nemotron", {}, "do not pass the cache on"),
-        ("diffllama", {}, "its 2 layers call attention 4 times"),
-        ("rwkv", {}, "attention cannot be replaced"),
-        ("bloom", {"n_head": 4}, "attention cannot be replaced"),
+        ("nemotron", {"num_key_value_heads": 4}, "do not pass the cache on"),
+        ("diffllama", {"num_key_value_heads": 2}, "its 2 layers call attention 4 times"),
+        ("rwkv", {}, "it has recurrent layers"),
+        ("bloom", {"n_head": 4}, "its attention cannot be replaced"),
+        ("falcon", {}, "its attention cannot be replaced"),
+        ("llama4_text", {}, "it has layers of the kind chunked_attention"),
+        ("lfm2", {"full_attn_idxs": [0]}, "it has layers of the kind conv"),
     ],
 )
 def test_models_that_we_would_compute_wrongly_are_refused(tmp_path, kind, options, cause):
@@ -73,20 +77,25 @@ def test_models_that_we_would_compute_wrongly_are_refused(tmp_path, kind, option
         load_policy(tmp_path, device=CPU)
 
 
-def test_soft_caps_and_sinks_are_refused(tmp_path):
-    """A bug: `attend` swallowed them, and the log-probabilities were 0.18 nats wrong."""
-    full = {"layer_types": ["full_attention"] * 2}
-    tiny.save_model(
-        tmp_path / "caps", "gemma2", **full, attn_logit_softcapping=2.0, final_logit_softcapping=None
-    )
-    with pytest.raises(UsageError, match="its attention takes softcap"):
-        load_policy(tmp_path / "caps", device=CPU)
-    tiny.save_model(tmp_path / "sinks", "gpt_oss", **full, num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(UsageError, match="its attention takes s_aux"):
-        load_policy(tmp_path / "sinks", device=CPU)
+class Scaled(torch.nn.Module):
+    """An attention that gives its function a keyword."""
+
+    layer_idx = 0
+
+    def forward(self, **keyword):
+        rows = torch.ones(1, 2, 3, 4)
+        return attend(self, rows, rows, rows, None, **keyword)
 
 
-LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 10_000.0}
+def test_an_unknown_keyword_of_attention_is_refused_unless_it_is_none():
+    """A bug: `attend` swallowed soft caps and sinks, and the log-probabilities were 0.18 nats wrong."""
+    Scaled()(temperature=None, position_ids=torch.zeros(1))
+    for keyword in ({"temperature": 2.0}, {"is_causal": False}, {"dropout": 0.1}):
+        with pytest.raises(UnsupportedAttention):
+            Scaled()(**keyword)
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, row_offsets, varlen
 from prompt_r1.agent.packing import Group, fill, pack
+from prompt_r1.agent.scores import PLAIN, ScoreRules
 from tests.games import CPU, siblings
 
 some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
@@ -126,4 +127,6 @@ def test_varlen_attention_equals_attention_game_by_game(monkeypatch, kv_heads):
     groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
-    assert torch.allclose(varlen(groups, *rows, 0.3), game_by_game(groups, *rows, 0.3), atol=1e-5)
+    for rules in (PLAIN, ScoreRules(window=6), ScoreRules(softcap=2.0)):
+        expected = game_by_game(groups, *rows, 0.3, rules)
+        assert torch.allclose(varlen(groups, *rows, 0.3, rules), expected, atol=1e-5)
