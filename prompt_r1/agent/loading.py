@@ -173,7 +173,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **loading_options(path))
     except Exception as error:  # a foreign folder may raise anything
-        raise UsageError(f"no tokenizer at {str(path)!r}: {_missing(Path(path), error)}") from None
+        reason = _missing(Path(path), error)
+        if (Path(path) / "config.json").exists() and not (Path(path) / "tokenizer.json").exists():
+            reason = (
+                "there is no tokenizer.json, and its other files cannot be read (is sentencepiece installed?)"
+            )
+        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
     # Without files, transformers makes up a tokenizer that knows special tokens only.
     if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
         raise UsageError(f"no tokenizer at {str(path)!r}: its files are missing")
