@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prompt_r1.metrics.numbers import remove_layout, same_number
+from prompt_r1.metrics.numbers import remove_layout, same_number, without_lead
 
 Rules = Literal["strict", "official"]
 
@@ -30,6 +30,9 @@ BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:\N{EN DASH}-]|[!\"#$%&'()*+;<=>?@\[\
 NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
 NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
+LEADING_SIGN = re.compile(r"^([\s$(]*)-\s+(?=\$?\s*\.?\d)")
+BLANKS = re.compile(r"\s+(?!\d)|(?<!\d)\s+")
+OPERATORS = re.compile(r"[-+*/^!<>=|:±%€£¥₹\\\N{FULLWIDTH DOLLAR SIGN}]")
 # Group 1 is the punctuation that is kept.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
 
@@ -64,7 +67,7 @@ def normalise(text: str, *, official: bool = False) -> str:
     if official:
         text = text.translate(DROP_PUNCTUATION)
     else:
-        text = FRACTION.sub("/", text.replace(UNICODE_MINUS, "-"))
+        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.replace(UNICODE_MINUS, "-")))
         text = BETWEEN_NUMBERS.sub(" ", THOUSANDS.sub("", text))
         text = PUNCTUATION.sub(r"\1", text)
     return " ".join(ARTICLES.sub(" ", text).split())
@@ -90,14 +93,18 @@ def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> fl
 
 def math_match(prediction: str, answers: Sequence[str]) -> float:
     """1 if the prediction equals a gold answer as text, as LaTeX without layout, or as a number; else 0."""
-    if exact_match(prediction, answers):
-        return 1.0
-    return float(any(_same_formula(prediction, gold) or same_number(prediction, gold) for gold in answers))
+    return float(any(_same_text(prediction, gold) or same_number(prediction, gold) for gold in answers))
 
 
-def _same_formula(prediction: str, gold: str) -> bool:
-    predicted = remove_layout(prediction).replace(" ", "")
-    return bool(predicted) and predicted == remove_layout(gold).replace(" ", "")
+def _same_text(prediction: str, gold: str) -> bool:
+    """Whether two answers are equal as formulas, or as texts with the same operators.
+
+    Blanks do not count, except between digits: "3 1/2" is not "31/2".
+    """
+    predicted, wanted = (without_lead(remove_layout(text).lower()) for text in (prediction, gold))
+    if predicted and BLANKS.sub("", predicted) == BLANKS.sub("", wanted):
+        return True
+    return OPERATORS.findall(predicted) == OPERATORS.findall(wanted) and exact_match(predicted, [wanted]) == 1
 
 
 def _best(

@@ -185,7 +185,7 @@ def test_f1_counts_a_repeated_word_as_often_as_both_texts_contain_it() -> None:
 
 
 def test_score_text_returns_all_metrics_by_both_rules() -> None:
-    assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5, math=0)
+    assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5, math=1)
     assert score_text("0.5", ["1/2"]) == TextScores(em=0, sm=0, f1=0, math=1)
     assert score_text("-5", ["5"], rules="official") == TextScores(em=1, sm=1, f1=1, math=0)
     assert score_text("", ["Canada"], rules="official") == TextScores(em=0, sm=1, f1=0, math=0)

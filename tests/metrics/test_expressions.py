@@ -1,0 +1,79 @@
+"""Arithmetic expressions against Python's own evaluation, and hostile ones in bounded time."""
+
+import math
+import random
+import time
+from fractions import Fraction
+
+import pytest
+
+from prompt_r1.metrics.expressions import evaluate
+from prompt_r1.metrics.text import math_match
+
+
+def random_expression(rng: random.Random, depth: int) -> tuple[str, str]:
+    """An expression in our notation and in Python's, with exact values."""
+    if depth == 0:
+        number = str(rng.randrange(1, 30))
+        return number, f"Fraction({number})"
+    left, right = random_expression(rng, depth - 1), random_expression(rng, depth - 1)
+    match rng.randrange(5):
+        case 0:
+            return f"({left[0]}) + ({right[0]})", f"(({left[1]}) + ({right[1]}))"
+        case 1:
+            return f"({left[0]})*({right[0]})", f"(({left[1]}) * ({right[1]}))"
+        case 2:
+            return f"({left[0]}) / ({right[0]})", f"(({left[1]}) / ({right[1]}))"
+        case 3:
+            return rf"\frac{{{left[0]}}}{{{right[0]}}}", f"(({left[1]}) / ({right[1]}))"
+    return f"({left[0]})^{{3}}", f"(({left[1]}) ** 3)"
+
+
+def test_random_expressions_have_the_values_that_python_computes() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        ours, python = random_expression(rng, rng.randrange(4))
+        found = evaluate(ours)
+        assert found is not None and found.rest == "", ours
+        assert found.value == eval(python, {"Fraction": Fraction}), ours
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "rest"),
+    [
+        ("3 1/2 km", Fraction(7, 2), " km"),
+        (r"-3\frac{1}{2}", Fraction(-7, 2), ""),
+        ("2^3^2", 512, ""),
+        ("-2^2", -4, ""),
+        ("2^-1", Fraction(1, 2), ""),
+        ("5! + 1", 121, ""),
+        ("1,234.50 x", Fraction(2469, 2), " x"),
+        (r"2\sqrt{3}", 2 * math.sqrt(3), ""),
+        (r"\pi/2", math.pi / 2, ""),
+        ("2.5e3", 2500, ""),
+        ("60 / hr", 60, " / hr"),
+        ("3 + x", 3, " + x"),
+    ],
+)
+def test_the_longest_expression_at_the_start_is_evaluated(text: str, value: float, rest: str) -> None:
+    found = evaluate(text)
+    assert found is not None and found.value == pytest.approx(value) and found.rest == rest
+
+
+@pytest.mark.parametrize(
+    "text", ["18-20", "3:2:1", "12/25/2020", "1/0", "x", "", "(", "5!!", "0^-1", "1.2.3"]
+)
+def test_ranges_dates_and_other_texts_have_no_value(text: str) -> None:
+    found = evaluate(text)
+    assert found is None or found.rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["((((2^400)^400)^400)^400)^400", "9^9^9^9", "100!^100", "(" * 5_000, "1/" * 5_000, r"\frac{" * 5_000,
+     r"10^400\pi", "is " * 10_000 + "\nx", "1 000 " * 2_000, "answer is " * 5_000, "9" * 50 + "^" + "9" * 50],
+)  # fmt: skip
+def test_hostile_answers_are_judged_quickly(text: str) -> None:
+    started = time.process_time()
+    assert math_match(text, ["5"]) == 0
+    assert time.process_time() - started < 1  # takes milliseconds
