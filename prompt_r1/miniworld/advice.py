@@ -171,13 +171,18 @@ class AdvisedEnvironment:
     def reply(self, prompt: str, instructions: Iterable[str] = ()) -> MiniReply:
         """Reply to a prompt under instructions; lines of the prompt may be instructions too."""
         question, advice = self._split(prompt)
-        text = "\n".join([*instructions, *advice])
-        skills = _skills_of(text)
-        obeys = random.Random(f"obeys {self._environment.seed} {question.lower()}".encode("utf-8", "replace"))
-        bare_wanted = ANSWER_ONLY.search(question)
-        if bare_wanted and obeys.random() >= skills.bare:
-            question = ANSWER_ONLY.sub("", question)
-        return self._environment.reply(question, skills)
+        return self.reply_with(question, _skills_of("\n".join([*instructions, *advice])))
+
+    def reply_with(self, prompt: str, skills: Skills) -> MiniReply:
+        """Reply to a prompt without advice."""
+        if ANSWER_ONLY.search(prompt) and skills.bare <= self.luck_of_form(prompt):
+            prompt = ANSWER_ONLY.sub("", prompt)
+        return self._environment.reply(prompt, skills)
+
+    def luck_of_form(self, prompt: str) -> float:
+        """ "Answer only." is obeyed if `bare` is above this number from 0 to 1."""
+        seed = f"form {self._environment.seed} {' '.join(prompt.split()).lower()}"
+        return random.Random(seed.encode("utf-8", "replace")).random()
 
     def _split(self, prompt: str) -> tuple[str, list[str]]:
         """The prompt without its lines of advice, and these lines."""

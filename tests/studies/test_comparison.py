@@ -1,0 +1,107 @@
+"""The comparison in `mini-advice`: the exhaustive search, and the tables over seeds."""
+
+import json
+import random
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.environments.mini_optimizer import ANYTHING
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.miniworld import make_questions, make_world
+from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
+from prompt_r1.studies import comparison
+from prompt_r1.studies.ceiling import PromptScores, score_every_prompt
+
+WORLD = make_world(0)
+ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
+KINDS = ("bridge", "compare", "pop", "math", "gen")
+QUESTIONS = [one.question for one in make_questions(WORLD, "test", 15, 0, kinds=KINDS)]
+
+
+@pytest.fixture(scope="module")
+def found() -> PromptScores:
+    """The scores of all combinations of advice."""
+    return score_every_prompt(ENVIRONMENT, QUESTIONS)
+
+
+def scores(prompt: str) -> dict[str, float]:
+    """The score of each question, asked as the compared methods ask it."""
+    found = {}
+    for question in QUESTIONS:
+        reply = ENVIRONMENT.reply(f"{question.text} Answer only.", [prompt]).text
+        found[question.id] = (f1 if question.kind == "text" else exact_match)(reply, question.answers)
+    return found
+
+
+def test_the_exhaustive_search_scores_prompts_as_the_environment_answers_under_them(found):
+    assert len(found.prompts) > 5000
+    for prompt in islice(found.prompts, 0, None, 400):
+        assert found.of(prompt, KINDS) == pytest.approx(scores(prompt), abs=1e-6), prompt
+
+
+def test_no_prompt_of_the_optimiser_scores_more_than_the_best_of_all(found):
+    best = sum(found.of(found.best(KINDS), KINDS).values())
+    rng = random.Random(0)
+    wordings = [*ANYTHING, *(one.wording for one in ADVICE.values())]
+    tried = [sum(scores(" ".join(rng.sample(wordings, rng.randint(1, 7)))).values()) for _ in range(60)]
+    assert sum(scores("").values()) < max(tried) <= best + 1e-4
+
+
+def test_a_spread_over_seeds_is_students_interval_of_their_mean():
+    assert comparison.spread([0.5]) == "50.0"
+    # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of these three values
+    assert comparison.spread([0.5, 0.6, 0.61]) == "50.0, 60.0, 61.0 (± 15.1)"
+
+
+def small(out: Path, *flags: str) -> list[str]:
+    base = f"--seeds 0 1 --budget 60 --examples 4 --limit 30 --jobs 1 --out {out} --method"
+    return [*base.split(), *flags]
+
+
+@pytest.mark.slow
+def test_the_comparison_joins_the_seeds_and_reuses_what_is_there(tmp_path, monkeypatch, capsys):
+    """With methods that need no agent: the programs run as a user runs them, in this process."""
+    monkeypatch.chdir(tmp_path)
+    ran = []
+
+    def run_here(program, lines, *, log):
+        import evaluate
+
+        ran.append(program)
+        evaluate.main([str(part) for flag, values in lines.items() for part in (flag, *values)])
+
+    monkeypatch.setattr(comparison, "run", run_here)
+    comparison.main(small(tmp_path, "direct", "gepa"))
+    first = (tmp_path / "comparison.md").read_text()
+    assert ran == ["evaluate", "evaluate"]
+    assert "## Table 2" in first and "## Table 3" in first
+    rows = dict(re.findall(r"^\| ([\w ]+) \| ([\d.]+) \[", first.split("## Table 3")[0], re.MULTILINE))
+    assert list(rows) == ["direct", "gepa", comparison.CEILING, comparison.BOUND]
+    assert all(float(rows[comparison.BOUND]) >= float(rows[name]) for name in rows)
+    spent = [
+        json.loads((tmp_path / f"results-seed{seed}/preparation.json").read_text())["gepa (mini-advice)"]
+        for seed in (0, 1)
+    ]
+    calls = sum(one["task_calls"] + one["optimizer_calls"] for one in spent) / 2
+    assert calls <= 60 * 6 and f"| {calls:,.0f} |" in first, "six searches for each seed"
+    assert all(one["usd"] > 0 for one in spent), "the tokens of mini-advice and of its optimiser are counted"
+    journals = [path.read_bytes() for path in sorted(tmp_path.glob("results-*/journal/*"))]
+    comparison.main(small(tmp_path, "direct", "gepa"))
+    assert (tmp_path / "comparison.md").read_text() == first
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("results-*/journal/*"))] == journals
+
+
+def test_bad_settings_of_the_comparison_are_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="must be above 0"):
+        comparison.main(["--budget", "0"])
+
+
+def test_a_program_that_fails_names_its_log(tmp_path):
+    log = tmp_path / "train.log"
+    with pytest.raises(UsageError, match=r"train ended with exit code 2: see .*train\.log"):
+        comparison.run("train", {"--steps": ["none"]}, log=log)
+    assert "invalid int value" in log.read_text()
