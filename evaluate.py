@@ -43,6 +43,7 @@ from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import Similarity, score_predictions, text_metrics
+from prompt_r1.evaluation.leaks import leak_warnings
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile
 from prompt_r1.evaluation.results_folder import compare_files, note_preparation, write_results
 from prompt_r1.evaluation.systems import (
@@ -54,6 +55,7 @@ from prompt_r1.evaluation.systems import (
     note_on_missing_method,
     resolve_agents,
     trained_with,
+    training_files,
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.metrics.text import Rules
@@ -74,6 +76,9 @@ def main(arguments: list[str]) -> None:
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
+    leaks = leak_warnings(questions, training_files(config, agents))
+    for warning in leaks:
+        print(printable(warning), file=sys.stderr, flush=True)
     for agent in agents.values():
         playing = ",".join(environments_of(config, agents))
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
@@ -84,7 +89,7 @@ def main(arguments: list[str]) -> None:
     with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
         predictions = asyncio.run(evaluate(setups, questions, file, folder, config, seed))
         results = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
-        print(write_results(folder, results, trained_with(agents), tables=config.tables))
+        print(write_results(folder, results, trained_with(agents), tables=config.tables, notes=leaks))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")

@@ -28,6 +28,7 @@ from prompt_r1.evaluation.predictions import Prediction, System, read_prediction
 from prompt_r1.evaluation.tables import rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.text import Rules
 from prompt_r1.report.svg import Plot, Point, Series, svg
+from prompt_r1.terminal import printable_line
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,26 @@ class PairedComparison:
     comparisons: Sequence[Comparison]
 
 
-def write_results(folder: Path, results: Results, trained_with: Mapping[str, str], *, tables: bool) -> str:
-    """Write the files above, in place of those of an earlier evaluation.
+def write_results(
+    folder: Path,
+    results: Results,
+    trained_with: Mapping[str, str],
+    *,
+    tables: bool,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write the files above, in place of those of an earlier evaluation, with `notes` below the tables.
 
     Returns the text to print: the results, or with `tables` the paper's tables, and the pooled comparisons.
     """
     paper, comparisons = paper_tables(results, trained_with), paired_comparisons(results)
-    result_list, pooled = results_table(results), pooled_comparisons(comparisons)
+    notes = [printable_line(note) for note in notes]
+    result_list = "\n\n".join([results_table(results), *notes])
+    pooled = pooled_comparisons(comparisons)
     files = {
         "results.md": result_list,
         "results.json": json.dumps(results_by_system(results), indent=1),
-        "tables.md": "\n\n".join(map(to_markdown, paper)),
+        "tables.md": "\n\n".join([*map(to_markdown, paper), *notes]),
         "cells.csv": rates_to_csv(paper),
         "comparisons.md": "\n\n".join([*pooled, *map(comparison_by_dataset, comparisons)]),
     }

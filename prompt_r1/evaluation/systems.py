@@ -148,6 +148,13 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     }
 
 
+def training_files(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> list[str]:
+    """The questions that agents were trained and validated on, and that methods prepare with."""
+    own = [agent.config for name, agent in agents.items() if name in trained_with(agents)]
+    names = [name for run in own for name in (*run.data, *run.val_data)]
+    return [*names, *config.train_data, *config.val_data]
+
+
 def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
     """A digest of everything that affects an answer, so that answers of other settings are not reused.
 
