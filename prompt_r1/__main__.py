@@ -17,6 +17,7 @@ PROGRAMS = {
     "train": (SCRIPTS / "train.py", "train an agent to question an environment (train.py)"),
     "ask": (SCRIPTS / "infer.py", "ask the trained agent a question (infer.py)"),
     "evaluate": (SCRIPTS / "evaluate.py", "score methods on questions (evaluate.py)"),
+    "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
     "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of two runs"),
     "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
     "studies": (PACKAGE / "studies/__main__.py", "measure the paper's propositions on trained agents"),

@@ -86,8 +86,12 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Load a file and wait until its script has run."""
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load a page and wait until its script has run."""
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 

@@ -13,7 +13,7 @@ from tests.paths import ROOT
 ROOMS = (
     "errors", "types", "terminal", "metrics", "chat_template", "protocol", "rollout", "reward", "grpo",
     "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
-    "report", "storage", "evaluation", "training", "baselines", "studies", "api",
+    "report", "storage", "evaluation", "training", "baselines", "studies", "api", "serving",
 )  # fmt: skip
 # The method in one sitting, in this order; then train.py.
 METHOD = ("types", "protocol", "rollout", "reward", "grpo")
@@ -41,6 +41,8 @@ HOMES = {
     "tokenizers": ("prompt_r1/miniworld/tokenizer.py",),
     "safetensors": ("prompt_r1/storage/",),
     "torch.utils.tensorboard": ("prompt_r1/storage/trackers.py",),
+    "starlette": ("prompt_r1/serving/",),
+    "uvicorn": ("prompt_r1/serving/",),
     "wandb": ("prompt_r1/storage/trackers.py",),
 }
 # Methods whose name says which interface they implement; the interface explains them.
@@ -204,7 +206,7 @@ def files_imported_by(script: Path) -> set[Path]:
 
 def test_training_and_inference_import_no_room_that_the_map_marks_as_extra():
     extra = rooms_marked("extra") - {"benchmarks"}
-    assert extra == {"evaluation", "baselines", "studies", "api"}
+    assert extra == {"evaluation", "baselines", "studies", "api", "serving"}
     files = files_imported_by(ROOT / "train.py") | files_imported_by(ROOT / "infer.py")
     assert not [name_of(path) for path in files - set(ENTRY_POINTS) if room_of(path) in extra]
 

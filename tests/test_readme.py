@@ -20,6 +20,7 @@ from infer import InferConfig
 from prompt_r1.cli.command_line import parse_arguments, train_config
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SftConfig
+from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.training.cost_estimate import estimate
 from tests import tiny
@@ -30,7 +31,12 @@ PAPER = (ROOT / "docs/paper.md").read_text("utf-8")
 MAP = (ROOT / "docs/map.md").read_text("utf-8")
 MANUALS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES = [*MANUALS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
-CONFIGS = {"infer.py": InferConfig, "evaluate.py": EvaluateConfig, "prompt_r1.baselines.sft": SftConfig}
+CONFIGS = {
+    "infer.py": InferConfig,
+    "evaluate.py": EvaluateConfig,
+    "prompt_r1.baselines.sft": SftConfig,
+    "prompt_r1.serving": ServeConfig,
+}
 MAINS = {
     "prompt_r1.data": prompt_r1.data.__main__.main,
     "prompt_r1.report": prompt_r1.report.__main__.main,
@@ -102,7 +108,7 @@ def commands(text: str) -> Iterator[list[str]]:
     """The words of each command in a page, from its code blocks and from complete inline commands."""
     blocks = re.findall(r"```(?:bash|console)\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines = [line for line in lines if re.search(r"\b(python3?|torchrun)\b", line)]
+    lines = [line for line in lines if re.search(r"\b(python3?|torchrun|prompt-r1)\b", line)]
     # An inline `python -m MODULE` without arguments only names the program.
     lines += re.findall(r"`(?!python -m [\w.]+`)((?:python|torchrun) [^`…]+)`", text)
     for line in lines:
@@ -124,6 +130,10 @@ def split_commands(words: list[str]) -> Iterator[list[str]]:
 
 def program_and_arguments(words: list[str]) -> tuple[str, list[str]]:
     """The script or module that a command runs, and its arguments; "" for a command of another kind."""
+    if words[:1] == ["prompt-r1"]:
+        name = {"ask": "infer", "serve": "prompt_r1.serving"}.get(words[1], words[1])
+        name = f"{name}.py" if (ROOT / f"{name}.py").exists() else name
+        return name if "." in name else f"prompt_r1.{name}", words[2:]
     if "-m" in words:
         place = words.index("-m") + 1
         return words[place], words[place + 1 :]

@@ -63,6 +63,10 @@ def parse_prices(texts: tuple[str, ...]) -> tuple[Price, ...]:
     return tuple(parse_price(text) for text in texts) or (Price(),)
 
 
+class OutOfBudget(Resumable):
+    """The budget of the run has no room for another call."""
+
+
 class Budget:
     """Limits on the calls, tokens and dollars of a run (0: no limit).
 
@@ -104,7 +108,7 @@ class Budget:
         while limit := self._exceeded_limit(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
                 flag = f"--max-env-{limit} {self._limits[limit]:g}"
-                raise Resumable(f"the budget {flag} has no room for another call; spent: {self.spent}")
+                raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
             ended = asyncio.get_running_loop().create_future()
             self._waiting.append(ended)
             await ended

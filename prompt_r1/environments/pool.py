@@ -40,6 +40,7 @@ class Pool:
         self.name = ",".join(member.name for member in members)
         self.members = list(members)
         self.budget = budget
+        self.stops_on_failures = True  # raise Resumable when too many calls fail
         self._route = route
         self._weights = parse_weights(route, len(members))
         self._clock = clock
@@ -125,7 +126,7 @@ class Pool:
         """Record whether a call failed. Warns of, or raises Resumable for, too many failures."""
         self._failed.append(failed)
         failures = sum(self._failed)
-        if failures > STOP_ABOVE * WATCHED:
+        if failures > STOP_ABOVE * WATCHED and self.stops_on_failures:
             raise Resumable(f"{failures} of the last {WATCHED} calls of {self.name} failed")
         if failures > WARN_ABOVE * WATCHED and not self._warned:
             logger.warning("%d of the last %d calls of %s failed", failures, WATCHED, self.name)

@@ -1,0 +1,100 @@
+"""Serve a pair of agent and environment as one OpenAI-compatible model: `prompt-r1 serve`."""
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import suppress
+from importlib.util import find_spec
+
+from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.config.serve import ServeConfig
+from prompt_r1.endpoint.request import is_loopback
+from prompt_r1.errors import UsageError
+
+KEY = "PROMPT_R1_API_KEY"
+ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model, with a chat page at /.
+Requests need the key in {KEY}, if it is set."""
+
+
+def main(arguments: list[str]) -> None:
+    """Serve from a command line, until SIGTERM or Ctrl-C; requests that run are then answered."""
+    config = parse_arguments(ServeConfig, "python -m prompt_r1.serving", ABOUT, arguments)
+    key = os.environ.get(KEY, "").strip()
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise UsageError("the server needs starlette and uvicorn: pip install 'prompt-r1[serve]'")
+    if config.request_usd and not config.env_price:
+        raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
+    if not key and not is_loopback(_url(config.host, 0)):
+        raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_serve(config, key))
+
+
+async def _serve(config: ServeConfig, key: str) -> None:
+    # Only here: torch takes seconds to import, and `--help` does without.
+    import uvicorn
+
+    from prompt_r1.agent.agent import check_endpoint, open_agent
+    from prompt_r1.agent.names import resolve_agent
+    from prompt_r1.api.asking import Limits
+    from prompt_r1.api.pair import open_pool
+    from prompt_r1.distributed.ranks import pick_device
+    from prompt_r1.serving.app import ServedPair, make_app
+
+    listener = _listen(config.host, config.port)
+    spec = resolve_agent(
+        config.agent,
+        kv_tokens=config.kv_tokens,
+        tokenizer=config.agent_tokenizer,
+        prompts=config.agent_prompts,
+    )
+    seed = spec.config.seed if config.seed < 0 else config.seed
+    environment = open_pool(spec, config.env, config, seed=seed, device=config.device)
+    environment.stops_on_failures = False  # a server goes on: each failed question gets its own error
+    await environment.check()
+    await check_endpoint(spec)
+    agent = open_agent(spec, pick_device(config.device))
+    limits = Limits(config.request_turns, config.request_calls, config.request_usd, config.request_seconds)
+    pair = ServedPair(
+        agent, environment, config.model_name, config.temperature, limits, config.max_sessions, key
+    )
+    hosts = ("127.0.0.1", "localhost", "::1", config.host) if is_loopback(_url(config.host, 0)) else ("*",)
+    settings = uvicorn.Config(
+        make_app(pair, hosts=hosts),
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(config.request_seconds) + 5,
+    )
+    # uvicorn drains, then sends itself the signal again, for the handler that was there before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    url = _url(config.host, listener.getsockname()[1])
+    print(
+        f"agent {spec.path}, environment {environment.name}: {config.model_name} at {url}v1, page at {url}",
+        flush=True,
+    )
+    try:
+        await uvicorn.Server(settings).serve(sockets=[listener])
+    finally:
+        await agent.close()
+        await environment.close()
+    print(f"stopped; spent: {environment.budget.spent}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before the agent is loaded. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror or error}") from None
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,244 @@
+"""The pair behind OpenAI's chat-completions protocol: a starlette application.
+
+    POST /v1/chat/completions    a question; with `stream` as server-sent events
+    GET  /v1/models, /health     the pair, and whether the server runs
+    GET  /                       a page to talk to the pair
+
+All sessions share the batch of the agent's engine. The games run in the server's event loop; a game whose
+client has gone is cancelled.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from prompt_r1.agent.agent import Agent
+from prompt_r1.api.asking import Answer, Limits, Piece, ask_pair, raise_for_error
+from prompt_r1.environments.pool import Pool
+from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, ChatRequest, read_request
+from prompt_r1.serving.chat_response import (
+    END_OF_STREAM,
+    DialogueText,
+    Envelope,
+    Failure,
+    event,
+    failure_of,
+)
+
+logger = logging.getLogger(__name__)
+
+PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8")
+KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to send
+FULL = Failure(
+    429, "server_full", "all sessions of the server are in use", "server_full", headers={"Retry-After": "1"}
+)
+WRONG_KEY = Failure(
+    401, "authentication_error", "the request needs the server's key", "invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServedPair:
+    """The pair that a server plays with, and its limits."""
+
+    agent: Agent
+    environment: Pool
+    model_name: str
+    temperature: float
+    limits: Limits  # of each question
+    max_sessions: int
+    key: str = ""  # that requests must have; "": none
+
+
+def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
+    """The application. Requests for other hosts are refused: no page can rebind its name to this server."""
+    server = ChatServer(pair)
+    routes = [
+        Route("/v1/chat/completions", server.complete, methods=["POST"]),
+        Route("/v1/models", server.models),
+        Route("/health", server.health),
+        Route("/", page),
+    ]
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+async def page(request: Request) -> Response:
+    """The chat page, which may load nothing and run only its own script."""
+    script = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
+
+
+class ChatServer:
+    """Admits requests, plays their games, and writes the responses."""
+
+    def __init__(self, pair: ServedPair) -> None:
+        self.sessions = 0  # games that run
+        self._pair = pair
+
+    async def health(self, request: Request) -> Response:
+        """Whether the server runs; needs no key."""
+        return JSONResponse(
+            {"status": "ok", "sessions": self.sessions, "max_sessions": self._pair.max_sessions}
+        )
+
+    async def models(self, request: Request) -> Response:
+        """The list of models: the pair."""
+        if not self._has_key(request):
+            return _respond(WRONG_KEY)
+        model = {"id": self._pair.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def complete(self, request: Request) -> Response:
+        """Answer a question."""
+        if not self._has_key(request):
+            return _respond(WRONG_KEY)
+        try:
+            asked = read_request(await _body(request), self._pair.limits)
+        except BadRequest as error:
+            return _respond(failure_of(error))
+        if asked.model != self._pair.model_name:
+            message = f"there is no model {asked.model!r}; this server has {self._pair.model_name!r}"
+            return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
+        if self.sessions >= self._pair.max_sessions:
+            return _respond(FULL)
+        envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()))
+        if asked.stream:
+            pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+            events = self._events(self._start(asked, pieces), pieces, envelope, asked)
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        game = self._start(asked, None)
+        try:
+            await _until_done_or_gone(game, request)
+            answer = await game
+        except Exception as error:
+            return _respond(_failure(error))
+        return JSONResponse(envelope.completion(answer, reasoning=asked.include_reasoning))
+
+    def _start(
+        self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None] | None"
+    ) -> asyncio.Task[Answer]:
+        """Play the game of a request in a task; `pieces` gets its dialogue, and None at its end."""
+        self.sessions += 1
+        game = asyncio.create_task(self._play(asked, pieces))
+
+        def ended(_: object) -> None:
+            self.sessions -= 1
+            if pieces is not None:
+                pieces.put_nowait(None)
+
+        game.add_done_callback(ended)
+        return game
+
+    async def _play(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None] | None") -> Answer:
+        temperature = self._pair.temperature if asked.temperature is None else asked.temperature
+        answer = await ask_pair(
+            self._pair.agent,
+            self._pair.environment,
+            asked.question,
+            seed=asked.seed,
+            temperature=temperature,
+            limits=asked.limits,
+            on_piece=pieces.put_nowait if pieces and asked.include_reasoning else None,
+        )
+        return raise_for_error(answer)
+
+    async def _events(
+        self,
+        game: asyncio.Task[Answer],
+        pieces: "asyncio.Queue[Piece | None]",
+        envelope: Envelope,
+        asked: ChatRequest,
+    ) -> AsyncIterator[bytes]:
+        """The stream of a game. Its status has been sent when the game fails, so an error is an event.
+
+        Starlette cancels it when the client disconnects.
+        """
+        try:
+            yield event(envelope.chunk({"role": "assistant", "content": ""}))
+            dialogue = DialogueText()
+            while True:
+                try:
+                    piece = await asyncio.wait_for(pieces.get(), KEEP_ALIVE_SECONDS)
+                except TimeoutError:
+                    yield b": still playing\n\n"
+                    continue
+                if piece is None:
+                    break
+                delta = {"reasoning_content": dialogue.add(piece)}
+                yield event(envelope.chunk(delta | {"prompt_r1": {"kind": piece.kind, "text": piece.text}}))
+            for chunk in envelope.last_chunks(await game, include_usage=asked.include_usage):
+                yield event(chunk)
+            yield END_OF_STREAM
+        except Exception as error:
+            yield event(_failure(error).body)
+        finally:
+            game.cancel()
+
+    def _has_key(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "")
+        return not self._pair.key or hmac.compare_digest(given.encode(), f"Bearer {self._pair.key}".encode())
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request. Raises BadRequest for one that is too long or not declared as JSON.
+
+    A web page of another site can send other types than JSON without asking the browser.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadRequest("the request needs the header Content-Type: application/json")
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > MOST_BYTES:
+            raise BadRequest(f"the body has more than {MOST_BYTES:,} bytes")
+    return content
+
+
+async def _until_done_or_gone(game: asyncio.Task[Answer], request: Request) -> None:
+    """Wait until the game has ended. If the client disconnects before, cancel it."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    disconnect = asyncio.create_task(gone())
+    try:
+        await asyncio.wait([game, disconnect], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        disconnect.cancel()
+        if not game.done():
+            game.cancel()
+
+
+def _failure(error: Exception) -> Failure:
+    failure = failure_of(error)
+    if failure.status == 500:
+        logger.error("a question ended with an internal error", exc_info=error)
+    return failure
+
+
+def _respond(failure: Failure) -> Response:
+    return JSONResponse(failure.body, status_code=failure.status, headers=dict(failure.headers or {}))

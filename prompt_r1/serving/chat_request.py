@@ -1,0 +1,133 @@
+"""The body of POST /v1/chat/completions, as a question for the pair."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prompt_r1.api.asking import Limits
+
+MOST_BYTES = 1_000_000  # of a request
+# Fields that would change the form of the answer. Others that we do not know are ignored, as elsewhere.
+UNSUPPORTED = ("tools", "functions", "response_format", "logprobs", "stop", "modalities", "audio")
+FIELDS_OF_LIMITS = ("max_turns", "max_calls", "max_usd", "max_seconds")
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered: one sentence, and the field that is wrong."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a request asks for."""
+
+    model: str
+    question: str
+    stream: bool
+    include_usage: bool  # in a stream: a last chunk with the usage
+    include_reasoning: bool  # the dialogue of agent and environment
+    temperature: float | None
+    seed: str
+    limits: Limits
+
+
+def read_request(content: bytes, limits: Limits) -> ChatRequest:
+    """Read a request, which may lower `limits`. Raises BadRequest."""
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body is not a JSON object")
+    for field in UNSUPPORTED:
+        if body.get(field) not in (None, False, [], {"type": "text"}, ["text"]):
+            raise BadRequest(f"`{field}` is not supported: the pair answers with plain text", field)
+    if body.get("n") not in (None, 1):
+        raise BadRequest("`n` must be 1: ask again for another answer", "n")
+    options = body.get("stream_options") or {}
+    seed = body.get("seed")
+    return ChatRequest(
+        model=_text(body, "model"),
+        question=question_of(body.get("messages")),
+        stream=bool(body.get("stream")),
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        include_reasoning=bool(body.get("include_reasoning")),
+        temperature=_number(body, "temperature"),
+        seed="0" if seed is None else str(seed),
+        limits=_lower(limits, body),
+    )
+
+
+def question_of(messages: object) -> str:
+    """The question in the messages of a chat: the last one, below the earlier ones of user and assistant.
+
+    System messages are left out: the agent was trained with an instruction of its own. Raises BadRequest.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("`messages` must be a list of messages", "messages")
+    lines = []
+    for message in messages:
+        if not isinstance(message, dict):
+            raise BadRequest("each of `messages` must be an object with role and content", "messages")
+        role = message.get("role")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise BadRequest(f"a message has the role {role!r}: not supported", "messages")
+        lines.append((str(role), _content(message.get("content"))))
+    role, question = lines.pop()
+    if role != "user" or not question.strip():
+        raise BadRequest("the last of `messages` must be a question of the user", "messages")
+    earlier = [f"{role}: {text}" for role, text in lines if role in ("user", "assistant")]
+    if not earlier:
+        return question.strip()
+    return "\n".join(["Earlier messages:", *earlier, "", f"The question now: {question.strip()}"])
+
+
+def _content(content: object) -> str:
+    """The text of a message: a string, or a list of text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [
+            part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"
+        ]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "\n".join(map(str, texts))
+    raise BadRequest("the content of a message must be text or a list of text parts", "messages")
+
+
+def _text(body: Mapping[str, object], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str):
+        raise BadRequest(f"`{field}` must be a string", field)
+    return value
+
+
+def _number(body: Mapping[str, object], field: str) -> float | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise BadRequest(f"`{field}` must be a number of at least 0", field)
+    return float(value)
+
+
+def _lower(limits: Limits, body: Mapping[str, object]) -> Limits:
+    """The stricter of the server's limits and those of a request; 0 and absent: no limit."""
+
+    def stricter(ours: float, field: str) -> float:
+        asked = _number(body, field) or 0.0
+        return min(ours, asked) if ours and asked else ours or asked
+
+    turns, calls = (math.ceil(_number(body, field) or 0) for field in FIELDS_OF_LIMITS[:2])
+    return Limits(
+        turns=min(limits.turns, turns) if limits.turns and turns else limits.turns or turns,
+        calls=min(limits.calls, calls) if limits.calls and calls else limits.calls or calls,
+        usd=stricter(limits.usd, "max_usd"),
+        seconds=stricter(limits.seconds, "max_seconds"),
+    )

@@ -1,0 +1,58 @@
+"""A server of a pair in a thread of the test process."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import uvicorn
+
+from prompt_r1.agent.agent import Agent
+from prompt_r1.api.asking import Limits
+from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.pool import Pool
+from prompt_r1.serving.app import ServedPair, make_app
+from tests.echo_agent import EchoAgent, Shouting
+from tests.ports import free_ports
+
+
+def pair_of(
+    agent: EchoAgent | None = None,
+    pool: Pool | None = None,
+    *,
+    limits: Limits | None = None,
+    max_sessions: int = 64,
+    key: str = "",
+) -> ServedPair:
+    """An echoing agent with a shouting environment, unless others are given."""
+    return ServedPair(
+        agent=cast(Agent, agent or EchoAgent()),
+        environment=pool or pool_of(Shouting()),
+        model_name="prompt-r1",
+        temperature=0.0,
+        limits=limits or Limits(),
+        max_sessions=max_sessions,
+        key=key,
+    )
+
+
+@contextmanager
+def serving(pair: ServedPair) -> Iterator[str]:
+    """Serve; yields the URL, which ends with /v1."""
+    [port] = free_ports(1)
+    settings = uvicorn.Config(
+        make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="critical"
+    )
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,62 @@
+"""`prompt-r1 serve` as a program: usage errors, and a real process that drains."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from prompt_r1.errors import UsageError
+from prompt_r1.serving.__main__ import KEY, main
+from tests.paths import ROOT
+
+
+def test_the_server_listens_beyond_this_machine_only_with_a_key(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(UsageError, match="set a key in PROMPT_R1_API_KEY to listen beyond this machine"):
+        main(["--host", "0.0.0.0"])
+
+
+def test_a_limit_in_dollars_needs_a_price():
+    with pytest.raises(UsageError, match="--request-usd needs --env-price"):
+        main(["--request-usd", "1"])
+
+
+def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot listen at http://127.0.0.1:{port}/: Address already"):
+            main(["--port", str(port), "--agent", "nosuch"])
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_questions_end(asking_agent: Path):
+    line = [sys.executable, "-m", "prompt_r1", "serve", "--agent", str(asking_agent), "--env", "mini"]
+    line += ["--port", "0", "--device", "cpu"]
+    with subprocess.Popen(
+        line, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            found = re.search(r"prompt-r1 at (http://127\.0\.0\.1:\d+/)v1, page at \1", first)
+            assert found, first
+            url = found[1]
+            body = {"model": "prompt-r1", "messages": [{"role": "user", "content": "Who?"}], "stream": True}
+            body |= {"include_reasoning": True}
+            with httpx.stream("POST", f"{url}v1/chat/completions", json=body, timeout=60) as stream:
+                lines = stream.iter_lines()
+                next(lines)  # the game runs
+                process.send_signal(signal.SIGTERM)
+                assert list(lines)[-2] == "data: [DONE]"
+            assert process.wait(30) == 0
+            assert process.stdout.read().startswith("stopped; spent: ")
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}health")
+        finally:
+            process.kill()

@@ -1,0 +1,269 @@
+"""The served pair, asked with OpenAI's own client and over plain HTTP."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from prompt_r1.api.asking import Limits
+from prompt_r1.environments.own import pool_of
+from prompt_r1.errors import EnvError, FatalEnvError
+from tests.echo_agent import EchoAgent, paid_pool
+from tests.serving.running import pair_of, serving
+
+MODEL = "prompt-r1"
+HELLO = [{"role": "user", "content": "Who is Anna?"}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(pair_of()) as started:
+        yield started
+
+
+def client_of(url: str, *, key: str = "none", **options: object) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=key, **options)
+
+
+def ask(url: str, content: object = "Who is Anna?", **fields: object) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+    return httpx.post(f"{url}/chat/completions", json=body, timeout=30)
+
+
+# --- OpenAI's client ------------------------------------------------------------------------------
+
+
+def test_openais_client_gets_the_answer_and_the_usage(url):
+    with client_of(url) as client:
+        reply = client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert [model.id for model in client.models.list()] == [MODEL]
+    choice = reply.choices[0]
+    assert (choice.message.content, choice.finish_reason, choice.message.role) == (
+        "WHO IS ANNA?", "stop", "assistant",
+    )  # fmt: skip
+    assert reply.id.startswith("chatcmpl-") and abs(reply.created - time.time()) < 60 and reply.model == MODEL
+    assert reply.object == "chat.completion"
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.usage.environment == {"calls": 1, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0}
+    assert not hasattr(choice.message, "reasoning_content")
+
+
+def test_openais_client_streams_the_answer(url):
+    with client_of(url) as client:
+        options = {"include_usage": True}
+        stream = client.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options=options
+        )
+        chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "WHO IS ANNA?" and chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage.environment["calls"] == 1
+    assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) == 4
+
+
+def test_the_dialogue_is_the_reasoning_when_it_is_requested(url):
+    expected = (
+        "Agent thinks: I ask.\nAgent asks: Who is Anna?\nEnvironment: WHO IS ANNA?\nAgent thinks: Now I know."
+    )
+    extra = {"include_reasoning": True}
+    with client_of(url) as client:
+        whole = client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=extra)
+        chunks = list(
+            client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=extra, stream=True)
+        )
+    assert whole.choices[0].message.reasoning_content == expected
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == expected
+    pieces = [delta.prompt_r1 for delta in deltas if hasattr(delta, "prompt_r1")]
+    assert "".join(piece["text"] for piece in pieces if piece["kind"] == "answer") == "WHO IS ANNA?"
+    assert len(pieces) > 20  # it arrives while the agent writes
+
+
+def test_the_asynchronous_client_asks_many_questions_at_once():
+    agent = EchoAgent(seconds=0.05)
+
+    async def ask_all(url: str) -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+            questions = [[{"role": "user", "content": f"Number {number}?"}] for number in range(30)]
+            replies = await asyncio.gather(
+                *(client.chat.completions.create(model=MODEL, messages=asked) for asked in questions)
+            )
+            return [reply.choices[0].message.content for reply in replies]
+
+    with serving(pair_of(agent)) as url:
+        assert asyncio.run(ask_all(url)) == [f"NUMBER {number}?" for number in range(30)]
+    assert agent.peak > 10
+
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+def test_earlier_messages_stand_above_the_question_and_system_messages_are_left_out(url):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Who made"}, {"type": "text", "text": "X?"}]},
+        {"role": "assistant", "content": "Anna."},
+        {"role": "user", "content": "And Y?"},
+    ]
+    reply = httpx.post(f"{url}/chat/completions", json={"model": MODEL, "messages": messages}).json()
+    expected = "Earlier messages:\nuser: Who made\nX?\nassistant: Anna.\n\nThe question now: And Y?"
+    assert reply["choices"][0]["message"]["content"] == expected.upper()
+
+
+BAD = [
+    ({"model": "gpt-4"}, 404, "there is no model 'gpt-4'; this server has 'prompt-r1'"),
+    ({"messages": []}, 400, "`messages` must be a list of messages"),
+    ({"messages": [{"role": "assistant", "content": "Hi"}]}, 400, "must be a question of the user"),
+    ({"messages": [{"role": "tool", "content": "Hi"}]}, 400, "the role 'tool': not supported"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "a list of text parts"),
+    ({"messages": [{"role": "user", "content": "long " * 5000}]}, 400, "tokens of a game of 4000"),
+    ({"tools": [{"type": "function"}]}, 400, "`tools` is not supported"),
+    ({"n": 2}, 400, "`n` must be 1"),
+    ({"temperature": "hot"}, 400, "`temperature` must be a number"),
+    ({"max_calls": -1}, 400, "`max_calls` must be a number of at least 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "status", "sentence"), BAD)
+def test_a_request_that_cannot_be_answered_gets_one_sentence(fields, status, sentence, url):
+    body = {"model": MODEL, "messages": HELLO, **fields}
+    response = httpx.post(f"{url}/chat/completions", json=body)
+    error = response.json()["error"]
+    assert response.status_code == status and sentence in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_not_json_or_too_long_is_refused(url):
+    address, headers = f"{url}/chat/completions", {"Content-Type": "application/json"}
+    assert httpx.post(address, content=b"{", headers=headers).status_code == 400
+    assert httpx.post(address, content=b"[]", headers=headers).status_code == 400
+    assert httpx.post(address, content=b" " * 1_000_001, headers=headers).status_code == 400
+
+
+def test_a_web_page_of_another_site_cannot_ask(url):
+    """Browsers send text/plain without asking first, and a site can point its name to this machine."""
+    body = json.dumps({"model": MODEL, "messages": HELLO})
+    address = f"{url}/chat/completions"
+    assert httpx.post(address, content=body, headers={"Content-Type": "text/plain"}).status_code == 400
+    headers = {"Content-Type": "application/json", "Host": "evil.example"}
+    assert httpx.post(address, content=body, headers=headers).status_code == 400
+
+
+def test_with_a_key_only_requests_that_have_it_are_answered():
+    with serving(pair_of(key="secret")) as url:
+        with client_of(url, key="secret") as client:
+            assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].message.content
+        with client_of(url, key="wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with client_of(url, key="wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(model=MODEL, messages=HELLO)
+        root = url.removesuffix("/v1")
+        assert httpx.get(f"{root}/health").json() == {"status": "ok", "sessions": 0, "max_sessions": 64}
+        assert "secret" not in httpx.get(root).text
+
+
+# --- Limits and failures --------------------------------------------------------------------------
+
+
+def test_a_full_server_answers_429_and_the_client_comes_back():
+    agent = EchoAgent(seconds=0.2)
+
+    async def ask_thrice(url: str) -> list[httpx.Response]:
+        body = {"model": MODEL, "messages": HELLO}
+        async with httpx.AsyncClient(timeout=30) as client:
+            return await asyncio.gather(
+                *(client.post(f"{url}/chat/completions", json=body) for _ in range(3))
+            )
+
+    with serving(pair_of(agent, max_sessions=2)) as url:
+        responses = asyncio.run(ask_thrice(url))
+        assert sorted(response.status_code for response in responses) == [200, 200, 429]
+        [full] = [response for response in responses if response.status_code == 429]
+        assert full.headers["Retry-After"] == "1" and full.json()["error"]["type"] == "server_full"
+        assert ask(url).status_code == 200
+    assert agent.peak == 2
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def ask(self, messages):
+        raise self.error
+
+
+FAILURES = [
+    (EnvError("HTTP 500 from the model"), 502, "environment_error", "HTTP 500 from the model"),
+    (FatalEnvError("HTTP 401: check OPENAI_API_KEY"), 502, "environment_unusable", "HTTP 401"),
+    (ZeroDivisionError("mine"), 500, "internal_error", "the server's log has the traceback"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "sentence"), FAILURES)
+def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error, status, kind, sentence):
+    with serving(pair_of(pool=pool_of(Failing(error)))) as url:
+        for fields in ({}, {"include_reasoning": True}):
+            response = ask(url, **fields)
+            assert response.status_code == status and response.json()["error"]["type"] == kind
+            assert sentence in response.json()["error"]["message"]
+        with client_of(url, max_retries=0) as client:
+            stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            with pytest.raises(openai.APIError, match=sentence):
+                for chunk in stream:
+                    assert not chunk.choices[0].delta.content
+        assert httpx.get(url.removesuffix("/v1") + "/health").json()["sessions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "fields", "calls"),
+    [
+        (Limits(), {}, 3),
+        (Limits(turns=2), {}, 1),
+        (Limits(calls=2), {}, 2),
+        (Limits(), {"max_turns": 3}, 2),
+        (Limits(calls=1), {"max_calls": 3}, 1),
+        (Limits(calls=3), {"max_calls": 1}, 1),
+    ],
+)
+def test_no_question_makes_more_calls_than_server_and_request_allow(server, fields, calls):
+    with serving(pair_of(limits=server)) as url:
+        reply = ask(url, "9: more than it may", **fields).json()
+    assert reply["usage"]["environment"]["calls"] == calls
+    choice = reply["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["refusal"] == "The agent ended without an answer (max_turns)."
+
+
+def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repeat():
+    pool = paid_pool(max_usd=0.1)
+    with serving(pair_of(EchoAgent(seconds=0.02), pool, limits=Limits(usd=0.05))) as url:
+        slow = ask(url, max_seconds=0.01)
+        assert (slow.status_code, slow.json()["error"]["type"]) == (504, "time_limit")
+        assert ask(url, "1: a").json()["usage"]["environment"]["usd"] == pytest.approx(0.02)
+        dear = ask(url, "3: a")
+        assert (dear.status_code, dear.json()["error"]["type"]) == (402, "budget_exhausted")
+        statuses = [ask(url, "1: a").status_code for _ in range(3)]
+        assert statuses == [200, 200, 402]  # the budget of the whole server
+        for response in (slow, dear):
+            assert response.headers["x-should-retry"] == "false"
+    assert pool.budget.spent.usd <= 0.1
+
+
+def test_a_client_that_disconnects_ends_its_game():
+    agent = EchoAgent(seconds=30)
+    with serving(pair_of(agent)) as url:
+        for stream in (False, True):
+            with pytest.raises(httpx.ReadTimeout):
+                body = {"model": MODEL, "messages": HELLO, "stream": stream}
+                httpx.post(f"{url}/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.2))
+            health = f"{url.removesuffix('/v1')}/health"
+            deadline = time.monotonic() + 5
+            while httpx.get(health).json()["sessions"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    assert agent.running == 0
