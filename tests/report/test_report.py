@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import write_report
 from prompt_r1.report.__main__ import main
+from prompt_r1.report.page import as_json
 from prompt_r1.report.payload import choose_steps, is_right
 from prompt_r1.report.spans import TokenTexts, spans_of
 from prompt_r1.reward import RULES, score
@@ -43,6 +45,12 @@ def run(tmp_path_factory) -> Path:
 def rows_of(run: Path) -> list[dict]:
     files = sorted((run / "trajectories").iterdir())
     return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+
+
+def test_a_number_that_javascript_cannot_read_is_not_written():
+    """NaN in the data would leave the page empty; the payload replaces it before."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json({"loss": math.nan})
 
 
 def test_the_page_holds_the_data_of_the_run_folder(run):

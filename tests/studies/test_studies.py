@@ -15,7 +15,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies.distance import Mixture, share_of
+from prompt_r1.studies.distance import Measurements, Mixture, distance_table, share_of
 from prompt_r1.studies.runs import find_runs, greedy, load_run
 from prompt_r1.studies.study import Study
 from prompt_r1.studies.training import study_training
@@ -77,6 +77,17 @@ def test_the_distance_of_a_mixture_from_home_is_its_share(home):
     assert [half.reply(prompt) for prompt in prompts] == [half.reply(prompt) for prompt in prompts]
     asked = asyncio.run(half.ask([{"role": "user", "content": prompts[0]}]))
     assert asked == half.reply(prompts[0]).text
+
+
+def test_the_loss_of_an_environment_is_what_the_trained_agent_has_less_than_at_home():
+    home = Measurements("home", "home", trained=[1.0, 1.0, 1.0, 0.0], untrained=[0.0] * 4)
+    away = Measurements("B", "environment B", trained=[1.0, 0.0, 0.0, 0.0], untrained=[0.0] * 4)
+    away.fact_differs = [True, False, False, False]
+    rows = [[cell.strip() for cell in row.split("|")] for row in distance_table([home, away]).splitlines()]
+    [header, _, of_home, of_away] = rows
+    column = header.index("loss")
+    assert (of_home[column], of_away[column]) == ("+0.000", "+0.500")
+    assert of_away[header.index("different fact")] == "0.250"
 
 
 def test_a_studied_run_has_the_questions_and_the_environment_of_its_training(tmp_path):
