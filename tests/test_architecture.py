@@ -11,8 +11,8 @@ from tests.paths import ROOT
 
 # Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
 ROOMS = (
-    "errors", "types", "terminal", "metrics", "chat_template", "protocol", "rollout", "reward", "grpo",
-    "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
+    "errors", "types", "terminal", "foreign", "metrics", "chat_template", "protocol", "rollout", "reward",
+    "grpo", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
     "report", "storage", "evaluation", "training", "baselines", "studies", "api", "serving",
 )  # fmt: skip
 # The method in one sitting, in this order; then train.py.

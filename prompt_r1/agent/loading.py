@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import model_info
+from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from torch import nn
 from transformers import (
@@ -23,6 +24,7 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy, attention_shape
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import check_links_stay_inside
 
 HUB_TIMEOUT = 10.0  # seconds
 # Kinds of RoPE whose frequencies depend on the length of the row.
@@ -202,11 +204,16 @@ def first_line(error: Exception) -> str:
 def loading_options(path: str | Path) -> dict[str, bool]:
     """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
 
-    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache.
+    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache. Raises
+    UsageError for a folder with links to files elsewhere.
     """
-    if Path(path).is_dir() or _hub_is_reachable(str(path)):
+    folder = Path(path)
+    if folder.is_dir():
+        # The hub's cache consists of links: snapshots/COMMIT/FILE → ../../blobs/HASH.
+        model = [folder.parent.parent] if folder.parent.name == "snapshots" else []
+        check_links_stay_inside(folder, [Path(HF_HUB_CACHE), *model])
         return {}
-    return {"local_files_only": True}
+    return {} if _hub_is_reachable(str(path)) else {"local_files_only": True}
 
 
 @cache

@@ -26,13 +26,16 @@ def find_agent(name: str, seed: int) -> str | Path:
 def trained_config(path: str | Path) -> TrainConfig | None:
     """The settings that an exported agent was trained with; None for a model that was not trained here."""
     file = Path(path) / GAME_FILE
-    return TrainConfig(**read_yaml(file, TrainConfig)) if file.exists() else None
+    return TrainConfig(**read_yaml(file, TrainConfig)) if file.is_file() else None
 
 
 def exported_step(folder: Path) -> int:
-    """The step of the agent in a folder; -1 if it was not trained here."""
+    """The step of the agent in a folder; -1 if it was not trained here, or if its file is damaged."""
     file = folder / STEP_FILE
-    return int(json.loads(file.read_text("utf-8"))["step"]) if file.exists() else -1
+    try:
+        return int(json.loads(file.read_text("utf-8"))["step"]) if file.is_file() else -1
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return -1
 
 
 def newest_mini_run() -> Path:

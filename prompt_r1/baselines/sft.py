@@ -38,6 +38,7 @@ from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.foreign import check_no_links
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES
 from prompt_r1.storage.export import export_agent
@@ -105,6 +106,7 @@ def _make_folder(out: Path) -> None:
     agent = out / "agent"
     ours = {"metrics.jsonl", QUESTIONS_FILE, "agent", ".agent.tmp", ".agent.old"}
     try:
+        check_no_links(out)
         out.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in out.iterdir()}
         if names - ours or (agent.exists() and exported_step(agent) < 0):

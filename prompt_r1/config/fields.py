@@ -22,7 +22,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
-LARGE = 10**15  # every integer is below: larger ones overflow the 64 bits of torch, or a float
+LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
 def setting(
@@ -110,20 +110,18 @@ def _check_value(f: Field[Any], value: object) -> None:
     flag, choices = flag_of(f.name), f.metadata["choices"]
     if isinstance(value, int | float):
         check_number(flag, value, f.metadata["range"])
-    for text in value if isinstance(value, tuple) else [value]:
+    for text in value if isinstance(value, tuple | list) else [value]:
         if not isinstance(text, str):
             continue
         if choices and text not in choices:
             raise UsageError(f"{flag} must be one of {', '.join(choices)}, not {text!r}")
-        if "\0" in text:  # in no path and no argument of a command line
-            raise UsageError(f"{flag} contains a NUL character")
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UsageError(f"{flag} contains a NUL or half a character (a lone surrogate): {text!r}")
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
     """Raise UsageError for a number outside the range. `name` is that of the setting in the message."""
-    if isinstance(value, int) and abs(value) >= LARGE:
-        raise UsageError(f"{name} must be below {LARGE:,}, not {reprlib.repr(value)}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{name} must be a finite number, not {value}")
     if allowed.above is not None and not value > allowed.above:
         raise UsageError(f"{name} must be above {allowed.above:g}, not {value}")
@@ -132,6 +130,9 @@ def check_number(name: str, value: float, allowed: Range) -> None:
         raise UsageError(f"{name} must be {allowed.at_least:g}{none} or more, not {value}")
     if allowed.below is not None and not value < allowed.below:
         raise UsageError(f"{name} must be below {allowed.below:g}, not {value}")
+    largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_FLOAT
+    if abs(value) > largest:
+        raise UsageError(f"{name} must be at most {largest:.0e}, not {reprlib.repr(value)}")
 
 
 def identifying_values(config: Any) -> dict[str, Any]:

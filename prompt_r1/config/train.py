@@ -121,7 +121,9 @@ class TrainConfig(EnvironmentConfig):
         "weights on several ranks: replicated (ddp), sharded (fsdp), sharded within each node (hsdp)",
         choices=("auto", "none", "ddp", "fsdp", "hsdp"),
     )
-    rank_timeout: float = setting(3600.0, "seconds that a rank waits for another", range=POSITIVE)
+    rank_timeout: float = setting(
+        3600.0, "seconds that a rank waits for another", range=Range(above=0, below=1e9)
+    )
     offload: str = setting(
         "none",
         "sharded weights kept in CPU memory; all: with AdamW's states",

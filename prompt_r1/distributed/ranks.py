@@ -150,7 +150,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda") from None
+        device = torch.device("meta")  # which is none either
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     if device.type == "cuda" and device.index is None:

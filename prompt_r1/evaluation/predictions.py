@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import check_no_links
 from prompt_r1.terminal import printable_line
 from prompt_r1.types import Kind, Question
 
@@ -121,8 +122,14 @@ class PredictionFile:
 
     def __init__(self, path: Path) -> None:
         try:
+            check_no_links(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            if any(path.parent.iterdir()) and not path.exists():
+                raise UsageError(
+                    f"{path.parent}: there are files in it that are not of an evaluation; give a new or an "
+                    "empty --out"
+                )
+        except OSError as error:
             raise UsageError(
                 f"{path.parent}: cannot be the folder of the results ({error.strerror}); give another --out"
             ) from None

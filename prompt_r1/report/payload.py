@@ -17,6 +17,7 @@ import yaml
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import check_no_links
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.metrics.text import exact_match, math_match
 from prompt_r1.report.costs import CallCosts
@@ -36,6 +37,7 @@ def read_run(folder: Path, *, games: int) -> Row:
         raise UsageError(
             f"{folder}: there is no metrics.jsonl in it; give a run folder, such as runs/mini-seed0"
         )
+    check_no_links(folder, skip=("wandb",))
     settings = _read_settings(folder / "config.yaml")
     lines = list(_lines(folder / "metrics.jsonl"))
     if not lines and (folder / "metrics.jsonl").stat().st_size:

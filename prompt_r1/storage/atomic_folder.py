@@ -117,7 +117,7 @@ def find_damage(folder: Path, *, share: int = 0, shares: int = 1) -> str:
                     return f"{name} has changed since it was written"
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return f"its {MANIFEST} is damaged"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"

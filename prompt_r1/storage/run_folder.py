@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import check_no_links
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
+TRACKERS = ("wandb",)  # folders that a tracker fills, with links of its own
 # The names that are written under a temporary name first.
 REPLACED = r"agent|metrics\.jsonl|metrics-before-rollback-\d+\.jsonl"
 
@@ -34,6 +37,7 @@ def open_run(config: TrainConfig, name: str) -> Path:
         candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
         run = next(path for path in candidates if not path.exists())
     try:
+        check_no_links(run, skip=TRACKERS)
         run.mkdir(parents=True, exist_ok=True)
         if any(run.iterdir()) and not _holds_run(run):
             raise UsageError(
@@ -46,8 +50,16 @@ def open_run(config: TrainConfig, name: str) -> Path:
 
 def _holds_run(folder: Path) -> bool:
     """Whether a run has written into the folder; its copy may lack hidden files."""
-    copied = (folder / "config.yaml").exists() and (folder / "metrics.jsonl").exists()
-    return (folder / LOCK).exists() or copied or bool(checkpoints_of(folder))
+    return (folder / LOCK).exists() or bool(checkpoints_of(folder)) or _is_copied_run(folder)
+
+
+def _is_copied_run(folder: Path) -> bool:
+    if not (folder / "metrics.jsonl").exists():
+        return False
+    try:
+        return "group_size" in read_mapping(folder / "config.yaml")
+    except (UsageError, OSError):
+        return False
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
@@ -288,7 +289,10 @@ def test_a_run_folder_and_its_copy_without_hidden_files_are_opened_again(saved, 
     assert open_run(config, "mini") == tmp_path  # it holds checkpoints
     shutil.rmtree(saved.checkpoints.folder)
     for name in ("config.yaml", "metrics.jsonl"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("of another program: true\n")
+    with pytest.raises(UsageError, match="files in it that are not of a run"):
+        open_run(config, "mini")
+    write_yaml(config, tmp_path / "config.yaml")
     assert open_run(config, "mini") == tmp_path
     (tmp_path / "config.yaml").unlink()
     with lock_run(tmp_path, ONE_RANK):

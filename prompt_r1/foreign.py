@@ -1,0 +1,53 @@
+"""Folders that may come from a stranger: no link in them is followed out of them.
+
+An archive can hold a link to any file of the user's. Reading it could put a secret into a report or an
+exported agent; writing through it would destroy the file. A pipe would block the program forever.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prompt_r1.errors import UsageError
+
+
+def check_no_links(folder: Path, *, skip: Sequence[str] = ()) -> None:
+    """Raise UsageError for a link or a special file in a folder, which itself may be a link.
+
+    Folders of it called as in `skip` are not looked into. Without the folder there is nothing to check.
+    """
+    for entry in _entries(folder, skip):
+        if entry.is_symlink():
+            raise UsageError(f"{entry.path} is a symbolic link: put the file itself there")
+        _check_kind(entry.path, entry.stat(follow_symlinks=False).st_mode)
+
+
+def check_links_stay_inside(folder: Path, others: Sequence[Path] = ()) -> None:
+    """Raise UsageError for a special file in a folder, and a link to anything outside it and `others`."""
+    homes = [home.resolve() for home in (folder, *others)]
+    for entry in _entries(folder, ()):
+        target = Path(entry.path).resolve()
+        if not target.exists():
+            continue  # a link to nothing: whoever needs the file says that it is missing
+        if entry.is_symlink() and not any(target.is_relative_to(home) for home in homes):
+            raise UsageError(f"{entry.path} is a link to {target}, outside its folder: put the file there")
+        _check_kind(entry.path, target.stat().st_mode)
+
+
+def _entries(folder: Path, skip: Sequence[str]) -> Iterator["os.DirEntry[str]"]:
+    """Everything in a folder and, link by link unfollowed, in its folders."""
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in skip:
+                continue
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(Path(entry.path), ())
+
+
+def _check_kind(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is neither a file nor a folder: remove it")

@@ -1,0 +1,99 @@
+"""Ways in which a file can be damaged, or made by someone who wishes us ill."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+Damage = Callable[[Path, random.Random], None]
+
+WRONG = [None, True, -1, 2.5, 10**400, "", "x" * 100_000, "\ud800\x1b[2J", [], [[]], {}, {"a": None}]
+WRONG += [float("nan"), float("inf")]
+
+
+def flip_a_bit(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes() or b"\0")
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def cut_off(path: Path, rng: random.Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: rng.randrange(len(content) + 1)])
+
+
+def overwrite_with_noise(path: Path, rng: random.Random) -> None:
+    path.write_bytes(rng.randbytes(rng.choice([0, 1, 1000])))
+
+
+def nest_deeply(path: Path, rng: random.Random) -> None:
+    path.write_text("[" * 100_000)
+
+
+def replace_a_value(path: Path, rng: random.Random) -> None:
+    """Give a value in a JSON, YAML or JSON lines file another type; noise in other files."""
+    text = path.read_bytes().decode("utf-8", "replace")
+    try:
+        if path.suffix == ".jsonl":
+            lines = text.splitlines()
+            number = rng.randrange(len(lines))
+            lines[number] = json.dumps(_with_wrong_value(json.loads(lines[number]), rng))
+            path.write_text("\n".join(lines) + "\n")
+        elif path.suffix == ".yaml":
+            path.write_text(yaml.safe_dump(_with_wrong_value(yaml.safe_load(text), rng)))
+        else:
+            path.write_text(json.dumps(_with_wrong_value(json.loads(text), rng)))
+    except (ValueError, yaml.YAMLError):
+        overwrite_with_noise(path, rng)
+
+
+def _with_wrong_value(value: object, rng: random.Random) -> object:
+    """The value, or one somewhere inside it, replaced by a wrong one or left out."""
+    inside = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    if not inside or rng.random() < 0.1:
+        return rng.choice(WRONG)
+    assert isinstance(value, dict | list)
+    place = rng.choice(list(inside))
+    if rng.random() < 0.2:
+        del value[place]
+    else:
+        value[place] = _with_wrong_value(value[place], rng)
+    return value
+
+
+def put_a_folder_there(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def put_a_pipe_there(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to(target: Path) -> Damage:
+    """Replace the file by a link to another one."""
+
+    def put_a_link_there(path: Path, rng: random.Random) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return put_a_link_there
+
+
+def link_the_folder_to(target: Path) -> Damage:
+    """Replace the folder of the file by a link to another one."""
+
+    def put_a_link_in_place_of_the_folder(path: Path, rng: random.Random) -> None:
+        shutil.rmtree(path.parent)
+        path.parent.symlink_to(target)
+
+    return put_a_link_in_place_of_the_folder
+
+
+RANDOM = (flip_a_bit, cut_off, overwrite_with_noise, replace_a_value)
+FIXED = (nest_deeply, put_a_folder_there, put_a_pipe_there)
