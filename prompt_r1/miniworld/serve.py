@@ -12,6 +12,9 @@ import asyncio
 import json
 import math
 import random
+import re
+import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 
@@ -102,7 +105,10 @@ class MiniServer:
             # Careless on purpose: the message contains the key that the client sent.
             return respond(writer, 401, error(f"wrong key in Authorization: {headers.get('authorization')}"))
         if request == "GET /v1/models":
-            return respond(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
+            models = [
+                {"id": name, "object": "model", "created": 0, "owned_by": "prompt-r1"} for name in self.models
+            ]
+            return respond(writer, 200, {"object": "list", "data": models})
         if request != "POST /v1/chat/completions":
             return respond(writer, 404, error(f"there is no {request}"))
         status, reply = await self._complete(body)
@@ -114,19 +120,27 @@ class MiniServer:
             self.counts["replies"] += 1
         respond(writer, status, reply)
 
-    async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
+    async def _complete(self, body: bytes) -> tuple[int, object]:
         try:
             request = json.loads(body)
-            model, messages = request["model"], request["messages"]
+            model = request["model"]
+            messages = [
+                {**message, "content": text_of(message["content"])} for message in request["messages"]
+            ]
             sent = sum(len(message["content"].split()) for message in messages)
         except (ValueError, KeyError, TypeError, AttributeError):
             return 400, error("the request needs model and messages")
         if model not in self.models:
             return 404, error(f"The model `{model}` does not exist", code="model_not_found")
         text = await self.models[model].ask(messages)
+        said = len(text.split())
+        usage = {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said}
+        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        if request.get("stream"):
+            options = request.get("stream_options") or {}
+            return 200, stream_of(head, text, usage if options.get("include_usage") else None)
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": sent, "completion_tokens": len(text.split())}
-        return 200, {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+        return 200, {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
 
     async def _fail(
         self,
@@ -158,8 +172,30 @@ class MiniServer:
 def respond(writer: asyncio.StreamWriter, status: int, body: object, *headers: str) -> None:
     """Write a complete response. A body that is not a string is sent as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
-    lines = [f"HTTP/1.1 {status} -", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    kind = "text/event-stream" if content.startswith(b"data: ") else "application/json"
+    lines = [f"HTTP/1.1 {status} -", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
     writer.write("\r\n".join([*lines, *headers, "", ""]).encode() + content)
+
+
+def text_of(content: str | list[Mapping[str, str]]) -> str:
+    """The text of a message's content: a string, or a list of text parts. Raises TypeError or KeyError."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def stream_of(head: Mapping[str, object], text: str, usage: object) -> str:
+    """A reply as server-sent events, a word in each, and at last the usage if there is any."""
+    deltas: list[dict[str, str]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": word} for word in re.findall(r"\s*\S+|\s+$", text)]
+    chunks: list[dict[str, object]] = [{"choices": [_choice(delta)]} for delta in deltas]
+    chunks.append({"choices": [{**_choice({}), "finish_reason": "stop"}]})
+    if usage is not None:
+        chunks.append({"choices": [], "usage": usage})
+    lines = [json.dumps({**head, "object": "chat.completion.chunk", **chunk}) for chunk in chunks]
+    return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+
+
+def _choice(delta: Mapping[str, str]) -> dict[str, object]:
+    return {"index": 0, "delta": delta, "finish_reason": None}
 
 
 def error(message: str, *, code: str = "") -> dict[str, object]:

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import openai
 import pytest
 
 import evaluate
@@ -64,6 +65,34 @@ def test_the_server_gives_the_replies_of_the_mini_world() -> None:
 
     first, second = with_server(ask_both(), server)
     assert first == second and server.counts["replies"] == 1
+
+
+def test_openais_client_gets_the_same_reply_whole_and_streamed() -> None:
+    """A stream was empty, content parts were refused, and id, created and total_tokens were missing."""
+    server = MiniServer(seed=3, rng=random.Random(0))
+    parts = [{"role": "user", "content": [{"type": "text", "text": HELLO[0]["content"]}]}]
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+            create = client.chat.completions.create
+            whole, other = (
+                await create(model="mini", messages=HELLO),
+                await create(model="mini", messages=parts),
+            )
+            assert [model.object async for model in client.models.list()] == ["model"] * len(server.models)
+            assert whole.id != other.id and abs(whole.created - time.time()) < 60
+            usage = whole.usage
+            assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
+            options = {"include_usage": True}
+            stream = await create(model="mini", messages=HELLO, stream=True, stream_options=options)
+            chunks = [chunk async for chunk in stream]
+        assert chunks[-1].usage == usage and chunks[-2].choices[0].finish_reason == "stop"
+        assert len(chunks) > 5 and len({chunk.id for chunk in chunks}) == 1
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        return [whole.choices[0].message.content, other.choices[0].message.content, text]
+
+    replies = with_server(ask_all(), server)
+    assert len(set(replies)) == 1 and "director of Silver River" in replies[0]
 
 
 class KeyRecordingServer(MiniServer):
