@@ -57,11 +57,11 @@ def test_help_all_fits_80_columns(script):
 
 
 WRONG = [
-    ("train.py --stps 3", "train.py: unknown argument --stps; did you mean --steps?; "),
-    ("infer.py --questin=x", "infer.py: unknown argument --questin; did you mean --question?; "),
-    ("evaluate.py --lim 3", "evaluate.py: unknown argument --lim; did you mean --limit?; "),
+    ("train.py --stps 3", "train.py: unknown argument --stps (did you mean --steps?); "),
+    ("infer.py --questin=x", "infer.py: unknown argument --questin (did you mean --question?); "),
+    ("evaluate.py --lim 3", "evaluate.py: unknown argument --lim (did you mean --limit?); "),
     ("train.py --lr -1", "train.py: --lr must be above 0"),
-    ("prompt_r1 trian", "prompt-r1: there is no program 'trian'; did you mean train?"),
+    ("prompt_r1 trian", "prompt-r1: there is no program 'trian' (did you mean train?)"),
     ("prompt_r1 ask extra", "prompt-r1 ask: unknown argument extra; "),
 ]
 

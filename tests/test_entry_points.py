@@ -215,7 +215,7 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
 
 DIRECT = "evaluate.py --method direct --env mini --seed 0 --limit 1".split()
 BAD_INPUT = [
-    (["train.py", "--lerning-rate", "1"], "unrecognized arguments: --lerning-rate"),
+    (["train.py", "--lerning-rate", "1"], "unknown argument --lerning-rate"),
     (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
     (["train.py", "--checkpointing", "perhaps"], "expected true or false, not 'perhaps'"),
     (["train.py", "--steps", "0"], "--steps must be above 0"),

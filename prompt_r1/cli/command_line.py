@@ -85,7 +85,7 @@ def program_name(default: str) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: a known name that resembles it, if there is one."""
     similar = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
+    return f" (did you mean {similar[0]}?)" if similar else ""
 
 
 def _exit(code: int, reason: object) -> NoReturn:

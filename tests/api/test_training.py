@@ -99,7 +99,7 @@ def test_a_metric_outside_0_to_1_is_refused(own):
 
 def test_a_wrong_setting_raises_instead_of_ending_the_program():
     for settings, sentence in [
-        ({"stps": 3}, r"train\(\) has no setting 'stps'; did you mean steps\?"),
+        ({"stps": 3}, r"train\(\) has no setting 'stps' \(did you mean steps\?\)"),
         ({"rule": "papr"}, "invalid choice: 'papr'"),
         ({"steps": "many"}, "--steps"),
         ({"lr": -1}, "--lr must be above 0"),
