@@ -209,9 +209,16 @@ class Session:
     def _take_cost(self, *, seconds: float) -> GameCost:
         """The cost of the calls since the last game."""
         counts = self._environment.take_metrics()
-        earlier = sum(game.cost.usd or 0.0 for game in self.games)
-        usd = self._environment.budget.spent.usd - earlier if self._config.env_price else None
-        return GameCost(counts["env/paid"], counts["env/tokens_in"], counts["env/tokens_out"], usd, seconds)
+        earlier = total_cost([game.cost for game in self.games])
+        spent = self._environment.budget.spent
+        return GameCost(
+            counts["env/paid"],
+            counts["env/tokens_in"],
+            counts["env/tokens_out"],
+            usd=spent.usd - (earlier.usd or 0.0) if self._config.env_price else None,
+            seconds=seconds,
+            lost_usd=spent.lost_usd - earlier.lost_usd,
+        )
 
 
 def open_environment(config: InferConfig, trained: TrainConfig, seed: int) -> Pool:

@@ -99,13 +99,15 @@ class GameCost:
     tokens_out: float
     usd: float | None  # None: no price was given
     seconds: float
+    lost_usd: float = 0.0  # attempts without a reply that may have been billed, at most
 
     def __str__(self) -> str:
         parts = [f"{self.calls:.0f} call" if self.calls == 1 else f"{self.calls:.0f} calls"]
         if self.tokens_in or self.tokens_out:
             parts.append(f"{self.tokens_in:,.0f} + {self.tokens_out:,.0f} tokens")
         if self.usd is not None:
-            parts.append(f"${self.usd:.4f}")
+            more = f" (at most ${self.lost_usd:.4f} more for lost attempts)" if self.lost_usd else ""
+            parts.append(f"${self.usd:.4f}{more}")
         parts.append(f"{self.seconds:.1f} s")
         return ", ".join(parts)
 
@@ -119,6 +121,7 @@ def total_cost(costs: Sequence[GameCost]) -> GameCost:
         tokens_out=sum(cost.tokens_out for cost in costs),
         usd=sum(prices) if prices else None,
         seconds=sum(cost.seconds for cost in costs),
+        lost_usd=sum(cost.lost_usd for cost in costs),
     )
 
 

@@ -1,11 +1,11 @@
 """The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends.
 
-Lost attempts that the provider may have billed are the exception: nothing is reserved for them, and they are
-counted when their call ends.
+Lost attempts that the provider may have billed are the exception: nothing is reserved for them, and they
+count in all limits when their call ends.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from prompt_r1.errors import Resumable, UsageError
 
@@ -16,20 +16,34 @@ ROUNDING = 1e-9  # tolerance of sums of dollars
 
 @dataclass(frozen=True)
 class Spending:
-    """Calls that were sent, their tokens, and dollars."""
+    """Calls that ended, with the tokens and dollars of their replies.
+
+    Apart from them, the attempts without a reply that the provider may have billed too, from above.
+    """
 
     calls: int = 0
     tokens: int = 0
     usd: float = 0.0
+    lost_calls: int = 0
+    lost_tokens: int = 0
+    lost_usd: float = 0.0
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(self.calls + other.calls, self.tokens + other.tokens, self.usd + other.usd)
+        return Spending(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "Spending") -> "Spending":
-        return Spending(self.calls - other.calls, self.tokens - other.tokens, self.usd - other.usd)
+        return Spending(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
-        return f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}"
+        text = f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}"
+        if self.lost_calls:
+            text += f" (and for lost attempts at most {self.lost_calls:,}, {self.lost_tokens:,}"
+            text += f" and ${self.lost_usd:,.4f})"
+        return text
+
+    def at_most(self, name: str) -> float:
+        """The upper bound of `calls`, `tokens` or `usd`: with the lost attempts."""
+        return getattr(self, name) + getattr(self, f"lost_{name}")
 
 
 @dataclass(frozen=True)
@@ -90,13 +104,15 @@ class Budget:
         self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
         if max_calls:
             self._limits["calls"] = max_calls
-            self._share["calls"] = before.calls + (max_calls - before.calls) // ranks
+            self._share["calls"] = before.at_most("calls") + (max_calls - before.at_most("calls")) // ranks
         if max_tokens:
             self._limits["tokens"] = max_tokens
-            self._share["tokens"] = before.tokens + (max_tokens - before.tokens) // ranks
+            self._share["tokens"] = (
+                before.at_most("tokens") + (max_tokens - before.at_most("tokens")) // ranks
+            )
         if max_usd:
             self._limits["usd"] = max_usd
-            self._share["usd"] = before.usd + (max_usd - before.usd) / ranks
+            self._share["usd"] = before.at_most("usd") + (max_usd - before.at_most("usd")) / ranks
         self._reserved = Spending()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -126,6 +142,6 @@ class Budget:
     def _exceeded_limit(self, total: Spending) -> str:
         """The name of the first limit that a total exceeds; "" if it exceeds none."""
         for name, share in self._share.items():
-            if getattr(total, name) > share + ROUNDING:
+            if total.at_most(name) > share + ROUNDING:
                 return name
         return ""

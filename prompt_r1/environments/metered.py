@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -97,7 +97,8 @@ class MeteredEnvironment:
         self._budget = budget
         self._price = price
         self._counts: Counter[str] = Counter()
-        self._latencies: list[float] = []  # seconds, of the calls since `take_counts`
+        # Seconds, of the last calls since `take_counts`, which evaluations never call.
+        self._latencies: deque[float] = deque(maxlen=10_000)
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._longest_reply = 0  # tokens
 
@@ -121,8 +122,8 @@ class MeteredEnvironment:
         return self._estimate(Call(self.name, messages, self._source.parameters, 0, "")).usd
 
     def take_counts(self) -> dict[str, float]:
-        """Calls paid, reused and failed, tokens, and median latency since the last call of this method."""
-        names = ("paid", "reused", "errors", "tokens_in", "tokens_out")
+        """Calls, lost attempts, tokens and median latency since the last call of this method."""
+        names = ("paid", "lost", "reused", "errors", "tokens_in", "tokens_out")
         counts = {name: float(self._counts[name]) for name in names}
         counts["latency"] = median(self._latencies) if self._latencies else 0.0
         self._counts.clear()
@@ -162,17 +163,20 @@ class MeteredEnvironment:
         self._journal.write(call, outcome, spent=actual, latency=latency)
         self._longest_reply = max(self._longest_reply, outcome.tokens_out)
         self._latencies.append(latency)
-        self._counts.update(paid=1, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
+        counts = {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out, "lost": outcome.lost}
+        self._counts.update(paid=1, **counts)
         if outcome.verdict in ("retry", "fatal"):
             self._counts["errors"] += 1
         return outcome
 
     def _cost(self, outcome: Outcome, estimate: Spending) -> Spending:
         """What a call cost: its reply, and the estimate for each attempt that was lost but may be billed."""
-        cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
-        for _ in range(outcome.lost):
-            cost += replace(estimate, calls=0)  # a call counts once, however often it is tried
-        return cost
+        return replace(
+            self._price.of_call(outcome.tokens_in, outcome.tokens_out),
+            lost_calls=outcome.lost,
+            lost_tokens=outcome.lost * estimate.tokens,
+            lost_usd=outcome.lost * estimate.usd,
+        )
 
     def _estimate(self, call: Call) -> Spending:
         """Estimate the cost of a call from above.

@@ -98,7 +98,7 @@ class Pool:
         counts_of_each = [member.take_counts() for member in self.members]
         metrics = {
             f"env/{name}": sum(counts[name] for counts in counts_of_each)
-            for name in ("paid", "reused", "tokens_in", "tokens_out")
+            for name in ("paid", "lost", "reused", "tokens_in", "tokens_out")
         }
         if len(self.members) == 1:
             return metrics

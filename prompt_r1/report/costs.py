@@ -1,26 +1,35 @@
 """The cost of each call of a run, from its journal."""
 
 import json
+from collections.abc import Collection
 from math import isfinite
 from pathlib import Path
 
 
-class CallCosts:
-    """Looks up tokens and dollars of a call in the journal. Calls of free environments have none.
+def key_of_call(session: str, sample: int, prompt: str | None, reply: str | None) -> int:
+    """The key of a call in CallCosts: a hash, because the texts of a long run can be larger than memory."""
+    return hash((session, sample, prompt, reply))
 
-    Only a hash of the texts is kept, because the journal of a long run can be larger than memory.
+
+class CallCosts:
+    """Looks up tokens and dollars of some calls in the journal. Calls of free environments have none.
+
+    `keys` are the calls that may be looked up: a run of a million calls shows those of 8,000 games.
     """
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, keys: Collection[int]) -> None:
+        self._keys = keys
         self._costs: dict[int, dict[str, float]] = {}
+        if not keys:
+            return
         for path in sorted(journal.glob("rank*.jsonl")):
             with path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
                     self._add(line)
 
-    def find(self, session: str, sample: int, prompt: str | None, reply: str | None) -> dict[str, float]:
+    def find(self, key: int) -> dict[str, float]:
         """{in, out, usd} of a call; {} if it was free or is not in the journal."""
-        return self._costs.get(hash((session, sample, prompt, reply)), {})
+        return self._costs.get(key, {})
 
     def _add(self, line: str) -> None:
         # Skip free calls, such as those of the mini world, before parsing: it saves most of the time.
@@ -28,9 +37,11 @@ class CallCosts:
             return
         try:
             call = json.loads(line)
-            key = hash((call["session"], call["sample"], call["prompt"], call["text"]))
+            key = key_of_call(call["session"], call["sample"], call["prompt"], call["text"])
             cost = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # a line that was cut short by a kill, or is damaged
-        if all(isinstance(number, int | float) and isfinite(number) for number in cost.values()):
+        if key in self._keys and all(
+            isinstance(number, int | float) and isfinite(number) for number in cost.values()
+        ):
             self._costs[key] = cost

@@ -30,7 +30,7 @@ const FAMILIES = [
     { title: "Time of a step", phases: true, unit: "s", about: "By phase." },
     { title: "Calls", word: "journal", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, unit: "per step", about: "Of training and validation games to the environment." },
     { title: "Latency", names: ["env/latency"], floor: 0, duration: true, about: "Median time of a call." },
-    { title: "Spent", names: ["env/usd"], floor: 0, unit: "$", about: "Total of the run so far." },
+    { title: "Spent", names: ["env/usd", "env/lost_usd"], labels: ["on replies", "at most, on lost attempts"], floor: 0, unit: "$", about: "Total of the run so far." },
     { title: "Speed", names: ["tokens/s"], floor: 0, unit: "tokens per second", about: "Sampled in the rollout." },
   ]],
 ];

@@ -47,7 +47,7 @@ function figuresOfRun(run, letter) {
   if (evaluated) return box;
   const calls = callsOf(run);
   add("calls", calls.total.toLocaleString("en"), calls.made + calls.answered);
-  add("cost", last("env/usd")?.value ? dollars(last("env/usd").value) : "$0", last("env/usd")?.value ? "" : "no priced call");
+  add("cost", last("env/usd")?.value ? dollars(last("env/usd").value) : "$0", last("env/lost_usd")?.value ? `at most ${dollars(last("env/lost_usd").value)} more for lost attempts` : last("env/usd")?.value ? "" : "no priced call");
   const time = PHASES.reduce((sum, phase) => sum + total(`time/${phase}`), 0);
   if (time) add("time", seconds(time), "rollout, update, validation, saving");
   return box;

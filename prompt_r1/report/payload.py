@@ -20,7 +20,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.metrics.text import exact_match, math_match
-from prompt_r1.report.costs import CallCosts
+from prompt_r1.report.costs import CallCosts, key_of_call
 from prompt_r1.report.spans import TokenTexts, spans_of
 from prompt_r1.report.verdict import verdict
 from prompt_r1.reward import RULES
@@ -44,7 +44,7 @@ def read_run(folder: Path, *, games: int) -> Row:
         raise UsageError(f"{folder}/metrics.jsonl holds no line of metrics; give a run folder of train.py")
     metrics = columns(lines)
     last = int(max((step for step in metrics.get("step", ()) if step is not None), default=0))
-    texts, costs = TokenTexts.of_run(folder), CallCosts(folder / "journal")
+    texts = TokenTexts.of_run(folder)
     groups: list[Row] = []
     files = _files_by_step(folder / "trajectories", "step", last=last)
     validations = _files_by_step(folder / "trajectories", "validation", last=last)
@@ -54,12 +54,16 @@ def read_run(folder: Path, *, games: int) -> Row:
     tests = [(f"test {name}", last, paths) for name, paths in _test_files(folder / "trajectories").items()]
     for kind, step, paths in [*chosen, *tests]:
         try:
-            groups += _groups(kind, step, paths, texts, costs)
+            groups += _groups(kind, step, paths, texts)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise UsageError(
                 f"{folder}/trajectories, step {step}: a line is not a game of train.py ({error!r}); move the "
                 "files of this step away"
             ) from None
+    calls = [call for group in groups for game in group["games"] for call in game["calls"]]
+    costs = CallCosts(folder / "journal", {call["key"] for call in calls})
+    for call in calls:
+        call |= costs.find(call.pop("key"))
     rule = RULES.get(str(settings.get("rule")))
     judged = verdict(metrics)
     return {
@@ -127,7 +131,7 @@ def choose_steps(files: dict[int, list[Path]], *, games: int) -> list[int]:
     return sorted({steps[round(n * (len(steps) - 1) / (room - 1))] for n in range(room)})
 
 
-def _groups(kind: str, step: int, paths: list[Path], texts: TokenTexts, costs: CallCosts) -> Iterator[Row]:
+def _groups(kind: str, step: int, paths: list[Path], texts: TokenTexts) -> Iterator[Row]:
     """The groups of a step, one of each rank in turn, as the questions were assigned to the ranks."""
     groups_by_rank = [_split_groups(path) for path in paths]
     for groups in zip_longest(*groups_by_rank):
@@ -142,7 +146,7 @@ def _groups(kind: str, step: int, paths: list[Path], texts: TokenTexts, costs: C
                 "question": question["text"],
                 "answers": question["answers"],
                 "opening": spans[0][0],
-                "games": [_game(row, own[1:], costs) for row, own in zip(rows, spans, strict=True)],
+                "games": [_game(row, own[1:]) for row, own in zip(rows, spans, strict=True)],
             }
 
 
@@ -152,7 +156,7 @@ def _split_groups(path: Path) -> list[list[Row]]:
     return [list(rows) for _, rows in by_group]
 
 
-def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
+def _game(row: Row, spans: list[Row]) -> Row:
     session, sample = row["question"]["id"], row.get("sample", 0)
     broken = row["turns"][-1:] if row["stop"] == "env_error" else []  # the call of its last turn failed
     asked = [turn for turn in row["turns"] if turn["reply"] is not None] + broken
@@ -163,7 +167,7 @@ def _game(row: Row, spans: list[Row], costs: CallCosts) -> Row:
         "calls": [
             {
                 "latency": turn["latency"],
-                **costs.find(session, sample, turn["action"]["prompt"], turn["reply"]),
+                "key": key_of_call(session, sample, turn["action"]["prompt"], turn["reply"]),
             }
             for turn in asked
         ],

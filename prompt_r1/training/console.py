@@ -54,14 +54,14 @@ VALIDATION = (
 )
 BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}  # label: metric
 TRAINING = {"EM": "em", "reward": "reward/mean", "format": "format"}  # of the summary
-STEP_WIDTH, DOLLARS_WIDTH = 5, 7
+STEP_WIDTH, DOLLARS_WIDTH, LOST_WIDTH = 5, 7, 9
 
 
 def header(*, priced: bool) -> str:
     """The labels above the rows; `priced` adds a column of dollars."""
     labels = ["step".rjust(STEP_WIDTH), *(column.header for column in COLUMNS)]
     if priced:
-        labels.append("spent".rjust(DOLLARS_WIDTH))
+        labels += ["spent".rjust(DOLLARS_WIDTH), "lost".rjust(LOST_WIDTH)]
     return "  ".join([*labels, "| validation:", *(column.header for column in VALIDATION)])
 
 
@@ -69,7 +69,7 @@ def row(metrics: dict[str, float], *, priced: bool) -> str:
     """One step under `header`; blank where a metric is missing, as in step 0, which only validates."""
     cells = [str(int(metrics["step"])).rjust(STEP_WIDTH), *(column.cell(metrics) for column in COLUMNS)]
     if priced:
-        cells.append(_dollars(metrics).rjust(DOLLARS_WIDTH))
+        cells += [_dollars(metrics).rjust(DOLLARS_WIDTH), _lost_dollars(metrics).rjust(LOST_WIDTH)]
     if "val/em" in metrics:
         cells += ["|".ljust(len("| validation:")), *(column.cell(metrics) for column in VALIDATION)]
     return "  ".join(cells).rstrip()
@@ -155,8 +155,17 @@ def bar_metrics(metrics: dict[str, float], *, priced: bool) -> str:
 
 
 def _dollars(metrics: dict[str, float]) -> str:
-    """The dollars that the run has spent so far."""
-    usd = metrics.get("env/usd", 0.0)
+    """The dollars that the run has spent on replies so far."""
+    return _as_dollars(metrics.get("env/usd", 0.0))
+
+
+def _lost_dollars(metrics: dict[str, float]) -> str:
+    """What lost attempts have cost at most, with a plus; "" if there were none."""
+    usd = metrics.get("env/lost_usd", 0.0)
+    return f"+{_as_dollars(usd)}" if usd else ""
+
+
+def _as_dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
@@ -169,7 +178,8 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     games = int(sum(line.get("games", 0.0) for line in lines))
     totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls.total:,} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
-        totals.append(_dollars(lines[-1]))
+        lost = _lost_dollars(lines[-1])
+        totals.append(_dollars(lines[-1]) + (f" (at most {lost} for lost attempts)" if lost else ""))
     totals.append(_duration(seconds))
     other = "mini:ood" if config.env == "mini" else " ".join(config.test_data) or "FILE"
     text = [

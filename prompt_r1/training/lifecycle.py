@@ -1,5 +1,7 @@
 """Checkpointing, best-agent export, alarms and rollback."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,7 @@ from prompt_r1.training.gap import limit_of
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
 MAX_ROLLBACKS = 3
+REPORT_PAUSE = 20  # between two reports: this many times as long as the last one took
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Lifecycle:
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
     failed_exports: int = 0  # in a row
+    next_report: float = -math.inf  # monotonic seconds: at a save before this, the report is not updated
 
     def begin(self) -> State:
         """The state to go on from: the newest valid checkpoint of the run folder, or one before step 0."""
@@ -103,7 +107,9 @@ class Lifecycle:
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if due or better:
             self.save(state)
-            self.update_report()
+            # In a long run the report takes longer: at most a twentieth of the time.
+            if step == config.steps or time.monotonic() >= self.next_report:
+                self.update_report()
         return self._check_stop_conditions(state, line)
 
     def _export_or_stop(self, step: int) -> bool:
@@ -136,11 +142,14 @@ class Lifecycle:
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.ranks.first:
+            begin = time.monotonic()
             try:
                 write_report(self.log.folder)
             except (OSError, UsageError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 self.log.say(f"report.html could not be written: {reason}")
+            now = time.monotonic()
+            self.next_report = now + REPORT_PAUSE * (now - begin)
 
     def _check_stop_conditions(self, state: State, line: dict[str, float]) -> State:
         """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""

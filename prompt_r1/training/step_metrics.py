@@ -77,9 +77,14 @@ def step_metrics(
 
 
 def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:
-    """Calls and tokens since the last line, over all ranks, and the dollars of the whole run."""
+    """Calls and tokens since the last line, over all ranks, and the dollars of the whole run.
+
+    env/usd was spent on replies; at most env/lost_usd more was billed for lost attempts.
+    """
     shares = ranks.gather(environment.take_metrics())
-    budget = environment.budget
-    usd = ranks.sum([budget.spent.usd - budget.before.usd])[0] + budget.before.usd
+    before = environment.budget.before
+    now = environment.budget.spent - before
+    usd, lost_usd = ranks.sum([now.usd, now.lost_usd])
+    dollars = {"env/usd": usd + before.usd, "env/lost_usd": lost_usd + before.lost_usd}
     names = sorted({name for share in shares for name in share})
-    return {"env/usd": usd, **{name: sum(share.get(name, 0.0) for share in shares) for name in names}}
+    return dollars | {name: sum(share.get(name, 0.0) for share in shares) for name in names}

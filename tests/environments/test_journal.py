@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -18,6 +21,7 @@ from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
+from tests.paths import ROOT
 from tests.providers import Provider, body_of, chat, error_of
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
@@ -229,6 +233,91 @@ def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
     assert ask(environment) == "reply 1" and source.calls == 0 and journal.spent == Spending()
 
 
+def test_what_a_journal_cost_is_in_its_last_complete_line(tmp_path: Path) -> None:
+    """Also if older lines have no totals, and if a kill cut the last line short."""
+    path = tmp_path / "rank0.jsonl"
+    ask(metered(CountingSource(), tmp_path))
+    old = json.loads(path.read_text())
+    del old["totals"]
+    path.write_text(json.dumps(dict(sorted(old.items()))) + "\n")  # another order of the fields
+    environment = metered(
+        CountingSource(Outcome("ok", text="x", tokens_in=1, tokens_out=1, lost=1)), tmp_path
+    )
+    assert [ask(environment), ask(environment, sample=1)] == ["reply 1", "x"]
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines()[1][:-9])
+    journal, lost = Journal(tmp_path), environment._budget.spent
+    reply = PRICE.of_call(1, 1)
+    assert journal.spent == Spending(2, 17, 60e-6 + reply.usd, 1, lost.lost_tokens, lost.lost_usd)
+    assert journal.find(Call("counting", HELLO, {}, 1)).text == "x"
+
+
+@pytest.mark.parametrize(
+    "totals", [[1, 2, -3.0, 0, 0, 0], [1e999] * 6, ["1"] * 6, [1, 2], {}, None, [True] * 6]
+)
+def test_totals_that_cannot_be_are_not_believed(totals: object, tmp_path: Path) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path)
+    assert [ask(environment, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
+    path = tmp_path / "rank0.jsonl"
+    first, last = path.read_text().splitlines()
+    path.write_text(first + "\n" + json.dumps({**json.loads(last), "totals": totals}) + "\n")
+    assert Journal(tmp_path).spent.calls == 1  # the totals of the line before
+
+
+def test_a_reply_of_a_wrong_type_is_sent_again(tmp_path: Path) -> None:
+    ask(metered(CountingSource(), tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "text": 5}) + "\n")
+    source = CountingSource()
+    assert ask(metered(source, tmp_path)) == "reply 1" and source.calls == 1
+
+
+def write_long_journal(folder: Path, lines: int) -> None:
+    """A journal with this many replies of 200 characters, and the totals of all calls in each line."""
+    line = {
+        "model": "m",
+        "session": "q",
+        "sample": 0,
+        "prompt": "Who?" * 20,
+        "text": "Anna " * 40,
+        "label": "",
+    }
+    rest = json.dumps({**line, "tokens_in": 1, "tokens_out": 1, "usd": 1.0})[1:-1]
+    with (folder / "rank0.jsonl").open("w") as file:
+        for n in range(1, lines + 1):
+            start = f'{{"key": "{n * 2654435761 % 2**64:016x}{n:016x}", "verdict": "ok", '
+            file.write(f'{start}{rest}, "totals": [{n}, {2 * n}, {n}.0, 0, 0, 0.0]}}\n')
+
+
+def test_a_long_journal_is_opened_quickly(tmp_path: Path) -> None:
+    """A bug: each line was parsed, and 850 bytes were kept of it: 14.7 s and 851 MB for a million lines."""
+    write_long_journal(tmp_path, 50_000)
+    begin = time.process_time()
+    assert Journal(tmp_path).spent == Spending(50_000, 100_000, 50_000.0)
+    assert time.process_time() - begin < 0.3
+
+
+OPEN = """
+import sys, time
+from pathlib import Path
+from prompt_r1.environments.journal import Journal
+peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1e3
+before, begin = peak(), time.process_time()
+journal = Journal(Path(sys.argv[1]))
+print(time.process_time() - begin, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_journal_of_a_million_lines_is_opened_in_3_seconds_of_cpu_and_200_mb(tmp_path: Path) -> None:
+    write_long_journal(tmp_path, 1_000_000)
+    line = [sys.executable, "-c", OPEN, str(tmp_path)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds, megabytes = map(float, done.stdout.split())
+    print(f"{seconds:.2f} s CPU, {megabytes:.0f} MB")
+    assert seconds < 3 and megabytes < 200
+
+
 # --- Budgets ---
 
 
@@ -348,9 +437,12 @@ def test_lost_attempts_are_in_the_budget_also_after_a_resume(verdict: str, tmp_p
             ask(environment)
     reply = PRICE.of_call(10, 5) if verdict == "ok" else Spending()
     assert lost.tokens > 9
-    # A call counts once, however often it is tried.
-    expected = Spending(1, reply.tokens + 2 * lost.tokens, pytest.approx(reply.usd + 2 * lost.usd))
+    expected = Spending(1, reply.tokens, pytest.approx(reply.usd), 2, 2 * lost.tokens, 2 * lost.usd)
     assert budget.spent == expected
+    assert (budget.spent.at_most("calls"), budget.spent.at_most("tokens")) == (
+        3,
+        reply.tokens + 2 * lost.tokens,
+    )
     assert Journal(tmp_path).spent == budget.spent
 
 
@@ -403,7 +495,7 @@ def test_counts_are_by_outcome_and_reset_when_taken(tmp_path: Path) -> None:
     assert [ask(environment, sample=n) for n in (0, 1, 1)] == ["", "reply 3", "reply 3"]
     counts = environment.take_counts()
     assert counts.pop("latency") > 0
-    assert counts == {"paid": 3, "reused": 1, "errors": 1, "tokens_in": 10, "tokens_out": 5}
+    assert counts == {"paid": 3, "lost": 0, "reused": 1, "errors": 1, "tokens_in": 10, "tokens_out": 5}
     assert not any(environment.take_counts().values())
 
 

@@ -31,6 +31,7 @@ STEP = {
     "kl": 0.0123,
     "games/s": 40.0,
     "env/usd": 1.5,
+    "env/lost_usd": 0.001,
     "val/em": 0.75,
     "val/reward": -0.25,
     "val/format": 0.5,
@@ -45,7 +46,7 @@ def ends_of_words(line: str) -> list[int]:
 
 def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
     assert row(STEP, priced=True).split() == (
-        "12 0.500 0.250 1.000 2.50 0.0123 40.0 $1.50 | 0.750 -0.250 0.500".split()
+        "12 0.500 0.250 1.000 2.50 0.0123 40.0 $1.50 +$0.0010 | 0.750 -0.250 0.500".split()
     )
 
 
@@ -53,7 +54,7 @@ def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
 def test_numbers_are_right_aligned_with_their_labels(priced):
     labels, numbers = header(priced=priced), row(STEP, priced=priced)
     assert ends_of_words(labels) == ends_of_words(numbers)
-    assert len(ends_of_words(labels)) == 1 + len(COLUMNS) + 3 + priced
+    assert len(ends_of_words(labels)) == 1 + len(COLUMNS) + 3 + 2 * priced
     assert labels.index("|") == numbers.index("|")
 
 

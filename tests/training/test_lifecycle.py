@@ -1,7 +1,9 @@
 """When a run saves, exports, stops, resumes and rolls back."""
 
 import json
+import math
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -241,6 +243,21 @@ def test_a_report_is_written_with_each_checkpoint(base, tmp_path):
     assert not (tmp_path / "report.html").exists()
     run.step()
     assert (tmp_path / "report.html").exists()
+
+
+def test_saves_that_follow_a_slow_report_do_not_write_it_again(base, tmp_path):
+    """A report of a long run takes seconds. At most a twentieth of the time goes into reports."""
+    run = ScriptedRun(tmp_path, base, save_every=1, steps=4)
+    run.step()  # step 0
+    run.step()
+    report = tmp_path / "report.html"
+    assert report.exists() and run.lifecycle.next_report > time.monotonic()
+    last_step = (math.inf, True)
+    for next_report, written in [(math.inf, False), (time.monotonic(), True), last_step]:
+        report.unlink(missing_ok=True)
+        run.lifecycle.next_report = next_report
+        run.step()
+        assert report.exists() == written
 
 
 def run_to_step_6(base: Path, folder: Path, **options) -> ScriptedRun:
