@@ -2,12 +2,14 @@
 
 import asyncio
 import copy
+import json
 from dataclasses import replace
 from functools import cache
 
 import pytest
 from tokenizers import normalizers
 
+import train
 from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -169,3 +171,22 @@ def test_a_kept_frame_is_used_as_it_is():
     assert Codec(tokenizer, "").frame == today
     codec = Codec(tokenizer, "", kept)
     assert text_of(tokenizer, codec.opening("Who?")).startswith("<|im_start|>system\n1 May 1999<|im_end|>")
+
+
+@pytest.mark.slow
+def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tmp_path):
+    """The whole way: engine, environment, reward, update and the recorded games."""
+    opened = "{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+    template = tiny.QWEN3_LIKE_TEMPLATE.removesuffix("{{- '<|im_start|>assistant\\n' }}{%- endif %}") + opened
+    agent = tiny.save_asking_agent(tmp_path / "agent", template=template, steps=600)
+    (tmp_path / "own.jsonl").write_text('{"id": "1", "question": "abc def?", "answer": "Anna"}\n')
+    settings = """
+        --env mini --val-data none --test-data none --device cpu --steps 1 --questions 1 --group-size 32
+        --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release --instruction short --temperature 0.6
+    """
+    folders = ["--agent", str(agent), "--data", str(tmp_path / "own.jsonl"), "--out", str(tmp_path / "run")]
+    train.main([*folders, *settings.split()])
+    rows = (tmp_path / "run/trajectories/step-000001-rank0.jsonl").read_text().splitlines()
+    games = [json.loads(row) for row in rows]
+    assert {turn["text"].startswith("<think>\n") for game in games for turn in game["turns"]} == {True}
+    assert any(game["reward"]["total"] == 1.0 and len(game["turns"]) > 1 for game in games)

@@ -1,5 +1,6 @@
 """Tiny models and fakes: a byte-level ChatML tokenizer, a random Qwen3, a scripted agent and environment."""
 
+import copy
 import random
 from functools import cache
 from pathlib import Path
@@ -160,13 +161,16 @@ def think(content: str, *, prompt: str | None = None, answer: str | None = None)
     return f"<think>{content}</think>\n<{name}>{text}</{name}>"
 
 
-def save_asking_agent(folder: Path) -> Path:
+def save_asking_agent(folder: Path, *, template: str = QWEN3_LIKE_TEMPLATE, steps: int = 150) -> Path:
     """Train an agent to write one of three turns, two prompts and an answer, and save it."""
+    words = copy.deepcopy(tokenizer())
+    words.chat_template = template
     turns = [think("a", prompt="Who?"), think("b", prompt="When was it?"), think("c", answer="Anna")]
-    codec = Codec(tokenizer(), INSTRUCTIONS["short"])
+    codec = Codec(words, INSTRUCTIONS["short"])
+    turns = [turn.removeprefix(codec.frame.opened.strip()) for turn in turns]  # the template writes it
     network, rng = model(), random.Random(0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(150):
+    for _ in range(steps):
         tokens = codec.opening("".join(rng.choices("abc def?", k=rng.randrange(4, 40))))
         labels = [-100] * len(tokens)
         for text in rng.choices(turns, k=3):
@@ -180,5 +184,5 @@ def save_asking_agent(folder: Path) -> Path:
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
     network.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    words.save_pretrained(folder)
     return folder
