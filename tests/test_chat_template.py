@@ -11,12 +11,14 @@ from tokenizers import normalizers
 
 import train
 from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, text_of
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, GameSettings, Question, Trajectory
 from tests import tiny
+from tests.paths import ROOT
 from tests.templates import KINDS, TOKENIZERS, tokenizer_of
 from tests.tiny import ScriptedEnvironment
 
@@ -176,13 +178,14 @@ def test_a_kept_frame_is_used_as_it_is():
 @pytest.mark.slow
 def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tmp_path):
     """The whole way: engine, environment, reward, update and the recorded games."""
-    opened = "{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
-    template = tiny.QWEN3_LIKE_TEMPLATE.removesuffix("{{- '<|im_start|>assistant\\n' }}{%- endif %}") + opened
+    start = "{{- '<|im_start|>assistant\\n"
+    template = tiny.QWEN3_LIKE_TEMPLATE.replace(f"{start}' }}}}", f"{start}<think>\\n' }}}}")
     agent = tiny.save_asking_agent(tmp_path / "agent", template=template, steps=600)
     (tmp_path / "own.jsonl").write_text('{"id": "1", "question": "abc def?", "answer": "Anna"}\n')
     settings = """
         --env mini --val-data none --test-data none --device cpu --steps 1 --questions 1 --group-size 32
-        --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release --instruction short --temperature 0.6
+        --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release
+        --instruction short --temperature 0.6
     """
     folders = ["--agent", str(agent), "--data", str(tmp_path / "own.jsonl"), "--out", str(tmp_path / "run")]
     train.main([*folders, *settings.split()])
@@ -190,3 +193,14 @@ def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tm
     games = [json.loads(row) for row in rows]
     assert {turn["text"].startswith("<think>\n") for game in games for turn in game["turns"]} == {True}
     assert any(game["reward"]["total"] == 1.0 and len(game["turns"]) > 1 for game in games)
+
+
+def test_the_docs_list_the_tested_kinds():
+    """If this fails, copy the table into docs/templates.md."""
+    header = ["template like that of", "a turn ends at", "the generation prompt opens"]
+    rows = [[name, cell(kind.turn_end), cell(kind.opened.strip())] for name, kind in sorted(KINDS.items())]
+    assert markdown_table(header, rows, left=3) in (ROOT / "docs/templates.md").read_text("utf-8")
+
+
+def cell(token: str) -> str:
+    return f"`{token}`" if token else ""
