@@ -2,14 +2,20 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation.aggregate import Rate
 from prompt_r1.terminal import printable_line
 
 Label = tuple[str, ...]
+
+MOST_COLUMNS = 6  # of a LaTeX table, beside the labels of its rows
+FIT = r"""\ifdim\wd0>\textwidth\sbox0{\resizebox{\textwidth}{!}{\usebox0}}\fi
+\ifdim\dimexpr\ht0+\dp0\relax>.85\textheight\sbox0{\resizebox*{!}{.85\textheight}{\usebox0}}\fi
+\usebox0"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,31 @@ def rates_to_csv(tables: Iterable[Table]) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A booktabs table with two decimals, as in the paper, and small intervals."""
+    """Booktabs tables with two decimals, as in the paper, and small intervals; they fit on a page.
+
+    A table that is much wider than long is transposed, and one with many columns is split into several.
+    """
+    if len(table.columns) > max(MOST_COLUMNS, 2 * len(table.rows)):
+        table = _transposed(table)
+    count = math.ceil(len(table.columns) / MOST_COLUMNS) or 1
+    size = math.ceil(len(table.columns) / count) or 1
+    parts = [table.columns[start : start + size] for start in range(0, len(table.columns), size)]
+    texts = [
+        _latex_part(replace(table, columns=part), f" ({number} of {count})" if count > 1 else "")
+        for number, part in enumerate(parts, start=1)
+    ]
+    return "\n".join(["% Needs \\usepackage{booktabs,graphicx}.", *texts])
+
+
+def _transposed(table: Table) -> Table:
+    """The table with rows as columns."""
+    entries = {(column, row): entry for (row, column), entry in table.entries.items()}
+    headings = ("",) * max(map(len, table.columns))
+    return replace(table, headings=headings, rows=table.columns, columns=table.rows, entries=entries)
+
+
+def _latex_part(table: Table, part: str) -> str:
+    """One float. The table in it is made smaller if it is wider than the text or higher than the page."""
     caption = table.title.split(": ", 1)[-1]  # LaTeX numbers its tables itself
     caption = caption[:1].upper() + caption[1:]
     columns = []
@@ -102,8 +132,8 @@ def to_latex(table: Table) -> str:
         columns.append(r"\shortstack{" + r"\\".join(parts) + "}")
     lines = [
         r"\begin{table*}[t]\centering\small\setlength{\tabcolsep}{3pt}",
-        rf"\caption{{{_escape(caption)}. In brackets: 95\,\% interval over questions.}}",
-        r"\begin{tabular}{" + "l" * len(table.headings) + "r" * len(columns) + "}",
+        rf"\caption{{{_escape(caption + part)}. In brackets: 95\,\% interval over questions.}}",
+        r"\sbox0{\begin{tabular}{" + "l" * len(table.headings) + "r" * len(columns) + "}",
         r"\toprule",
         " & ".join([*map(_escape, table.headings), *columns]) + r" \\",
         r"\midrule",
@@ -111,7 +141,7 @@ def to_latex(table: Table) -> str:
     for line in _lines(table):
         cells = [_paper_text(entry) if line.paper else _latex_text(entry) for entry in line.entries]
         lines.append(" & ".join([*map(_escape, line.label), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}%", FIT, r"\end{table*}", ""])
 
 
 def _joined(label: Label) -> str:

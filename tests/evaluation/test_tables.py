@@ -6,8 +6,11 @@ import json
 import math
 import random
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from functools import cache
 from statistics import mean
 
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.methods import METHODS
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import Comparison, compare_systems, comparison_table
@@ -26,6 +30,7 @@ from prompt_r1.evaluation.results_folder import (
     results_table,
     write_results,
 )
+from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT
 from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from prompt_r1.report.svg import Plot, Point, Series, svg
@@ -314,6 +319,56 @@ def test_special_characters_are_escaped_in_latex():
     escaped = r"50\%|a\_b \& \{c\} \#1 \$2 \textasciitilde{}x \textasciicircum{}y \textbackslash{}z"
     assert text.count(escaped) == 5  # caption, head, column, and the row twice: ours and the paper's
     assert "50%" not in text
+
+
+@cache
+def all_tables() -> list[Table]:
+    """The paper's tables with all methods, two environments and two agents."""
+    trained, rows = {"runs/a": "gpt-4o-mini", "runs/b": "gpt-oss-20b"}, []
+    for environment in trained.values():
+        for method in METHODS:
+            if rows and method in WITHOUT_ENVIRONMENT and environment != "gpt-4o-mini":
+                continue
+            without = method in WITHOUT_ENVIRONMENT
+            agents = (
+                ("runs/a", "runs/b")
+                if method == "prompt-r1"
+                else ("start",)
+                if method == "untrained"
+                else ("",)
+            )
+            for agent in agents:
+                rows += predict_all(
+                    drawn(len(rows), 0.4), System(method, "" if without else environment, agent)
+                )
+    return paper_tables(score_predictions(rows), trained)
+
+
+def test_no_latex_table_has_many_columns():
+    """A table with all datasets as columns was 770 points wider than the page."""
+    tables = {table.name: table for table in all_tables()}
+    for table in tables.values():
+        columns = [line.count(" & ") for line in to_latex(table).splitlines() if line.endswith(r" \\")]
+        assert max(columns) <= 7, table.name
+    wide = to_latex(tables["table2"])
+    assert [wide.count(f"({number} of 3)") for number in (1, 2, 3)] == [1, 1, 1]
+    row = next(line for line in to_latex(tables["table4"]).splitlines() if line.startswith("HotpotQA"))
+    full = tables["table4"].entry(("Prompt-R1 (Full)",), ("HotpotQA (n = 16)", "EM"))
+    assert row.startswith("HotpotQA (n = 16) & EM & ") and f"{100 * full.rate.mean:.2f}" in row
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is absent")
+@pytest.mark.parametrize("document", ["article", "[twocolumn]{article}"])
+def test_every_latex_table_fits_on_its_page(tmp_path, document):
+    name = document if document.startswith("[") else f"{{{document}}}"
+    body = "\n\\clearpage\n".join(map(to_latex, all_tables()))
+    source = rf"\documentclass{name}\usepackage{{booktabs,graphicx}}\begin{{document}}{body}\end{{document}}"
+    (tmp_path / "tables.tex").write_text(source.replace("% Needs", "\n% Needs"), "utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout[-2_000:]
+    log = (tmp_path / "tables.log").read_text("latin-1")
+    assert not re.findall(r"Overfull|too large|undefined", log)
 
 
 HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
