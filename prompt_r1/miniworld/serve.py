@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
+from prompt_r1.types import Message
 
 FAULTS = ("500", "429", "reset", "hang", "garbage")
 LONGEST_HANG = 600.0  # seconds
@@ -125,7 +126,8 @@ class MiniServer:
             request = json.loads(body)
             model = request["model"]
             messages = [
-                {**message, "content": text_of(message["content"])} for message in request["messages"]
+                Message(role=message["role"], content=text_of(message["content"]))
+                for message in request["messages"]
             ]
             sent = sum(len(message["content"].split()) for message in messages)
         except (ValueError, KeyError, TypeError, AttributeError):
