@@ -169,7 +169,8 @@ def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Pa
 def test_no_trajectory_contains_an_error_text(faulty) -> None:
     done, out = faulty
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for path in out.glob("trajectories/step-*") for line in path.read_text().splitlines()]
+    files = out.glob("trajectories/step-*")
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
     assert len(rows) == 64 and len(replies) > 20  # three calls in ten failed
     for row in rows:
