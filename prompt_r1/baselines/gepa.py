@@ -11,6 +11,7 @@ budget is checked before an iteration, so the last iteration may exceed it.
 """
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
+FENCE = "```"
 ROLE = "You improve the instructions of language models."
 REQUEST = """\
 An assistant works under this instruction:
@@ -86,7 +88,7 @@ async def gepa(
         reply = await search.ask_optimizer(ROLE, reflection(parent.prompt, before), sample=iteration)
         child = read_fenced_prompt(reply)
         after = await search.try_prompt(child, batch)
-        if mean_score(after) > mean_score(before):
+        if sum(map(task_score, after)) > sum(map(task_score, before)):
             pool.append(await validate(child, iteration=iteration, parent=pool.index(parent)))
         else:
             search.record(iteration=iteration, rejected=child)
@@ -97,30 +99,38 @@ def draw_parent(pool: Sequence[Candidate], rng: random.Random) -> Candidate:
     """Draw from the Pareto front, in proportion to the validation questions on which a candidate is best.
 
     A candidate is dropped if on each of its questions another remaining one does as well, starting with the
-    lowest mean.
+    lowest mean. Equal seeds draw equal parents as in the original.
     """
-    fronts = []  # for each validation question, the numbers of the candidates that are best on it
+    # For each validation question, the numbers of the candidates that are best on it. They are sets because
+    # the original draws from a list in the order of its sets.
+    fronts: list[set[int]] = []
     for scores in zip(*(candidate.scores for candidate in pool), strict=True):
-        fronts.append({number for number, score in enumerate(scores) if score == max(scores)})
-    remaining = set().union(*fronts)
+        best, front = scores[0], {0}
+        for number, score in enumerate(scores[1:], start=1):
+            if score > best:
+                best, front = score, {number}
+            elif score == best:
+                front.add(number)
+        fronts.append(front)
+    remaining = list(dict.fromkeys(number for front in fronts for number in front))
     for number in sorted(remaining, key=lambda number: pool[number].mean):
-        others = remaining - {number}
+        others = set(remaining) - {number}
         if all(front & others for front in fronts if number in front):
-            remaining = others
-    weighted = [number for front in fronts for number in sorted(front & remaining)]
-    return pool[rng.choice(weighted)]
+            remaining.remove(number)
+    undominated = [{number for number in front if number in remaining} for front in fronts]
+    wins = Counter(number for front in undominated for number in front)
+    return pool[rng.choice(list(wins.elements()))]
 
 
 def minibatches(questions: Sequence[Question], size: int, rng: random.Random) -> Iterator[list[Question]]:
-    """Endless shuffled epochs; the last batch of an epoch is filled up with the least used questions."""
-    used: Counter[int] = Counter()
-    numbers = range(len(questions))
+    """Endless shuffled epochs; the last batch of an epoch is filled up with the questions that came last."""
     while True:
-        order = rng.sample(numbers, len(numbers))
-        used.update(order)
+        order = list(range(len(questions)))
+        rng.shuffle(order)
+        uses = Counter(order)
         while len(order) % size:
-            filler = min(numbers, key=lambda number: used[number])
-            used[filler] += 1
+            filler = min(reversed(uses), key=lambda number: uses[number])
+            uses[filler] += 1
             order.append(filler)
         for start in range(0, len(order), size):
             yield [questions[number] for number in order[start : start + size]]
@@ -134,7 +144,7 @@ def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
 
 def _case(number: int, prediction: Prediction) -> str:
     return (
-        f"# Task {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n{prediction.raw}\n"
+        f"# Example {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n{prediction.raw}\n"
         f"## Feedback\n{feedback(prediction)}"
     )
 
@@ -149,11 +159,14 @@ def feedback(prediction: Prediction) -> str:
 
 
 def read_fenced_prompt(reply: str) -> str:
-    """The text between the first and the last fence, without a language name; else the whole reply."""
-    first, last = reply.find("```"), reply.rfind("```")
-    if first < 0:
-        return reply.strip()
-    inside = reply[first + 3 : last if last > first else None]
-    first_line, newline, rest = inside.partition("\n")
-    has_language = newline and first_line.strip().isalpha()
-    return (rest if has_language else inside).strip()
+    """The text between the first and the last fence; else the whole reply, without a fence at an end.
+
+    As in the original, a first line without blanks is taken for the name of a language, and left out.
+    """
+    start, end = reply.find(FENCE) + len(FENCE), reply.rfind(FENCE)
+    if start < end and FENCE in reply:
+        return re.sub(r"^\S*\n", "", reply[start:end]).strip()
+    whole = reply.strip()
+    if whole.startswith(FENCE):
+        return re.sub(r"^```\S*\n?", "", whole).strip()
+    return whole.removesuffix(FENCE).strip()
