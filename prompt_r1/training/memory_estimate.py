@@ -127,9 +127,14 @@ def memory_table(config: TrainConfig) -> str:
         return "memory: the mini agent fits everywhere"
     path = find_agent(config.agent, config.seed)
     try:
-        shape = shape_of(AutoConfig.from_pretrained(path, **loading_options(path)))
+        return table_of(AutoConfig.from_pretrained(path, **loading_options(path)), config)
     except (OSError, ValueError, KeyError):
         return f"memory: not estimated, because the config of {config.agent!r} cannot be loaded"
+
+
+def table_of(model: PretrainedConfig, config: TrainConfig) -> str:
+    """The lines of --dry-run about the memory of a model with these sizes."""
+    shape = shape_of(model)
     setups = [_setup(config, shards) for shards in SHARDS]
     columns = [_column(shape, config, setup) for setup in setups]
     names = [f"{setup.shards} (whole)" if setup.full else str(setup.shards) for setup in setups]
