@@ -1,4 +1,4 @@
-"""Convert raw dumps to question files, draw a training mix, or check question files."""
+"""Convert raw dumps to question files, draw a training mix, check files, or build the paper's data."""
 
 import argparse
 from dataclasses import replace
@@ -13,6 +13,7 @@ from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.datasets import DATASETS, Dataset, squad
 from prompt_r1.data.files import check_writable, load_questions, write_questions
 from prompt_r1.data.mixture import mix, mix_report
+from prompt_r1.data.paper import build_paper_data
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
@@ -20,14 +21,15 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: list[str]) -> None:
-    """Run one of the commands convert, mix and audit."""
+    """Run one of the commands convert, mix, audit and paper."""
     parser = argparse.ArgumentParser(
         program_name("python -m prompt_r1.data"), description=__doc__, allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="convert|mix|audit")
+    commands = parser.add_subparsers(required=True, metavar="convert|mix|audit|paper")
     _add_convert(commands)
     _add_mix(commands)
     _add_audit(commands)
+    _add_paper(commands)
     options = parser.parse_args(arguments)
     options.command(options)
 
@@ -154,6 +156,38 @@ def _audit(options: argparse.Namespace) -> None:
     print(printable(audit_report(audits, examples=options.examples)))
     if any(audit.bad for audit in audits):
         raise SystemExit(1)  # files with bad rows cannot be used for training or evaluation
+
+
+def _add_paper(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "paper", help="build the paper's training, validation and test files", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--raw", required=True, type=Path, metavar="DIR", help="raw dumps: DIR/NAME/FILE, DIR/eval_data")
+    add("--out", required=True, type=Path, metavar="DIR", help="folder of the results")
+    add("--per-dataset", type=int, default=5_120, metavar="N", help="training questions per dataset (5120)")
+    add("--val-per-dataset", type=int, default=256, metavar="N", help="validation questions (256)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
+    add("--examples", type=int, default=5, metavar="N", help="findings shown of each kind (5)")
+    parser.set_defaults(command=_paper)
+
+
+def _paper(options: argparse.Namespace) -> None:
+    sizes = [options.per_dataset, options.val_per_dataset]
+    if min(sizes) < 1:
+        raise UsageError("--per-dataset and --val-per-dataset must be at least 1")
+    if options.examples < 0:
+        raise UsageError(f"--examples must be 0 (none) or more, not {options.examples}")
+    data = build_paper_data(
+        options.raw, options.out, sizes=sizes, seed=options.seed, examples=options.examples
+    )
+    print(printable("\n\n".join(data.report)))
+    if data.missing:
+        print(
+            f"\n{len(data.missing)} datasets are missing: fetch the files that the table names, unpack "
+            f"archives into {options.raw}/NAME/, and run the same command again."
+        )
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,11 @@ def booksum(row: Fields) -> Draft:
         summaries = _list(row.get("summary"), "summary")
         texts = [part.get("text") for part in summaries if isinstance(part, dict)]
     else:
+        if "summary_path" in row and not {"summary_text", "chapter", "content"} & row.keys():
+            raise BadRow(
+                "this file of Salesforce/booksum has the paths of the texts, not the texts; give a CSV of "
+                "kmfoda/booksum (or ubaada/booksum-complete-cleaned), which has them"
+            )
         title = text_field(row, "book_id").replace(".", ", ")
         texts = [row.get("summary_text")]
     golds = [text for text in texts if isinstance(text, str) and text.strip()]

@@ -429,3 +429,19 @@ def test_options_that_do_not_fit_are_usage_errors(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=reason):
             main(arguments)
     assert not Path("o.jsonl").exists()
+
+
+def test_the_alignments_of_booksum_are_refused_with_the_file_that_has_the_texts(tmp_path: Path) -> None:
+    """The file that Salesforce publishes was refused with "no summary" in every row."""
+    row = {
+        "bid": "27681",
+        "is_aggregate": True,
+        "source": "cliffnotes",
+        "chapter_path": "all_chapterized_books/27681-chapters/chapters_1_to_2.txt",
+        "summary_path": "finished_summaries/cliffnotes/The Last of the Mohicans/section_1_part_0.txt",
+        "book_id": "The Last of the Mohicans.chapters 1-2",
+        "summary_id": "chapters 1-2",
+    }
+    path = dump(tmp_path / "chapter_summary_aligned_train_split.jsonl", [row])
+    with pytest.raises(UsageError, match=r"row 1: .* has the paths of the texts.*kmfoda/booksum"):
+        converted(path, "--from", "booksum")
