@@ -148,7 +148,7 @@ class Codec:
         self.frame = frame or frame_of(tokenizer, f"Question: Who?\n{instruction}")
         self._generation = self.frame.generation
         self._encoder = PieceEncoder(tokenizer)
-        between = self._encode(self.frame.between + "<interaction_response>")
+        between = self.encode_trusted(self.frame.between + "<interaction_response>")
         end = _turn_end_in(between, tokenizer)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
@@ -158,8 +158,10 @@ class Codec:
         # The games of a question share its text, and often the replies.
         self._cached_encoder = lru_cache(maxsize=256)(self._encoder.untrusted)
         # The instruction is long, and there are only two notes: none, and LAST_TURN.
-        self._opening_tail = cache(lambda note: self._encode("\n" + instruction + self._ending(note)))
-        self._reply_tail = cache(lambda note: self._encode("</interaction_response>" + self._ending(note)))
+        self._opening_tail = cache(lambda note: self.encode_trusted("\n" + instruction + self._ending(note)))
+        self._reply_tail = cache(
+            lambda note: self.encode_trusted("</interaction_response>" + self._ending(note))
+        )
         self._compare_with_template(instruction)
 
     def opening(self, question: str, *, note: str = "") -> list[int]:
@@ -177,8 +179,12 @@ class Codec:
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
         content = self._encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
-            content = self._whole_characters(content[:max_tokens]) + self._encode(CUT)
+            content = self._whole_characters(content[:max_tokens]) + self.encode_trusted(CUT)
         return close + self._reply_head + content + self._reply_tail(note)
+
+    def encode_trusted(self, text: str) -> list[int]:
+        """The tokens of our own or the agent's text, which may hold control tokens, within the dialogue."""
+        return self._encoder.trusted(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
         """The tokens of text from outside, none of them an added token of the vocabulary."""
@@ -217,13 +223,10 @@ class Codec:
         """The text of one turn as `parse` reads it: with the <think> that the template has opened for it."""
         return self.frame.opened + self.decode(tokens)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._encoder.trusted(text)
-
     def _compare_with_template(self, instruction: str) -> None:
         """Raise UsageError if an opening and a next turn do not decode to what the template writes."""
         frame, turn = self.frame, "I ask Anna."  # the agent's: only what stands around it is compared
-        opening, said = self.opening("Who?"), self._encode(turn)
+        opening, said = self.opening("Who?"), self.encode_trusted(turn)
         dialogue = opening + said + self.reply("Bob.", after=said[-1])
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"

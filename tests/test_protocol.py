@@ -182,7 +182,7 @@ def reply_of_all(c: Codec, text: str, limit: int) -> list[int]:
     """A truncated reply, from the tokens of the whole text: what `Codec.reply` promises."""
     tokens = c.encode_untrusted(text.replace("</interaction_response", "&lt;/interaction_response"))
     if len(tokens) > limit:
-        tokens = c._whole_characters(tokens[:limit]) + c._encode(CUT)
+        tokens = c._whole_characters(tokens[:limit]) + c.encode_trusted(CUT)
     return [c.turn_end, *c._reply_head, *tokens, *c._reply_tail("")]
 
 

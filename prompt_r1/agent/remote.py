@@ -100,7 +100,7 @@ class RemoteEngine:
 
     def _encode(self, text: str) -> list[int]:
         text = text.partition(self._turn_end)[0]
-        return self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._codec.encode_trusted(text)
 
     def _end_of_first_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
         """The number of tokens up to the end of the first stop string; None if there is none.

@@ -145,7 +145,7 @@ def one_turn_config(config: SftConfig) -> TrainConfig:
 def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
     """A question and its first gold answer as a game of one turn, cut off at `cutoff` tokens."""
     tags = ("</think>\n" if codec.frame.opened else "") + ANSWER_TAGS[0], ANSWER_TAGS[1]
-    opening, end = (codec.tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in tags)
+    opening, end = map(codec.encode_trusted, tags)
     answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end, codec.turn_end]
     example = Trajectory(question)
     example.add_context(codec.opening(question.text)[:cutoff])

@@ -39,7 +39,7 @@ def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate
 def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Trajectory]:
     """A greedy game of each question, answered after at most `interactions` interactions."""
     text = THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING
-    prefix = agent.codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+    prefix = agent.codec.encode_trusted(text)
     generate = answer_in_turn(interactions + 1, greedy(agent), prefix)
     game = replace(agent.game, max_turns=interactions + 1)
     return play_all(run.questions, generate, run.environment.ask, agent, game)

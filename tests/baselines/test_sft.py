@@ -21,10 +21,11 @@ from prompt_r1.baselines.sft import (
 )
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import Codec
+from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.baselines.methods import PricedSource, method, pool
+from tests.templates import KINDS, tokenizer_of
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
@@ -101,6 +102,13 @@ def test_an_example_is_the_question_in_the_chat_template_and_the_gold_answer_in_
     assert example.tokens[-1] == agent.codec.turn_end
     cut = example_of(QUESTIONS[0], agent.codec, cutoff=read + 5)
     assert cut.tokens == example.tokens[: read + 5] and sum(cut.sampled) == 5
+
+
+def test_an_example_closes_the_think_block_that_a_template_opens():
+    codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
+    example = example_of(QUESTIONS[0], codec, cutoff=1000)
+    text = codec.turn_text(example.tokens[example.opening :])
+    assert text == "<think>\n</think>\n<answer>it is 0</answer>" and parse(text).clean
 
 
 def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():

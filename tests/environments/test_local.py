@@ -1,6 +1,7 @@
 """A Hugging Face model in this process as the environment: it writes the text that the model alone would."""
 
 import asyncio
+import copy
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Message, Question, Trajectory
 from tests import tiny
 from tests.providers import open_environment
+from tests.templates import chatml
 
 HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
@@ -61,6 +63,15 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
 )
 def test_reasoning_is_not_part_of_the_reply(written: str, reasoning: str, reply: str) -> None:
     assert split_reasoning(written) == (reasoning, reply)
+
+
+def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_reply() -> None:
+    """A bug: without its opening tag, the cut reasoning was taken for the reply."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = chatml("<think>\\n")
+    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", capacity=600, max_tokens=12)
+    outcome = asyncio.run(environment.call(HELLO))
+    assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
 
 def test_a_sampled_reply_depends_on_the_number_of_the_sample() -> None:
