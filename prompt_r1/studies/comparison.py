@@ -8,8 +8,6 @@ The same command resumes after a kill, and makes no run and no call twice.
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
+from prompt_r1.studies.programs import Flags, run, train
 
 ENVIRONMENT = "mini-advice"
 KINDS = {
@@ -100,9 +99,10 @@ def main(arguments: list[str]) -> None:
 def replicate(settings: Settings, seed: int) -> None:
     """Train and evaluate with one seed. What is finished is not repeated."""
     if "prompt-r1" in settings.methods or "agent-only" in settings.methods:
-        train(settings.agent(seed), settings, seed, environment=ENVIRONMENT)
+        own: Flags = {"--env": [ENVIRONMENT], "--seed": [seed], "--env-price": [PRICE]}
+        train(settings.agent(seed), settings.steps, own)
     if "grpo-only" in settings.methods:
-        train(settings.alone(seed), settings, seed, environment="none")
+        train(settings.alone(seed), settings.steps, {"--env": ["none"], "--seed": [seed]})
     lines: dict[str, Sequence[object]] = {
         "--method": settings.methods,
         "--env": [ENVIRONMENT],
@@ -126,36 +126,6 @@ def replicate(settings: Settings, seed: int) -> None:
     if "grpo-only" in settings.methods:
         lines["--grpo-agent"] = [settings.alone(seed)]
     run("evaluate", lines, log=settings.results(seed).with_suffix(".log"))
-
-
-def train(folder: Path, settings: Settings, seed: int, *, environment: str) -> None:
-    """Train an agent, unless it is there; an interrupted training resumes."""
-    from prompt_r1.storage.run_log import read_metrics
-
-    steps = [line["step"] for line in read_metrics(folder)]
-    if steps and max(steps) >= settings.steps and (folder / "agent").is_dir():
-        return
-    lines: dict[str, Sequence[object]] = {
-        "--env": [environment],
-        "--seed": [seed],
-        "--steps": [settings.steps],
-        "--out": [folder],
-    }
-    if environment != "none":
-        lines["--env-price"] = [PRICE]
-    run("train", lines, log=folder.with_suffix(".log"))
-
-
-def run(program: str, lines: Mapping[str, Sequence[object]], *, log: Path) -> None:
-    """Run a program of this project with flags; its output goes to a file. Raises UsageError if it fails."""
-    flags = [str(part) for flag, values in lines.items() for part in (flag, *values)]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{program} → {log}", flush=True)
-    with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "prompt_r1", program, *flags]
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
-    if code:
-        raise UsageError(f"{program} ended with exit code {code}: see {log}; the same command resumes")
 
 
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:

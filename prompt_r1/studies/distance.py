@@ -8,16 +8,17 @@ a hash of the prompt decides which of the two replies.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.metrics.statistics import paired_bootstrap
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment
+from prompt_r1.miniworld.beliefs import Style
 from prompt_r1.miniworld.environment import MiniReply
 from prompt_r1.report.svg import Plot, Point, Series, rate_text
-from prompt_r1.studies.runs import StudiedRun, greedy, play_all
+from prompt_r1.studies.runs import StudiedRun, greedy, play_all, seed_groups
 from prompt_r1.studies.study import Study, rate_point
 from prompt_r1.types import Message, Trajectory
 
@@ -55,31 +56,35 @@ class Mixture:
 class Measurements:
     """What was measured with one environment, over all seeds."""
 
-    environment: str  # "home", "B" or "mute"
+    environment: str  # "home", the other style or "mute"
     label: str
     fact_differs: list[bool] = field(default_factory=list)  # of each prompt sent at home
     wording_differs: list[bool] = field(default_factory=list)  # of each prompt sent at home
     game_differs: list[bool] = field(default_factory=list)  # of each game at home: any reply differs
     trained: list[float] = field(default_factory=list)  # EM of each question
     untrained: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # of the run, for each question
 
 
 def study_distance(runs: Sequence[StudiedRun]) -> Study:
-    """EM of both agents with the home environment, with B, with silence and with mixtures."""
+    """EM of both agents with the home environment, with the other style, with silence and with mixtures."""
     home = Measurements("home", "home")
+    other: Style = "A" if runs[0].environment.style == "B" else "B"
     mixtures = {
-        (name, share): Measurements(name, f"{share:.0%} {name}") for name in ("B", "mute") for share in SHARES
+        (name, share): Measurements(name, f"{share:.0%} {name}")
+        for name in (other, "mute")
+        for share in SHARES
     }
     for run in runs:
         own = run.environment
-        others = {"B": MiniEnvironment(own.world, "B", seed=own.seed), "mute": None}
+        others = {other: MiniEnvironment(own.world, other, seed=own.seed), "mute": None}
         games = play_all(run.questions, greedy(run.agents["trained"]), own.ask, run.agents["trained"])
         measure(home, run, Mixture(own, None, 0.0), games)
         for (name, share), measured in mixtures.items():
             measure(measured, run, Mixture(own, others[name], share), games)
     everything = [home, *mixtures.values()]
     series = []
-    for name in ("B", "mute"):
+    for name in (other, "mute"):
         by_distance = [one for one in everything if one.environment in ("home", name)]
         series += [
             Series(f"trained, {name}", points([(one, one.trained) for one in by_distance]), joined=False),
@@ -118,6 +123,7 @@ def measure(
         measured.fact_differs += [ours.value != theirs.value for ours, theirs in replies]
         measured.wording_differs += wording_differs
         measured.game_differs.append(any(wording_differs))
+    measured.seeds += [run.seed] * len(run.questions)
     for name, scores in (("trained", measured.trained), ("untrained", measured.untrained)):
         agent = run.agents[name]
         games = play_all(run.questions, greedy(agent), environment.ask, agent)
@@ -139,6 +145,8 @@ def distance_table(measured: Sequence[Measurements]) -> str:
     """The Markdown table; the first of the environments is home."""
     header = ["environment", "n", "different fact", "different wording", "untrained", "trained", "margin"]
     header += ["loss", "bound"]
+    groups = seed_groups(measured[0].seeds)
+    header += [f"trained, {group}" for group in groups]
     em_at_home = sum(measured[0].trained) / len(measured[0].trained)
     rows = []
     for one in measured:
@@ -155,6 +163,13 @@ def distance_table(measured: Sequence[Measurements]) -> str:
                 f"{margin.difference:+.3f} [{margin.low:+.2f}, {margin.high:+.2f}]",
                 f"{loss:+.3f}",
                 f"{share_of(one.game_differs):.3f}",
+                *(rate_text(rate_point(0, _of_seeds(one, seeds))) for seeds in groups.values()),
             ]
         )
     return markdown_table(header, rows)
+
+
+def _of_seeds(measured: Measurements, seeds: Collection[int]) -> list[float]:
+    """The trained agents' scores of these seeds."""
+    pairs = zip(measured.seeds, measured.trained, strict=True)
+    return [score for seed, score in pairs if seed in seeds]

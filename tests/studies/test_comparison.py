@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
-from prompt_r1.studies import comparison
+from prompt_r1.studies import comparison, programs
 from prompt_r1.studies.ceiling import PromptScores, score_every_prompt
 
 WORLD = make_world(0)
@@ -103,5 +103,5 @@ def test_bad_settings_of_the_comparison_are_a_usage_error(tmp_path):
 def test_a_program_that_fails_names_its_log(tmp_path):
     log = tmp_path / "train.log"
     with pytest.raises(UsageError, match=r"train ended with exit code 2: see .*train\.log"):
-        comparison.run("train", {"--steps": ["none"]}, log=log)
+        programs.run("train", {"--steps": ["none"]}, log=log)
     assert "invalid int value" in log.read_text()

@@ -9,14 +9,16 @@ import pytest
 
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies.distance import Measurements, Mixture, distance_table, share_of
-from prompt_r1.studies.runs import find_runs, greedy, load_run
+from prompt_r1.studies import trained_turns
+from prompt_r1.studies.distance import Measurements, Mixture, distance_table, share_of, study_distance
+from prompt_r1.studies.runs import find_runs, greedy, load_run, seed_groups
 from prompt_r1.studies.study import Study
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, answer_in_turn
@@ -182,3 +184,66 @@ def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     assert find_runs(tmp_path / "runs") == []  # its agent is not the mini one
     kinds = {question.dataset for question in mini_world(0).test}
     assert all(f"| {kind} | 1 | " in printed for kind in kinds)
+
+
+def test_seed_0_is_reported_apart_from_the_others():
+    """The wordings of the mini world were chosen on seed 0."""
+    assert seed_groups([0, 1, 2, 1]) == {"seed 0": [0], "seeds 1, 2": [1, 2]}
+    assert seed_groups([0, 1]) == {"seed 0": [0], "seed 1": [1]}
+    assert seed_groups([0]) == seed_groups([1, 2]) == {}
+    home = Measurements("home", "home", trained=[1.0, 1.0, 0.0, 0.0], untrained=[0.0] * 4, seeds=[0, 1, 2, 1])
+    header, _, row = distance_table([home]).splitlines()
+    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
+    assert cells["trained, seed 0"].startswith("1.000 ")
+    assert cells["trained, seeds 1, 2 |"].startswith("0.333 ")
+
+
+def test_proposition_3_is_also_measured_from_the_other_environment(tmp_path):
+    agent = tiny.save_agent(tmp_path / "agent")
+    settings = {**PRESETS["mini"], "agent": str(agent), "seed": 3, "env": "mini-b", "max_turns": 2}
+    write_yaml(TrainConfig(**settings), agent / GAME_FILE)
+    run = load_run(tmp_path, per_kind=1, home="mini-b")
+    trained_with = open_environment("mini-b", seed=3)
+    for question in run.questions:
+        reply = asyncio.run(trained_with.ask([{"role": "user", "content": question.text}]))
+        assert run.environment.reply(question.text).text == reply
+    table = study_distance([run]).table
+    assert "| home |" in table and "| 100% A |" in table and "B |" not in table
+    with pytest.raises(UsageError, match="is not a run with the environment mini, which"):
+        load_run(tmp_path, per_kind=1)
+
+
+def test_agents_of_each_number_of_turns_are_trained_once_and_compared(tmp_path, monkeypatch):
+    """The trainings are replaced by a tiny agent with the settings that the flags give."""
+    trained = []
+
+    def train(folder, steps, flags):
+        trained.append((folder.name, steps, dict(flags)))
+        agent = tiny.save_agent(folder / "agent")
+        [seed] = flags["--seed"]
+        turns = 1 if "--env" in flags else flags["--max-turns"][0]
+        settings = {**PRESETS["mini"], "agent": str(agent), "seed": seed, "max_turns": turns, "max_new": 20}
+        write_yaml(TrainConfig(**settings), agent / GAME_FILE)
+
+    monkeypatch.setattr(trained_turns, "train", train)
+    runs = trained_turns.train_for_turns(tmp_path, [0, 1], steps=7, jobs=2)
+    assert sorted(name for name, _, _ in trained) == sorted(
+        f"turns{turns}-seed{seed}" for turns in (1, 2, 3, 4) for seed in (0, 1)
+    )
+    flags_of = {name: flags for name, _, flags in trained}
+    assert flags_of["turns1-seed0"] == {"--seed": [0], "--env": ["none"]}
+    assert flags_of["turns3-seed1"] == {"--seed": [1], "--max-turns": [3]}
+    assert trained_turns.play_run(runs[0], per_kind=1).keys() == {"bridge", "compare", "pop", "math", "gen"}
+    scores = {run: {"pop": [1.0, 0.0], "math": [float(run.turns > 2)]} for run in runs}
+    rows = [row.split(" | ") for row in trained_turns.study_trained_turns(scores).table.splitlines()]
+    assert [cell.strip("| ") for cell in rows[0]] == [
+        "trained for",
+        "n",
+        "all seeds",
+        "seed 0",
+        "seed 1",
+        "math",
+        "pop",
+    ]
+    assert [row[2].split()[0] for row in rows[2:]] == ["0.333", "0.333", "0.667", "0.667"]
+    assert [row[5].split()[0] for row in rows[2:]] == ["0.000", "0.000", "1.000", "1.000"]

@@ -1,0 +1,33 @@
+"""Run this project's programs in processes of their own, for studies that need several runs."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from prompt_r1.errors import UsageError
+
+Flags = Mapping[str, Sequence[object]]
+"""Flag → its values."""
+
+
+def run(program: str, flags: Flags, *, log: Path) -> None:
+    """Run a program with its output in a file. Raises UsageError if it fails."""
+    words = [str(part) for flag, values in flags.items() for part in (flag, *values)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{program} → {log}", flush=True)
+    with log.open("a", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "prompt_r1", program, *words]
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+    if code:
+        raise UsageError(f"{program} ended with exit code {code}: see {log}; the same command resumes")
+
+
+def train(folder: Path, steps: int, flags: Flags) -> None:
+    """Train an agent, unless it is there; an interrupted training resumes."""
+    from prompt_r1.storage.run_log import read_metrics
+
+    done = [line["step"] for line in read_metrics(folder)]
+    if done and max(done) >= steps and (folder / "agent").is_dir():
+        return
+    run("train", {**flags, "--steps": [steps], "--out": [folder]}, log=folder.with_suffix(".log"))
