@@ -95,7 +95,9 @@ def find(name: str) -> object:
 def test_every_flag_in_the_text_exists():
     configs = (TrainConfig, *CONFIGS.values())
     flags = {f"--{f.name.replace('_', '-')}" for config in configs for f in fields(config)}
-    flags |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "prompt_r1/data/__main__.py").read_text("utf-8")))
+    for program in ("data", "studies"):
+        source = (ROOT / f"prompt_r1/{program}/__main__.py").read_text("utf-8")
+        flags |= set(re.findall(r'"(--[a-z-]+)"', source))
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
     slurm = "--nodes --ntasks-per-node --gpus-per-node --time --signal --requeue --open-mode"

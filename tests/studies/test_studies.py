@@ -200,7 +200,8 @@ def test_seed_0_is_reported_apart_from_the_others():
 
 def test_proposition_3_is_also_measured_from_the_other_environment(tmp_path):
     agent = tiny.save_agent(tmp_path / "agent")
-    settings = {**PRESETS["mini"], "agent": str(agent), "seed": 3, "env": "mini-b", "max_turns": 2}
+    settings = {**PRESETS["mini"], "agent": str(agent), "seed": 3, "env": "mini-b"}
+    settings |= {"max_turns": 2, "max_new": 8}
     write_yaml(TrainConfig(**settings), agent / GAME_FILE)
     run = load_run(tmp_path, per_kind=1, home="mini-b")
     trained_with = open_environment("mini-b", seed=3)
