@@ -10,14 +10,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks import calls, rollout, roofline
+from benchmarks import calls, models, rollout, roofline
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
 from prompt_r1.agent import attention
 from tests import tiny
+from tests.paths import ROOT
 
 SHORT = Lengths(prompt=24, turns=(1, 1, 1), new=(3, 6), reply=(2, 5), latency=0.01, sigma=0.5)
 
@@ -189,3 +191,39 @@ def test_a_thousand_games_at_once_cost_little_cpu_and_do_not_block_the_event_loo
     for load in measure_calls(monkeypatch, capsys, "--games 250 1000 --latency 0.2"):
         assert load["calls"] == 3 * load["games"] and load["failed"] == 0
         assert load["cpu_ms"] < 6 and load["lag_cpu"] < 0.5  # CPU: other work of the machine does not count
+
+
+def test_the_page_of_models_lists_every_type_of_the_installed_transformers():
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    if f"transformers {transformers.__version__} " not in page:
+        pytest.skip("the page was written with another version of transformers")
+    assert not [name for name in models.all_names() if f"| `{name}` |" not in page]
+    assert " 0 wrong. " in page
+
+
+def test_the_survey_tells_right_refused_and_untestable_types_apart():
+    found = models.survey(["qwen3", "stablelm", "zamba2"])
+    assert list(found.right) == ["qwen3"] and not found.wrong
+    assert "do not pass the cache on" in found.refused["stablelm"]
+    assert "num_hidden_layers" in found.untested["zamba2"]
+
+
+@pytest.mark.slow
+def test_well_known_types_are_right_and_none_is_wrong():
+    right = (
+        "llama", "mistral", "qwen2", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3",
+        "smollm3", "olmo2", "granite", "gpt2", "gpt_neox", "opt", "gpt_oss", "cohere", "mixtral",
+    )  # fmt: skip
+    refused = (
+        "deepseek_v3",
+        "qwen3_next",
+        "bloom",
+        "falcon",
+        "jamba",
+        "rwkv",
+        "nemotron",
+        "diffllama",
+        "bert",
+    )
+    found = models.survey([*right, *refused])
+    assert list(found.right) == list(right) and list(found.refused) == list(refused), found

@@ -156,6 +156,8 @@ def _known_cause(model: PreTrainedModel) -> str:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return f"it has layers of the kind {', '.join(sorted(kinds))}"
+    if getattr(text, "kv_lora_rank", None):
+        return "it has latent attention (MLA)"
     if getattr(model, "_is_stateful", False):
         return "it has recurrent layers, whose state is not in our KV cache"
     if not model._can_set_attn_implementation():

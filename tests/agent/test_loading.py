@@ -111,3 +111,10 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match="no tokenizer at"):
         load_tokenizer(tmp_path)
+
+
+def test_a_broken_agent_is_one_sentence_and_exit_code_2(tmp_path, call_here):
+    cut_weights(tiny.save_agent(tmp_path / "agent"))
+    done = call_here(tmp_path, "infer.py", "--agent", "agent", "--question", "?", "--env", "mini")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no causal language model at" in done.stderr.splitlines()[-1], done.stderr
