@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -108,7 +108,7 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     _add_flags(parser, TrainConfig, arguments, preset=PRESETS["mini"])
     given = vars(parser.parse_args(arguments))
     source = given.pop("config")
-    values = PRESETS[source] if source in PRESETS else read_yaml(Path(source), TrainConfig)
+    values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
     # The mini world brings its own questions.
     if config.env in ("mini", "mini-b", "mini-advice", "mini-mute") and not config.data:
@@ -123,6 +123,22 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         name = f"{name}-alone"
     check(config)
     return config, name
+
+
+def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
+    """The settings in a YAML file, except those in `given`.
+
+    The file may come from a stranger. Raises UsageError if it names code to import.
+    """
+    values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
+    own_environment = any(part.strip().startswith("py:") for part in values.get("env", "").split(","))
+    for name, is_code in (("answer_metric", bool(values.get("answer_metric"))), ("env", own_environment)):
+        if is_code:
+            raise UsageError(
+                f"{path}: {name} names code, which is imported only if the command line names it: give "
+                f"{flag_of(name)} {values[name]}"
+            )
+    return values
 
 
 def infer_config(arguments: list[str]) -> InferConfig:

@@ -125,7 +125,8 @@ def _choose_agent(start: str | Path, config: TrainConfig) -> tuple[str | Path, T
     trained = trained_config(path)
     if trained is None or trained.seed != config.seed:
         return start, config
-    return path, replace(trained, device=config.device)
+    # Only the command line names code to import.
+    return path, replace(trained, device=config.device, answer_metric=config.answer_metric)
 
 
 async def _play(config: TrainConfig, agent: Agent, ranks: Ranks) -> list[list[Trajectory]]:

@@ -1,5 +1,6 @@
 """Presets, YAML files and flags: their precedence, and the values of the presets."""
 
+import sys
 from dataclasses import fields
 
 import pytest
@@ -110,6 +111,30 @@ def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
     config, _ = train_config(["--config", str(file)])
     assert (config.lr, config.clip, config.steps, config.checkpointing) == (1e-6, 1.0, 7, False)
     assert type(config.clip) is float
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("answer_metric: stranger:metric", "--answer-metric stranger:metric"),
+        ("env: mini, py:stranger:Oracle", "--env mini, py:stranger:Oracle"),
+    ],
+)
+def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatch, line, flag):
+    """A config file may come from a stranger."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stranger.py").write_text(
+        "open('executed', 'w').close()\n\n\ndef metric(_, __):\n    return 1.0\n"
+    )
+    file = tmp_path / "foreign.yaml"
+    file.write_text(f"data: mini\n{line}\n")
+    with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
+        train_config(["--config", str(file)])
+    assert not (tmp_path / "executed").exists()
+    named = ["--config", str(file), "--env", "mini", "--answer-metric", "stranger:metric"]
+    assert train_config(named)[0].answer_metric == "stranger:metric"
+    assert (tmp_path / "executed").exists()
+    sys.modules.pop("stranger")
 
 
 def test_a_file_that_repeats_itself_a_billion_times_is_refused_at_once(tmp_path):
