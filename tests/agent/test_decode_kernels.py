@@ -126,3 +126,10 @@ def test_a_new_token_attends_to_its_own_sequence_up_to_itself():
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
 def test_sequences_are_computed_one_by_one_without_a_gpu_or_in_32_bits(device, dtype):
     assert choose_kernel(torch.device(device), dtype, 4, 2, 16) is one_by_one
+
+
+@pytest.mark.parametrize(("longest_query", "causal"), [(1, False), (2, True), (300, True)])
+def test_only_a_batch_of_single_tokens_is_not_causal_for_flash_attention(longest_query, causal):
+    """The flag would disable its split over long keys; a single token sees the whole sequence anyway."""
+    nothing = torch.zeros(0)
+    assert CacheOffsets(nothing, nothing, nothing, longest_query, longest_key=300).causal == causal

@@ -30,8 +30,10 @@ class PricedSource:
         self.name = "priced"
         self.reply = reply
         self.asked: list[list[Message]] = []
+        self.samples: list[int] = []  # of each call
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        self.samples.append(sample)
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
         return Outcome("ok", text=self.reply(messages), tokens_in=10, tokens_out=3)
 

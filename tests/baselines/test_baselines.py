@@ -124,6 +124,7 @@ def test_few_shot_examples_are_training_questions_that_the_environment_answered_
     asyncio.run(few.prepare(train, []))
     prepared = len(source.asked)
     assert 3 <= few.ledger.task_calls == prepared <= 10
+    assert not any(source.samples), "a repeated preparation finds its calls in the journal"
     asyncio.run(few.answer(ANNA, sample=0, seed="s"))
     *examples, last = source.asked[-1]
     assert [message["role"] for message in examples] == ["user", "assistant"] * 3
