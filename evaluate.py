@@ -89,11 +89,12 @@ def main(arguments: list[str]) -> None:
     with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
         predictions = asyncio.run(evaluate(setups, questions, file, folder, config, seed))
         results = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
-        print(write_results(folder, results, trained_with(agents), tables=config.tables, notes=leaks))
+        print(write_results(folder, results, trained_with(agents), notes=leaks))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")
-    print(note_on_missing_method(config) + f"\nAll results, with plot, LaTeX and CSV, are in {folder}/")
+    files = "results.md, comparisons.md, tables.md, LaTeX, CSV, cost.svg"
+    print(note_on_missing_method(config) + f"\nIn {folder}/: {files}")
 
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:

@@ -39,7 +39,7 @@ def newest_checkpoint(run: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_folder_has_the_documented_files_and_metrics(trained):
     run = trained / "runs/small"
-    names = "config.yaml metrics.jsonl trajectories journal checkpoints agent report.html .lock"
+    names = "config.yaml metrics.jsonl trajectories journal checkpoints agent report.html test.md chat_frame.json .lock"
     assert {path.name for path in run.iterdir()} == set(names.split())
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
@@ -159,8 +159,9 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     monkeypatch.chdir(tmp_path)
     train.main(["--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files])
     output = capfd.readouterr().out
-    assert "environment alone" not in output and "| trained agent |" in output
     run_folder = tmp_path / "runs/mini-alone-seed0"
+    table = (run_folder / "test.md").read_text("utf-8")
+    assert "environment alone" not in output + table and "| trained agent |" in table
     line = read_metrics(run_folder)[1]
     assert line["turns"] == 1 and line["env/calls"] == line["env/paid"] == 0 and line["reward/mean"] <= 0
     config = (run_folder / "config.yaml").read_text()
@@ -181,7 +182,13 @@ def test_infer_prints_a_dialogue_and_json(trained, call_here):
 def test_evaluate_scores_every_method_and_writes_all_predictions(trained):
     done = call(trained, "evaluate.py", "--agent", "runs/small", "--limit", "10", "--out", "scores")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("**all**") == 3 and "| untrained | bridge |" in done.stdout
+    table = (trained / "scores/results.md").read_text("utf-8")
+    assert table.count("**all**") == 3 and "| untrained | bridge |" in table
+    assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == [
+        *("method", "direct", "untrained", "prompt-r1")
+    ]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "agent runs/small, step " in done.stderr and "environment mini, seed 0" in done.stderr
     lines = [json.loads(line) for line in (trained / "scores/predictions.jsonl").read_text().splitlines()]
     assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
 
@@ -197,8 +204,9 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
     """
     evaluate.main(settings.split())
     first = capsys.readouterr().out
-    assert all(f"### Table {number}" in first for number in (2, 3, 4, 5))
-    assert "| w/o R.L. |" in first and "tested with mini-b |" in first and "| math_ood (n = " in first
+    filled = (trained / "tables/tables.md").read_text("utf-8")
+    assert all(f"### Table {number}" in filled for number in (2, 3, 4, 5))
+    assert "| w/o R.L. |" in filled and "tested with mini-b |" in filled and "| math_ood (n = " in filled
     lines = (trained / "tables/predictions.jsonl").read_bytes()
     assert lines.count(b"\n") == 12 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
     evaluate.main(settings.split())
@@ -210,7 +218,9 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
     file = tmp_path / "own.jsonl"
     file.write_text('{"question": "Who?", "answer": "Anna"}\n')
     done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
-    assert done.returncode == 0 and re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", done.stdout)
+    assert done.returncode == 0 and re.search(r"prompt-r1  1  [01]\.000 \[", done.stdout)
+    table = (trained / "runs/eval-small/results.md").read_text("utf-8")
+    assert re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", table)
 
 
 DIRECT = "evaluate.py --method direct --env mini --seed 0 --limit 1".split()

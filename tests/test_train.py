@@ -90,7 +90,7 @@ def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
     assert len({game["turns"][0]["text"] for game in games}) == len(games) == 24
 
 
-def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path, capsys):
+def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path):
     """Ten copies of a question give ten equal games; in training they give different ones."""
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
     line = ["--data", data, "--val-data", data, "--test-data", data, "--val-every", 1]
@@ -98,7 +98,7 @@ def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_pa
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
     for line in read_metrics(run):
         assert line["val/n"] == 10 and line["val/turns"].is_integer() and line["val/format"] in (0, 1)
-    rows = rows_of(capsys.readouterr().out)
+    rows = rows_of((run / "test.md").read_text("utf-8"))
     for name in ("untrained agent", "trained agent"):
         assert rows[name][-2] in ("0.000", "1.000") and rows[name][-1].endswith(".000")
 
@@ -106,16 +106,26 @@ def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_pa
 def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_agent, tmp_path, capsys):
     """The test questions are those of the validation, so each row equals the metrics of a validation."""
     data = write_questions(tmp_path, *"abcdefghijkl")
-    run = train_run(
-        tmp_path, asking_agent, "--val-data", data, "--test-data", data, "--val-every", 2, "--steps", 3
-    )
-    rows = rows_of(capsys.readouterr().out)
+    command = (asking_agent, "--val-data", data, "--test-data", data, "--val-every", 2, "--steps", 3)
+    run = train_run(tmp_path, *command)
+    printed, rows = capsys.readouterr().out, rows_of((run / "test.md").read_text("utf-8"))
+    assert [line for line in printed.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
     validated = {line["step"]: line for line in read_metrics(run) if "val/em" in line}
     best = json.loads((run / "agent/training.json").read_text())["step"]
     assert best > 0 and validated[best]["val/reward"] > validated[0]["val/reward"] + 0.01
     for name, step in [("untrained agent", 0), ("trained agent", best)]:
         expected = [validated[step][f"val/{key}"] for key in ("em", "f1", "reward", "format", "turns")]
         assert list(map(float, rows[name][2:])) == pytest.approx(expected, abs=6e-4), name
+        [line] = [line for line in printed.splitlines() if line.startswith(name)]
+        assert list(map(float, line.split()[-5:])) == pytest.approx(expected, abs=6e-4)
+    # The same command plays nothing again, and says why.
+    games = {path: path.stat().st_mtime_ns for path in (run / "trajectories").iterdir()}
+    train_run(tmp_path, *command)
+    assert f"{run} is finished: step 3 of 3; a larger --steps trains on" in capsys.readouterr().out
+    assert games == {path: path.stat().st_mtime_ns for path in (run / "trajectories").iterdir()}
+    (run / "test.md").unlink()  # as if it had been killed in the test
+    train_run(tmp_path, *command)
+    assert (run / "test.md").exists() and "is finished" not in capsys.readouterr().out
 
 
 def test_the_last_step_is_always_validated(random_agent, tmp_path):

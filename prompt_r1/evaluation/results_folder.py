@@ -25,6 +25,7 @@ from prompt_r1.evaluation.comparison import (
 )
 from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, systems_of
+from prompt_r1.evaluation.printed import printed_comparisons, printed_results
 from prompt_r1.evaluation.tables import rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.text import Rules
 from prompt_r1.report.svg import Plot, Point, Series, svg
@@ -45,12 +46,11 @@ def write_results(
     results: Results,
     trained_with: Mapping[str, str],
     *,
-    tables: bool,
     notes: Sequence[str] = (),
 ) -> str:
     """Write the files above, in place of those of an earlier evaluation, with `notes` below the tables.
 
-    Returns the text to print: the results, or with `tables` the paper's tables, and the pooled comparisons.
+    Returns the text to print: a row for each system, and the pooled comparisons, fitted to the terminal.
     """
     paper, comparisons = paper_tables(results, trained_with), paired_comparisons(results)
     notes = [printable_line(note) for note in notes]
@@ -70,7 +70,8 @@ def write_results(
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
     # Drawn last: the answers are paid for, and an error in the plot must not cost their tables.
     (folder / "cost.svg").write_text(svg(quality_against_cost(results)), "utf-8")
-    return "\n\n".join([files["tables.md"] if tables else result_list, *pooled])
+    shown = printed_results(results, system_names(results.systems), results_by_system(results))
+    return "\n\n".join([shown, *(printed_comparisons(*one) for one in pooled_by_full(comparisons).items())])
 
 
 def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -> None:
@@ -165,12 +166,20 @@ def paired_comparisons(results: Results) -> list[PairedComparison]:
     return found
 
 
-def pooled_comparisons(pairs: Sequence[PairedComparison]) -> list[str]:
-    """Markdown: for each full system a row for each other one; Holm's correction over the rows."""
-    parts = []
+def pooled_by_full(pairs: Sequence[PairedComparison]) -> dict[System, list[Comparison]]:
+    """For each full system its pooled comparison with each other one; Holm's correction over them."""
+    found = {}
     for full in dict.fromkeys(pair.full for pair in pairs):
         rows = [replace(pair.comparisons[-1], dataset=str(pair.other)) for pair in pairs if pair.full == full]
-        table = comparison_table(with_holm(rows), "first", "second", row_heading="second")
+        found[full] = with_holm(rows)
+    return found
+
+
+def pooled_comparisons(pairs: Sequence[PairedComparison]) -> list[str]:
+    """Markdown: for each full system a row for each other one."""
+    parts = []
+    for full, rows in pooled_by_full(pairs).items():
+        table = comparison_table(rows, "first", "second", row_heading="second")
         parts.append(f"### {full} (first) against the others (second), all datasets\n\n{table}")
     return parts
 

@@ -1,5 +1,6 @@
 """The console output of a training: a progress line, one row per step, a summary at the end."""
 
+import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ from typing import ParamSpec, TypeVar
 from tqdm import tqdm
 
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.report.payload import columns
+from prompt_r1.report.verdict import verdict
 from prompt_r1.storage.run_log import Log, read_metrics
+from prompt_r1.types import ScoredGame
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +48,7 @@ COLUMNS = (
     Column("EM", "em", digits=3, width=5),
     Column("format", "format", digits=3, width=6),
     Column("turns", "turns", digits=2, width=5),
-    Column("KL", "kl", digits=4, width=7),
+    Column("KL", "kl", digits=4, width=6),
     Column("games/s", "games/s", digits=1, width=7),
 )
 VALIDATION = (
@@ -54,25 +58,32 @@ VALIDATION = (
 )
 BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}  # label: metric
 TRAINING = {"EM": "em", "reward": "reward/mean", "format": "format"}  # of the summary
-STEP_WIDTH, DOLLARS_WIDTH, LOST_WIDTH = 5, 7, 9
+STEP_WIDTH, DOLLARS_WIDTH, LOST_WIDTH = 4, 7, 8
 
 
 def header(*, priced: bool) -> str:
-    """The labels above the rows; `priced` adds a column of dollars."""
-    labels = ["step".rjust(STEP_WIDTH), *(column.header for column in COLUMNS)]
+    """The labels above the rows, in 80 columns; `priced` shows dollars in place of the speed."""
+    labels = ["step".rjust(STEP_WIDTH), *(column.header for column in _columns(priced))]
     if priced:
         labels += ["spent".rjust(DOLLARS_WIDTH), "lost".rjust(LOST_WIDTH)]
-    return "  ".join([*labels, "| validation:", *(column.header for column in VALIDATION)])
+    return " ".join([*labels, "| val", *(column.header for column in VALIDATION)])
 
 
 def row(metrics: dict[str, float], *, priced: bool) -> str:
     """One step under `header`; blank where a metric is missing, as in step 0, which only validates."""
-    cells = [str(int(metrics["step"])).rjust(STEP_WIDTH), *(column.cell(metrics) for column in COLUMNS)]
+    cells = [
+        str(int(metrics["step"])).rjust(STEP_WIDTH),
+        *(column.cell(metrics) for column in _columns(priced)),
+    ]
     if priced:
         cells += [_dollars(metrics).rjust(DOLLARS_WIDTH), _lost_dollars(metrics).rjust(LOST_WIDTH)]
     if "val/em" in metrics:
-        cells += ["|".ljust(len("| validation:")), *(column.cell(metrics) for column in VALIDATION)]
-    return "  ".join(cells).rstrip()
+        cells += ["|".ljust(len("| val")), *(column.cell(metrics) for column in VALIDATION)]
+    return " ".join(cells).rstrip()
+
+
+def _columns(priced: bool) -> Sequence[Column]:
+    return COLUMNS[:-1] if priced else COLUMNS
 
 
 class Console:
@@ -183,19 +194,53 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     totals.append(_duration(seconds))
     other = "mini:ood" if config.env == "mini" else " ".join(config.test_data) or "FILE"
     text = [
-        "What was learned",
+        textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),
-        f"  took         {', '.join(totals)}{', without the test' if config.test_data else ''}",
+        f"  took         {', '.join(totals)}",
         *([f"  calls        {calls}"] if calls.total else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
+        *([f"  {folder}/test.md: the test by dataset"] if config.test_data else []),
         "What to type next",
         f"  python infer.py --agent {folder}",
         f"  python evaluate.py --agent {folder} --data {other}",
     ]
     return "\n".join(text)
+
+
+def nothing_to_learn(game: ScoredGame, metrics: Mapping[str, float]) -> str:
+    """An alarm with one game; "" if the games of some question had different rewards.
+
+    Without them every advantage is 0, and the weights do not move.
+    """
+    if metrics["groups/dropped"] == 1 or metrics["groups/no_spread"] < 1:
+        return ""
+    cause = "all answers are right already"
+    if metrics["em"] < 1:
+        cause = "the agent seems not to know the format" if metrics["format"] == 0 else "its games are alike"
+    alarm = (
+        "Alarm: nothing can be learned from step 1. All games of each question have the same reward, "
+        f"{metrics['reward/mean']:.2f} on average, so none is better than another: {cause}. If this goes on, "
+        "start from an agent that succeeds sometimes. One game:"
+    )
+    lines = [
+        *textwrap.wrap(alarm, 80),
+        f"  question     {_one_line(game.trajectory.question.text)}",
+    ]
+    for turn in game.trajectory.turns:
+        lines.append(f"  agent        {_one_line(turn.text)}")
+        if turn.reply is not None:
+            lines.append(f"  environment  {_one_line(turn.reply)}")
+    reward = "no reward" if game.reward is None else f"reward {game.reward.total:.2f}"
+    lines.append(f"  ended        {game.trajectory.stop.replace('_', ' ')}, {reward}")
+    return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    """The beginning of a text."""
+    return textwrap.shorten(text, 64, placeholder=" …") or "(nothing)"
 
 
 @dataclass(frozen=True)
@@ -243,7 +288,8 @@ def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:
         _change(column.label, validated[first][column.metric], validated[best_step][column.metric])
         for column in VALIDATION
     ]
-    return f"  validation   {'   '.join(changes)}   (step {first} → step {best_step}, the best)"
+    steps = f"from step {first} to step {best_step}, the best"
+    return f"  validation   {'   '.join(changes)}\n               {steps}"
 
 
 def _training_change(lines: list[dict[str, float]]) -> str:
@@ -256,7 +302,8 @@ def _training_change(lines: list[dict[str, float]]) -> str:
         first = mean(line[name] for line in steps[:RECENT])
         last = mean(line[name] for line in steps[-RECENT:])
         changes.append(_change(label, first, last))
-    return f"  in training  {'   '.join(changes)}   (sampled games, mean of {RECENT} steps: first → last)"
+    means = f"sampled games, means of the first and the last {RECENT} steps"
+    return f"  in training  {'   '.join(changes)}\n               {means}"
 
 
 def _change(label: str, first: float, last: float) -> str:

@@ -11,8 +11,10 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.storage.run_folder import lock_run, open_run
+from prompt_r1.terminal import printable
 from prompt_r1.training.cost_estimate import estimate
 from prompt_r1.training.explain import explain
+from prompt_r1.training.finished import finished_summary
 from prompt_r1.training.run import Run
 
 
@@ -35,6 +37,11 @@ def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.parallel, timeout=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
-        with crash_report_in(folder), lock_run(folder, ranks), asyncio.Runner() as runner:
-            train(Run(config, folder, ranks, runner, interrupt))
+        with crash_report_in(folder), lock_run(folder, ranks):
+            if done := ranks.from_first(lambda: finished_summary(folder, config)):
+                if ranks.first:
+                    print(printable(done))
+            else:
+                with asyncio.Runner() as runner:
+                    train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them

@@ -14,7 +14,7 @@ from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
-from prompt_r1.training.console import Console, summary
+from prompt_r1.training.console import Console, nothing_to_learn, summary
 from prompt_r1.training.lifecycle import Lifecycle
 from prompt_r1.training.step_metrics import spending, step_metrics
 from prompt_r1.training.update import Update
@@ -128,6 +128,8 @@ class Run:
         """Write the games of a step, and record its metrics: the weights are now those after `step`."""
         self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
         metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=self.clock.seconds["rollout"])
+        if step == 1 and self.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
+            self.log.say(alarm)
         self.state.step, self.state.sampler = step, self._sampler.state()
         self.state.line = {"step": step, **metrics}
 

@@ -9,11 +9,13 @@ from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.frame_file import kept_frame
+from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play
+from prompt_r1.training.finished import TEST_FILE
 from prompt_r1.training.results import GameResult, failed_result, result_of_game, result_of_reply
 from prompt_r1.training.run import Run
 from prompt_r1.types import Ask, Question, ScoredGame, Trajectory
@@ -31,7 +33,10 @@ def validate(run: Run, agent: Agent, questions: Sequence[Question], environment:
 
 
 def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], environment: Pool) -> str:
-    """A Markdown table of test questions: the environment alone, the agent before and after training."""
+    """A table of test questions: the environment alone, the agent before and after training.
+
+    The rows by dataset are written to test.md in the run folder.
+    """
     rows: dict[str, list[GameResult]] = {}
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
@@ -42,7 +47,9 @@ def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], 
         rows[name] = play_greedily(run, agent, questions, environment, name=file)
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
-    return results_table(rows)
+    if run.ranks.first:
+        (run.folder / TEST_FILE).write_text(results_table(rows) + "\n", "utf-8")
+    return printed_table(rows)
 
 
 def play_greedily(
@@ -119,6 +126,16 @@ def results_table(rows: dict[str, list[GameResult]]) -> str:
             lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(results))])
     header = ["method", "dataset", "n", "errors", "EM", "F1", "reward", "format", "turns"]
     return markdown_table(header, lines, left=2)
+
+
+def printed_table(rows: dict[str, list[GameResult]]) -> str:
+    """A row for each method, over all questions, fitted to the terminal."""
+    means = {method: mean_metrics(results) for method, results in rows.items()}
+    header = ["test", "n", "errors", "EM", "F1", "reward", "format", "turns"]
+    lines = [[method, *_cells(averages)] for method, averages in means.items()]
+    if not any(averages["errors"] for averages in means.values()):
+        header, lines = [header[0], header[1], *header[3:]], [[*line[:2], *line[3:]] for line in lines]
+    return fitted_table(header, lines)
 
 
 def _cells(averages: dict[str, float]) -> list[str]:

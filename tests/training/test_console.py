@@ -19,7 +19,18 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_log import Clock, Log
-from prompt_r1.training.console import COLUMNS, Console, bar_metrics, header, row, summary
+from prompt_r1.training.console import (
+    COLUMNS,
+    Console,
+    bar_metrics,
+    count_calls,
+    header,
+    nothing_to_learn,
+    row,
+    summary,
+)
+from prompt_r1.types import Question, Reward, ScoredGame
+from tests.played import play_game
 from tests.programs import MAINS
 
 STEP = {
@@ -41,12 +52,12 @@ STEP = {
 
 def ends_of_words(line: str) -> list[int]:
     """The columns where the labels or numbers of a line end."""
-    return [match.end() for match in re.finditer(r"[^\s|:]+", line.replace("validation", " " * 10))]
+    return [match.end() for match in re.finditer(r"[^\s|:]+", line.replace("| val ", "|     "))]
 
 
 def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
     assert row(STEP, priced=True).split() == (
-        "12 0.500 0.250 1.000 2.50 0.0123 40.0 $1.50 +$0.0010 | 0.750 -0.250 0.500".split()
+        "12 0.500 0.250 1.000 2.50 0.0123 $1.50 +$0.0010 | 0.750 -0.250 0.500".split()
     )
 
 
@@ -54,8 +65,8 @@ def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
 def test_numbers_are_right_aligned_with_their_labels(priced):
     labels, numbers = header(priced=priced), row(STEP, priced=priced)
     assert ends_of_words(labels) == ends_of_words(numbers)
-    assert len(ends_of_words(labels)) == 1 + len(COLUMNS) + 3 + 2 * priced
-    assert labels.index("|") == numbers.index("|")
+    assert len(ends_of_words(labels)) == 1 + len(COLUMNS) + 3 + priced  # two more, and one less
+    assert labels.index("|") == numbers.index("|") and len(labels) <= 80
 
 
 def test_a_step_without_games_leaves_its_cells_blank():
@@ -105,12 +116,53 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 6, TrainConfig(env="gpt-4o-mini", test_data=("test.jsonl",)))
     assert shown.index("report.html: ") < shown.index("/agent: ")
-    best = "EM 0.100 → 0.800   reward 0.200 → 0.700   format 0.900 → 1.000   (step 0 → step 6, the best)"
-    assert best in shown
+    assert shown.startswith("Learned: EM of the sampled games 0.30 → 0.80 in the last 5 steps.\n")
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 80
+    best = "EM 0.100 → 0.800   reward 0.200 → 0.700   format 0.900 → 1.000\n"
+    assert f"{best}               from step 0 to step 6, the best" in shown
     assert "EM 0.300 → 0.800   reward 0.150 → 0.400   format 1.000 → 1.000" in shown  # steps 1-5, 6-10
     assert "10 steps, 80 games, 90 calls of gpt-4o-mini, $2.50, 10 min" in shown
     assert f"python infer.py --agent {tmp_path}\n" in shown
     assert f"python evaluate.py --agent {tmp_path} --data test.jsonl" in shown
+
+
+def test_the_calls_of_a_run_add_up_by_game_and_by_answer():
+    """The console said 9,600, the report 10,338 and metrics.jsonl both, for the same run."""
+    lines = [
+        {"step": 0, "val/calls": 10.0, "val/errors": 1.0, "env/paid": 9.0},
+        {
+            "step": 1,
+            "env/calls": 20.0,
+            "val/calls": 5.0,
+            "env/paid": 15.0,
+            "env/reused": 8.0,
+            "env/errors": 2.0,
+        },
+    ]
+    calls = count_calls(lines)
+    assert calls.total == calls.training + calls.validation == 35
+    assert str(calls).split("= ") == [
+        "20 in training + 15 in validation\n               ",
+        "24 sent + 8 from the journal + 3 failed",
+    ]
+
+
+def scored(text: str, *, reward: float) -> ScoredGame:
+    question = Question("q", "maths", "Who is it? \x1b[2J" + "long " * 99, ("Anna",))
+    return ScoredGame(play_game(question, [text], []), Reward(0.0, 0.0, reward), 0.0)
+
+
+def test_a_step_without_any_spread_is_an_alarm_with_one_game():
+    """An untrained model never wrote the format, and its run ended like a success."""
+    metrics = {"groups/dropped": 0.0, "groups/no_spread": 1.0, "em": 0.0, "format": 0.0, "reward/mean": -1.0}
+    shown = nothing_to_learn(scored("I am a language model. " * 9, reward=-1.0), metrics)
+    assert "nothing can be learned" in shown and "not to know the format" in shown
+    assert "I am a language model." in shown and "malformed, reward -1.00" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    game = scored("x", reward=1.0)
+    assert "right already" in nothing_to_learn(game, metrics | {"em": 1.0, "reward/mean": 1.0})
+    assert nothing_to_learn(game, metrics | {"groups/no_spread": 0.9}) == ""
+    assert nothing_to_learn(game, metrics | {"groups/dropped": 1.0}) == ""  # the environment's fault
 
 
 @pytest.mark.parametrize(
