@@ -99,7 +99,7 @@ def draw_parent(pool: Sequence[Candidate], rng: random.Random) -> Candidate:
     """Draw from the Pareto front, in proportion to the validation questions on which a candidate is best.
 
     A candidate is dropped if on each of its questions another remaining one does as well, starting with the
-    lowest mean. Equal seeds draw equal parents as in the original.
+    lowest mean. With the same seed, the parents are those of the original.
     """
     # For each validation question, the numbers of the candidates that are best on it. They are sets because
     # the original draws from a list in the order of its sets.

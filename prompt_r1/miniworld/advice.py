@@ -47,6 +47,7 @@ from prompt_r1.types import Message
 
 MOST_ADVICE = 4  # pieces
 MOST_WORDS = 60
+MOST_CHARACTERS = 5000  # that are read; no gain is left of a text as long
 KEPT_BY_EXCESS = 0.8  # of every gain, for each unit of excess
 COST_OF_CONFLICT = 0.9  # of `clear`, for each conflict
 
@@ -132,7 +133,7 @@ UNADVISED = replace(SKILLS["A"], bare=0.7)
 
 def find_advice(text: str) -> frozenset[str]:
     """The names of the advice in a text, in any letter case."""
-    words = " ".join(text.lower().split())
+    words = " ".join(text[:MOST_CHARACTERS].lower().split())
     return frozenset(name for name, advice in ADVICE.items() if re.search(advice.pattern, words))
 
 

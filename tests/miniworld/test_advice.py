@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from statistics import mean
 
 import pytest
@@ -108,6 +109,13 @@ def test_too_much_advice_and_long_prompts_weaken_every_gain_but_no_loss():
     assert short.casual == pytest.approx(casual + (1 - casual) * 0.1 * 0.8)
     assert long.casual < short.casual and long.hops < short.hops < advised(few).hops + 0.1
     assert advised(["sentences"], words=600).bare == advised(["sentences"]).bare
+
+
+def test_a_very_long_text_is_read_quickly():
+    """The patterns are slow on long texts, which an agent may write."""
+    begin = time.perf_counter()
+    assert find_advice("check " * 1_000_000) == set()
+    assert time.perf_counter() - begin < 2
 
 
 def test_the_prompts_of_the_exhaustive_search_are_all_combinations_of_advice():
