@@ -218,6 +218,7 @@ class Resources:
             agents=self.agents.setdefault(str(setup.agent.path), AgentCache(setup.agent, self._device)),
             config=config,
             temperature=config.temperature,
+            top_p=config.top_p,
             seed=self.seed,
             folder=self.folder,
         )

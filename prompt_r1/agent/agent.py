@@ -40,16 +40,23 @@ class Agent:
         max_new: int,
         seed: str,
         temperature: float,
+        top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         """One turn of a game. `watch` is called with each token as it is sampled in this process."""
         stop = ACTION_ENDS if self.game.stop_tags else ()
         if isinstance(self.engine, RemoteEngine):
             return await self.engine.generate(
-                tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop
+                tokens, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p, stop=stop
             )
         return await self.engine.generate(
-            tokens, max_new=max_new, seed=seed, temperature=temperature, stop=stop, watch=watch
+            tokens,
+            max_new=max_new,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            stop=stop,
+            watch=watch,
         )
 
     def clear_cache(self) -> None:

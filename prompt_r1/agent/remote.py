@@ -65,6 +65,7 @@ class RemoteEngine:
         max_new: int,
         seed: str,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stop: tuple[str, ...] = (),
     ) -> Completion:
         """Generate the next turn. Its log-probabilities are unknown and set to 0.
@@ -75,6 +76,7 @@ class RemoteEngine:
             "prompt": tokens if self._prompts == "tokens" else text_of(self._codec.tokenizer, tokens),
             "max_tokens": max_new,
             "temperature": temperature,
+            **({"top_p": top_p} if top_p < 1 else {}),
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
         }
         outcome = await self._client.send(Request(PATH, content, len(tokens) + max_new))

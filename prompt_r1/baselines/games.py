@@ -33,6 +33,7 @@ class AgentMethod:
         *,
         rule: Rule,
         temperature: float,
+        top_p: float = 1.0,
         thinks: bool = True,
     ) -> None:
         """`load` returns the agent; with `thinks` a turn without a think block is not well-formed."""
@@ -42,6 +43,7 @@ class AgentMethod:
         self._environment = environment
         self._rule = rule
         self._temperature = temperature
+        self._top_p = top_p
         self._thinks = thinks
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -56,7 +58,7 @@ class AgentMethod:
 
     async def _play(self, question: Question, environment: Environment, sample: int, seed: str) -> Trajectory:
         agent = self._load()
-        generate = partial(agent.generate, temperature=self._temperature)
+        generate = partial(agent.generate, temperature=self._temperature, top_p=self._top_p)
         ask = partial(environment.ask, sample=sample, session=question.id)
         return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 

@@ -89,6 +89,7 @@ class MethodContext:
     agents: AgentCache
     config: MethodConfig
     temperature: float  # of the agents
+    top_p: float
     seed: int  # of what a method draws while it prepares
     folder: Path | None  # prepared results are in folder/SPEC/METHOD; None: they are not kept
 
@@ -119,7 +120,12 @@ def make_method(name: str, context: MethodContext) -> Method:
     """The method called `name`. Raises UsageError for an unknown name."""
     config, agents, environment = context.config, context.agents, context.environment
     answer_format = choose_answer_format(config, context.spec)
-    play = partial(AgentMethod, rule=RULES[agents.spec.config.rule], temperature=context.temperature)
+    play = partial(
+        AgentMethod,
+        rule=RULES[agents.spec.config.rule],
+        temperature=context.temperature,
+        top_p=context.top_p,
+    )
     match name:
         case "direct":
             return Direct(environment, answer_format)
@@ -156,7 +162,14 @@ def trained_alone(context: MethodContext) -> Method:
             "and give --grpo-agent RUN"
         )
     load = partial(context.agents.load, spec)
-    return AgentMethod("grpo-only", load, None, rule=RULES["alone"], temperature=context.temperature)
+    return AgentMethod(
+        "grpo-only",
+        load,
+        None,
+        rule=RULES["alone"],
+        temperature=context.temperature,
+        top_p=context.top_p,
+    )
 
 
 def fine_tuned(context: MethodContext) -> Method:
@@ -166,7 +179,7 @@ def fine_tuned(context: MethodContext) -> Method:
 
     if config.sft_agent:
         spec = resolve_agent(config.sft_agent, kv_tokens=0)
-        return fine_tuned_method(partial(agents.load, spec), context.temperature)
+        return fine_tuned_method(partial(agents.load, spec), context.temperature, context.top_p)
     if parse_remote(agents.spec.start):
         raise UsageError("sft cannot fine-tune an agent behind an endpoint: give a fine-tuned --sft-agent")
     folder = context.subfolder("sft")
@@ -180,7 +193,7 @@ def fine_tuned(context: MethodContext) -> Method:
         checkpointing=agents.device.type == "cuda",
         device=str(agents.device),
     )
-    return FineTuned(settings, folder, load=agents.load, temperature=context.temperature)
+    return FineTuned(settings, folder, load=agents.load, temperature=context.temperature, top_p=context.top_p)
 
 
 def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:

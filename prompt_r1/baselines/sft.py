@@ -205,23 +205,31 @@ def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
-def fine_tuned_method(load: Callable[[], Agent], temperature: float) -> AgentMethod:
+def fine_tuned_method(load: Callable[[], Agent], temperature: float, top_p: float) -> AgentMethod:
     """The method `sft` with an agent that is already fine-tuned."""
-    return AgentMethod("sft", load, None, rule=RULES["alone"], temperature=temperature, thinks=False)
+    return AgentMethod(
+        "sft", load, None, rule=RULES["alone"], temperature=temperature, top_p=top_p, thinks=False
+    )
 
 
 class FineTuned:
     """Answers with an agent that it fine-tunes, unless its folder holds one with these settings."""
 
     def __init__(
-        self, config: SftConfig, folder: Path, *, load: Callable[[AgentSpec], Agent], temperature: float
+        self,
+        config: SftConfig,
+        folder: Path,
+        *,
+        load: Callable[[AgentSpec], Agent],
+        temperature: float,
+        top_p: float,
     ) -> None:
         self.name = "sft"
         self.ledger = Ledger()
         self._config = config
         self._folder = folder
         spec = AgentSpec(folder / "agent", one_turn_config(config), start=config.agent)
-        self._method = fine_tuned_method(partial(load, spec), temperature)
+        self._method = fine_tuned_method(partial(load, spec), temperature, top_p)
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
         file, digest = self._folder / QUESTIONS_FILE, QuestionSampler(train, seed=0).digest if train else ""

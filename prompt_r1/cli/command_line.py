@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import crash_report_in, is_out_of_memory
-from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import check_ranges, flag_of, type_name
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import PRESETS, TrainConfig, check
@@ -149,7 +149,8 @@ def infer_config(arguments: list[str]) -> InferConfig:
 
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """Read the settings of evaluate.py."""
-    return parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+    config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+    return with_protocol(config)
 
 
 def _without_environment(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:

@@ -1,9 +1,27 @@
 """Settings of evaluate.py."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, ServedConfig, setting
+from prompt_r1.config.fields import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    EnvironmentConfig,
+    Range,
+    ServedConfig,
+    setting,
+)
 from prompt_r1.config.methods import METHODS, MethodConfig
+
+SAMPLING_METHODS = ("self-consistency", "sft", "grpo-only", "untrained", "agent-only", "prompt-r1")
+# As in batch_inference.py and eval_scores.py of the released code.
+RELEASE_PROTOCOL: Mapping[str, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.8,
+    "max_turns": 10,
+    "metrics": "official",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,31 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
         "temperature of the agent; 0: greedy",
         range=NOT_NEGATIVE,
         identifies=True,
-        methods=("self-consistency", "sft", "grpo-only", "untrained", "agent-only", "prompt-r1"),
+        methods=SAMPLING_METHODS,
+    )
+    top_p: float = setting(
+        1.0,
+        "the agent samples from the most likely tokens of this probability",
+        range=Range(above=0, below=1 + 1e-9),
+        methods=SAMPLING_METHODS,
+    )
+    max_turns: int = setting(
+        0, "most turns of a game; 0: as in the agent's training", range=NOT_NEGATIVE, methods=()
+    )
+    protocol: str = setting(
+        "ours",
+        "release: --temperature 0.7, --top-p 0.8, --max-turns 10 and --metrics official, unless given",
+        choices=("ours", "release"),
+        methods=(),
     )
     device: str = setting("auto", "auto, cpu or cuda")
     kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)
+
+
+def with_protocol(config: EvaluateConfig) -> EvaluateConfig:
+    """The config with the settings of its protocol, except those that differ from their defaults."""
+    if config.protocol == "ours":
+        return config
+    defaults = {f.name: f.default for f in fields(EvaluateConfig)}
+    unset = {name for name in RELEASE_PROTOCOL if getattr(config, name) == defaults[name]}
+    return replace(config, **{name: RELEASE_PROTOCOL[name] for name in unset})

@@ -115,6 +115,9 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
         )
         for name in names
     }
+    if config.max_turns:
+        for name, spec in agents.items():
+            agents[name] = replace(spec, config=replace(spec.config, max_turns=config.max_turns))
     return {name: replace(spec, is_newest=not config.agent) for name, spec in agents.items()}
 
 

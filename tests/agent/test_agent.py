@@ -29,8 +29,8 @@ class ScriptedEngine(ScriptedAgent):
         self.temperatures: list[float] = []
         self.stops: list[tuple[str, ...]] = []
 
-    async def generate(self, tokens, *, max_new, seed, temperature, stop, watch=None) -> Completion:
-        self.temperatures.append(temperature)
+    async def generate(self, tokens, *, max_new, seed, temperature, top_p, stop, watch=None) -> Completion:
+        self.temperatures.append((temperature, top_p))
         self.stops.append(stop)
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
@@ -41,11 +41,11 @@ def play_two_turns(**settings) -> ScriptedEngine:
     config = TrainConfig(**{**PRESETS["mini"], **sizes, **settings})
     engine = ScriptedEngine([think("1", prompt="a"), think("2", prompt="b")])
     agent = Agent(engine, CODEC, config.game)
-    generate = partial(agent.generate, temperature=0.25)
+    generate = partial(agent.generate, temperature=0.25, top_p=0.8)
     ask = ScriptedEnvironment(["0123456"]).ask
     game = asyncio.run(play(QUESTION, generate, ask, CODEC, agent.game, seed="7/q7/3"))
     assert len(game.turns) == 2
-    assert engine.temperatures == [0.25, 0.25]
+    assert engine.temperatures == [(0.25, 0.8)] * 2
     assert engine.limits == [64, 64]
     assert engine.seeds == ["7/q7/3/1", "7/q7/3/2"]
     return engine

@@ -74,6 +74,7 @@ def method(
         agents=AgentCache(spec, torch.device("cpu")),
         config=EvaluateConfig(**settings),
         temperature=1.0,  # with seed 0 the tiny agent asks; greedily it never does
+        top_p=1.0,
         seed=0,
         folder=folder,
     )

@@ -73,7 +73,7 @@ class OneTurnAgent(ScriptedAgent):
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["answer"])
     game = GameSettings(max_turns=1)
 
-    async def generate(self, tokens, *, max_new, seed, temperature):
+    async def generate(self, tokens, *, max_new, seed, temperature, top_p):
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
 

@@ -7,11 +7,12 @@ import pytest
 
 import evaluate
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.cli.command_line import evaluate_config
+from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, choose_systems, digest_of
+from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, choose_systems, digest_of, resolve_agents
 
 
 @pytest.fixture
@@ -72,6 +73,7 @@ AFFECTED = [
     ({"optimize_val": 20}, "textgrad gepa"),
     ({"optimizer_env": "other"}, "opro textgrad gepa"),
     ({"optimizer_price": ("1", "2")}, ""),
+    ({"top_p": 0.8}, "self-consistency sft grpo-only untrained agent-only prompt-r1"),
     ({"temperature": 1.0}, "self-consistency sft grpo-only untrained agent-only prompt-r1"),
     (
         {"env_args": '{"top_p": 0.5}'},
@@ -133,3 +135,26 @@ def test_a_setting_out_of_range_is_a_usage_error(flag):
 def test_request_fields_that_are_no_json_object_are_a_usage_error(agents, text):
     with pytest.raises(UsageError, match="--method-args"):
         settings_of(agents, method_args=text)
+
+
+def test_the_release_protocol_is_one_flag_and_other_flags_still_count():
+    config = evaluate_config(["--protocol", "release"])
+    assert (config.temperature, config.top_p, config.max_turns) == (0.7, 0.8, 10)
+    assert config.metrics == "official"
+    config = evaluate_config(["--protocol", "release", "--temperature", "0.2"])
+    assert (config.temperature, config.top_p) == (0.2, 0.8)
+    ours = evaluate_config([])
+    assert (ours.temperature, ours.top_p, ours.max_turns, ours.metrics) == (0.0, 1.0, 0, "strict")
+
+
+def test_the_turns_of_a_protocol_are_those_of_the_game_and_its_answers_are_not_ours(asking_agent):
+    """Answers of the two protocols may be in one folder; each finds its own."""
+    settings = {"method": ("prompt-r1", "direct"), "agent": (str(asking_agent),), "env": ("mini",)}
+    digests = []
+    for config in (EvaluateConfig(**settings), with_protocol(EvaluateConfig(**settings, protocol="release"))):
+        agents = resolve_agents(config)
+        turns = agents[str(asking_agent)].config.game.max_turns
+        digests.append((turns, {one.system.method: one.setting for one in choose_systems(config, agents, 0)}))
+    (ours, before), (release, after) = digests
+    assert release == 10 != ours
+    assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
