@@ -1,4 +1,4 @@
-"""Folders that may come from a stranger: no link in them is followed out of them.
+"""Folders that may come from a stranger: no link in them is followed, and numbers in them are checked.
 
 An archive can hold a link to any file of the user's. Reading it could put a secret into a report or an
 exported agent; writing through it would destroy the file. A pipe would block the program forever.
@@ -8,8 +8,16 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from prompt_r1.errors import UsageError
+
+LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Whether a value from a file is a number that can be computed with."""
+    return type(value) in (int, float) and -LARGEST < value < LARGEST  # type: ignore[operator]
 
 
 def check_no_links(folder: Path, *, skip: Sequence[str] = ()) -> None:

@@ -11,9 +11,9 @@ spent.
 
 import hashlib
 import json
-import math
 import os
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
@@ -26,6 +26,7 @@ import numpy as np
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Spending
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import is_finite_number
 from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
@@ -38,6 +39,7 @@ START, SECOND = b'{"key": "', b'", "verdict": "'
 HALF_KEY = slice(len(START), len(START) + 16)
 KEY_END = len(START) + 32
 VERDICT = slice(KEY_END + len(SECOND), KEY_END + len(SECOND) + 2)  # its first two letters
+CHECKSUM = b', "crc32": '  # its last field; in no text, where quotes are escaped
 CHUNK = 1 << 24  # bytes
 
 
@@ -147,12 +149,20 @@ def read_line(path: Path, offset: int, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_line(raw: bytes) -> dict[str, Any]:
-    """The fields of a line; {} if it is damaged."""
+    """The fields of a line; {} if it is damaged. Lines of older versions have no checksum."""
+    before, mark, _ = raw.rpartition(CHECKSUM)
+    if mark and _with_checksum(before) != raw.rstrip(b"\n"):
+        return {}
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) else {}
+
+
+def _with_checksum(fields: bytes) -> bytes:
+    """A JSON object whose last field is the checksum of the bytes before it."""
+    return fields + CHECKSUM + b"%d}" % zlib.crc32(fields)
 
 
 def _cost_of(line: Mapping[str, Any]) -> Spending:
@@ -172,7 +182,7 @@ def _totals_of(line: Mapping[str, Any]) -> Spending | None:
 
 
 def _are_amounts(values: Iterable[object]) -> bool:
-    return all(type(value) in (int, float) and 0 <= value < math.inf for value in values)  # type: ignore[operator]
+    return all(is_finite_number(value) and value >= 0 for value in values)
 
 
 def _as_number(half: bytes) -> int:
@@ -248,7 +258,7 @@ class Journal:
         self._totals += spent
         line["totals"] = list(astuple(self._totals))  # of this file, up to this line
         offset = os.lseek(self._file, 0, os.SEEK_END)
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        os.write(self._file, _with_checksum(json.dumps(line).encode()[:-1]) + b"\n")
         if outcome.verdict in REPLIED:
             self._written[_as_number(call.key[:16].encode())] = offset
 

@@ -10,12 +10,11 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
 from pathlib import Path
 from typing import get_args
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links
+from prompt_r1.foreign import check_no_links, is_finite_number
 from prompt_r1.terminal import printable_line
 from prompt_r1.types import Kind, Question
 
@@ -111,7 +110,7 @@ def _has_valid_fields(one: Prediction) -> bool:
     numbers = [one.sample, one.turns, one.calls, one.tokens_in, one.tokens_out, one.usd]
     numbers += [number for number in (one.format, one.reward) if number is not None]
     are_texts = all(isinstance(text, str) for text in texts) and question.kind in get_args(Kind)
-    return are_texts and all(isinstance(number, int | float) and isfinite(number) for number in numbers)
+    return are_texts and all(map(is_finite_number, numbers))
 
 
 class PredictionFile:

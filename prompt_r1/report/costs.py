@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Collection
-from math import isfinite
 from pathlib import Path
+
+from prompt_r1.foreign import is_finite_number
 
 
 def key_of_call(session: str, sample: int, prompt: str | None, reply: str | None) -> int:
@@ -41,7 +42,5 @@ class CallCosts:
             cost = {"in": call["tokens_in"], "out": call["tokens_out"], "usd": call["usd"]}
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # a line that was cut short by a kill, or is damaged
-        if key in self._keys and all(
-            isinstance(number, int | float) and isfinite(number) for number in cost.values()
-        ):
+        if key in self._keys and all(map(is_finite_number, cost.values())):
             self._costs[key] = cost

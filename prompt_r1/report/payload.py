@@ -17,7 +17,7 @@ import yaml
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links
+from prompt_r1.foreign import check_no_links, is_finite_number
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.metrics.text import exact_match, math_match
 from prompt_r1.report.costs import CallCosts, key_of_call
@@ -96,7 +96,10 @@ def _read_settings(path: Path) -> Row:
 
 def columns(lines: list[Row]) -> dict[str, list[float | None]]:
     """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
-    lines = [{name: value if _is_number(value) else None for name, value in line.items()} for line in lines]
+    lines = [
+        {name: number if is_finite_number(number) else None for name, number in line.items()}
+        for line in lines
+    ]
     names = sorted({name for line in lines for name in line})
     table = {name: [line.get(name) for line in lines] for name in names}
     for name in ("val/em", "val/format"):
@@ -105,10 +108,6 @@ def columns(lines: list[Row]) -> dict[str, list[float | None]]:
             table[f"{name}_low"] = [low for low, _ in bounds]
             table[f"{name}_high"] = [high for _, high in bounds]
     return table
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | None]:

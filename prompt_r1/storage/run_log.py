@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import is_finite_number
 from prompt_r1.storage.trackers import make_tracker
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
@@ -126,11 +127,25 @@ def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Read the lines of a run's metrics.jsonl; [] if there is none."""
+    """Read the lines of a run's metrics.jsonl; [] if there is none.
+
+    Skips damaged lines, and values that are no numbers. A run may have logged nan: it raises an alarm.
+    """
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    lines = []
+    for text in path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and is_finite_number(line.get("step")):
+            numbers = {name: value for name, value in line.items() if _is_number(value)}
+            lines.append(numbers)
+    return lines
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or is_finite_number(value)
 
 
 def _append(path: Path, rows: Iterable[dict]) -> None:

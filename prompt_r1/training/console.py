@@ -1,5 +1,6 @@
 """The console output of a training: a progress line, one row per step, a summary at the end."""
 
+import math
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -267,7 +268,8 @@ def count_calls(lines: Sequence[Mapping[str, float]]) -> Calls:
     """The calls of the games of a run's metric lines; a failed call ended its game."""
 
     def total(*names: str) -> int:
-        return round(sum(line.get(name, 0.0) for line in lines for name in names))
+        values = [line.get(name, 0.0) for line in lines for name in names]
+        return round(sum(filter(math.isfinite, values)))
 
     return Calls(
         training=total("env/calls"),
