@@ -16,27 +16,64 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.types import Message
 
-FAULTS = ("500", "429", "reset", "hang", "garbage")
+# What a request gets in place of an ordinary response.
+FAULTS = {
+    "500": "an error of the server",
+    "429": "too many requests, with Retry-After",
+    "reset": "a connection that is reset within the response",
+    "hang": "no response at all",
+    "garbage": "HTML instead of JSON",
+    "duplicate": "the response twice",
+    "stall": "a pause of a second within the response",
+    "types": "JSON of wrong types",
+    "usage": "token counts that cannot be right",
+}
+REPLYING = ("duplicate", "stall", "usage")  # the reply can be read
+BILLED = ("reset", "hang", "garbage", "types")  # a provider may bill the reply, but it is lost
+DEFAULT_FAULTS = ("500", "429", "reset", "hang", "garbage")
 LONGEST_HANG = 600.0  # seconds
+STALL = 1.0  # seconds
+WRONG_TYPES: tuple[object, ...] = (
+    [],
+    "text",
+    {"choices": {}},
+    {"choices": [None]},
+    {"choices": [{"message": []}]},
+    {"choices": [{"message": {"content": {"text": 5}}, "finish_reason": []}]},
+)
+WRONG_USAGE: tuple[object, ...] = (
+    None,
+    [],
+    {"prompt_tokens": -7, "completion_tokens": "9"},
+    {"prompt_tokens": 10**30, "completion_tokens": 0.5},
+    {"prompt_tokens": True, "completion_tokens": None},
+)
 LATENCY_SIGMA = 1.0  # of the log-normal distribution: one call in a hundred takes ten times the median
 
 
 class MiniServer:
     """Serves the models `mini` and `mini-b`.
 
-    `fail` is the share of requests that get one of FAULTS instead of a reply, `latency` the median seconds
-    of a reply. With `key`, requests with other keys are rejected. `counts` has replies, faults by name, and
-    the peak number of concurrent requests.
+    `fail` is the share of requests that get one of `faults` (of FAULTS), `latency` the median seconds of a
+    reply. With `key`, requests with other keys are rejected. `counts` has replies (the faults in REPLYING
+    included), their tokens, faults by name, and the peak number of concurrent requests.
     """
 
     def __init__(
-        self, *, seed: int = 0, fail: float = 0.0, latency: float = 0.0, key: str = "", rng: random.Random
+        self,
+        *,
+        seed: int = 0,
+        fail: float = 0.0,
+        faults: Sequence[str] = DEFAULT_FAULTS,
+        latency: float = 0.0,
+        key: str = "",
+        rng: random.Random,
     ) -> None:
         world = make_world(seed)
         self.models = {
@@ -44,6 +81,7 @@ class MiniServer:
             "mini-b": MiniEnvironment(world, "B", seed=seed),
         }
         self.fail = fail
+        self.faults = tuple(faults)
         self.latency = latency
         self.key = key
         self.rng = rng
@@ -116,10 +154,15 @@ class MiniServer:
         if self.latency:
             await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, LATENCY_SIGMA)))
         if status == 200 and self.rng.random() < self.fail:
-            return await self._fail(reader, writer, self.rng.choice(FAULTS), headers)
+            return await self._fail(reader, writer, self.rng.choice(self.faults), headers, reply)
         if status == 200:
-            self.counts["replies"] += 1
+            self._count_reply(reply)
         respond(writer, status, reply)
+
+    def _count_reply(self, reply: object) -> None:
+        self.counts["replies"] += 1
+        if isinstance(reply, dict):  # not a stream
+            self.counts.update(reply["usage"])
 
     async def _complete(self, body: bytes) -> tuple[int, object]:
         try:
@@ -150,8 +193,11 @@ class MiniServer:
         writer: asyncio.StreamWriter,
         fault: str,
         headers: Mapping[str, str],
+        reply: object,
     ) -> None:
         self.counts[fault] += 1
+        if fault in REPLYING:
+            self._count_reply(reply)
         echo = f"request failed: Authorization: {headers.get('authorization', 'none')}"
         match fault:
             case "500":
@@ -169,14 +215,32 @@ class MiniServer:
                 raise ConnectionResetError
             case "garbage":
                 respond(writer, 200, f"<html>{echo}</html>")
+            case "duplicate":
+                writer.write(2 * response_of(200, reply))
+            case "stall":
+                response = response_of(200, reply)
+                writer.write(response[: len(response) // 2])
+                await writer.drain()
+                await asyncio.sleep(STALL)
+                writer.write(response[len(response) // 2 :])
+            case "types":
+                respond(writer, 200, json.dumps(self.rng.choice(WRONG_TYPES)))
+            case "usage":
+                odd = {"usage": self.rng.choice(WRONG_USAGE)}
+                respond(writer, 200, {**reply, **odd} if isinstance(reply, dict) else reply)
 
 
 def respond(writer: asyncio.StreamWriter, status: int, body: object, *headers: str) -> None:
-    """Write a complete response. A body that is not a string is sent as JSON."""
+    """Write a complete response."""
+    writer.write(response_of(status, body, *headers))
+
+
+def response_of(status: int, body: object, *headers: str) -> bytes:
+    """A complete response. A body that is not a string is sent as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     kind = "text/event-stream" if content.startswith(b"data: ") else "application/json"
     lines = [f"HTTP/1.1 {status} -", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
-    writer.write("\r\n".join([*lines, *headers, "", ""]).encode() + content)
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + content
 
 
 def text_of(content: str | list[Mapping[str, str]]) -> str:
@@ -215,11 +279,21 @@ async def serve(port: int, server: MiniServer) -> None:
 def main() -> None:
     """Start the server from a command line."""
     parser = argparse.ArgumentParser(
-        "python -m prompt_r1.miniworld.serve", description=__doc__.split("\n")[0]
+        "python -m prompt_r1.miniworld.serve",
+        description=__doc__.split("\n")[0],
+        epilog="faults: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
     )
     parser.add_argument("--port", type=int, default=8100, help="port; 0: any free one (8100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world (0)")
     parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        choices=FAULTS,
+        metavar="NAME",
+        default=DEFAULT_FAULTS,
+        help=f"the faults to choose from, listed below ({' '.join(DEFAULT_FAULTS)})",
+    )
     parser.add_argument(
         "--latency",
         type=float,
@@ -229,7 +303,12 @@ def main() -> None:
     parser.add_argument("--key", default="", help="the only accepted API key (default: no key is needed)")
     given = parser.parse_args()
     server = MiniServer(
-        seed=given.seed, fail=given.fail, latency=given.latency, key=given.key, rng=random.Random()
+        seed=given.seed,
+        fail=given.fail,
+        faults=given.faults,
+        latency=given.latency,
+        key=given.key,
+        rng=random.Random(),
     )
     try:
         asyncio.run(serve(given.port, server))

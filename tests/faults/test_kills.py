@@ -7,29 +7,22 @@ from statistics import median
 
 import pytest
 
-from tests.faults.harness import ProcessRun, games_of, metrics_of, paid_calls, saved_tensors, signal_at
+from tests.faults.harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
 
 pytestmark = pytest.mark.faults
 
-KILLS = 32
+KILLS = 16  # with each number of ranks
 KILLS_OF_A_RUN = 8
 TARGET_PHASES = "rollout backward step save seal backward step validation export".split()
 # A kill may land in a later phase than the one it is aimed at: each of these must be hit at least once.
 PHASES_TO_HIT = [("rollout",), ("backward",), ("step", "update"), ("save", "seal")]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(harness, arguments, tmp_path_factory) -> tuple[Path, ProcessRun]:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    process_run = harness.run(folder, arguments)
-    assert process_run.exit_codes == [0, 0], (folder / "rank0.log").read_text()
-    return folder, process_run
-
-
-def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(
-    harness, arguments, uninterrupted, tmp_path
-):
-    reference_folder, reference = uninterrupted
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness, arguments, tmp_path, ranks):
+    reference_folder = tmp_path / "uninterrupted"
+    reference = harness.run(reference_folder, arguments, ranks=ranks)
+    assert reference.exit_codes == [0] * ranks, (reference_folder / "rank0.log").read_text()
     rng = random.Random(0)
     phases_hit = Counter[str]()
     runs = 0
@@ -38,18 +31,18 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(
         folder = tmp_path / f"run{runs}"
         for _ in range(KILLS_OF_A_RUN):
             phase = TARGET_PHASES[phases_hit.total() % len(TARGET_PHASES)]
-            rank = 0 if phase == "seal" else rng.randrange(2)  # only rank 0 seals a folder
+            rank = 0 if phase == "seal" else rng.randrange(ranks)  # only rank 0 seals a folder
             delay = rng.random() * median(reference.durations(phase, rank))
             occurrence = rng.randint(1, 2)
-            targets = rng.choice([(0, 1), (1, 0), (rank,)])
+            targets = rng.choice([tuple(range(ranks)), tuple(reversed(range(ranks))), (rank,)])
             kill = signal_at(phase, occurrence=occurrence, rank=rank, delay=delay, targets=targets)
-            process_run = harness.run(folder, arguments, fault=kill)
+            process_run = harness.run(folder, arguments, ranks=ranks, fault=kill)
             if -9 not in process_run.exit_codes:  # it ended before the kill
-                assert process_run.exit_codes == [0, 0], (folder / "rank0.log").read_text()
+                assert process_run.exit_codes == [0] * ranks, (folder / "rank0.log").read_text()
                 break
             phases_hit[process_run.last_phase(rank)] += 1
-        process_run = harness.run(folder, arguments)
-        assert process_run.exit_codes == [0, 0], (folder / "rank0.log").read_text()
+        process_run = harness.run(folder, arguments, ranks=ranks)
+        assert process_run.exit_codes == [0] * ranks, (folder / "rank0.log").read_text()
         check_same_run(folder / "run", reference_folder / "run")
     print(f"{phases_hit.total()} kills in {runs} runs, by the phase that they hit: {dict(phases_hit)}")
     for phases in PHASES_TO_HIT:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -18,15 +19,16 @@ import pytest
 import evaluate
 import train
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.environments.budget import Spending
 from prompt_r1.environments.journal import Journal
-from prompt_r1.errors import FatalEnvError
-from prompt_r1.miniworld.serve import MiniServer
+from prompt_r1.errors import EnvError, FatalEnvError
+from prompt_r1.miniworld.serve import BILLED, FAULTS, REPLYING, MiniServer
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
 from tests.mini_server import GAMES, with_server
 from tests.paths import ROOT
 from tests.programs import Ended
-from tests.providers import KEY, open_environment
+from tests.providers import KEY, RecordedSleep, open_environment
 
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
@@ -244,3 +246,32 @@ def test_a_dry_run_estimates_without_a_call(tmp_path, monkeypatch, capfd) -> Non
     training = next(row for row in output.splitlines() if row.startswith("training"))
     assert training.split()[:6] == ["training", "40,960", "204,800", "204,800", "to", "819,200"]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None:
+    """Each call gets its own reply or an error, and the budget counts what the server has counted."""
+    server = MiniServer(fail=1.0, faults=[fault], rng=random.Random(0))
+    questions = [f"Who is the director of {title}?" for title in ("Silver River", "Anna", "It", "Up", "Her")]
+
+    async def calls() -> tuple[list[str | BaseException], Spending]:
+        environment = open_environment(f"mini@{server.base_url}", env_timeout=0.3 if fault == "hang" else 9)
+        quick = environment.members[0]._source._client
+        quick._limits, quick._sleep = replace(quick._limits, max_attempts=2), RecordedSleep()
+        asked = [environment.ask([{"role": "user", "content": question}]) for question in questions]
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        await environment.close()
+        return replies, environment.budget.spent
+
+    async def direct() -> list[str]:
+        asked = [server.models["mini"].ask([{"role": "user", "content": text}]) for text in questions]
+        return await asyncio.gather(*asked)
+
+    replies, spent = with_server(calls(), server)
+    if fault in REPLYING:
+        assert replies == asyncio.run(direct()) and spent.lost_calls == 0
+        assert server.counts["replies"] == server.counts[fault] == spent.calls == len(questions)
+    else:
+        assert all(isinstance(reply, EnvError) for reply in replies)
+        assert spent.lost_calls == (server.counts[fault] if fault in BILLED else 0)
+        assert server.counts[fault] == 2 * len(questions) and not server.counts["replies"]
