@@ -1,5 +1,7 @@
 """The log of a run: metric lines, times by phase, messages on the console."""
 
+import math
+
 import pytest
 
 from prompt_r1.errors import Resumable, UsageError
@@ -25,6 +27,16 @@ def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
     log.metrics({"step": 1234568, "lr": 1e-7})
     lines = (tmp_path / "metrics.jsonl").read_text()
     assert lines == '{"step":1234567,"em":0.123457}\n{"step":1234568,"lr":1e-07}\n'
+
+
+def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
+    """A bug: a text or an integer of 400 digits ended a resumed run with a traceback."""
+    good = '{"step": 1, "em": 0.5, "loss": NaN}'
+    damaged = ["[]", "7", '{"em": 1}', '{"step": "x"}', "{" * 100_000, '{"step": 2, "em"', "\x00\u2028"]
+    wrong = '{"step": 3, "em": "x", "f1": null, "kl": [1], "lr": 1' + "0" * 400 + ', "games": 4}'
+    (tmp_path / "metrics.jsonl").write_text("\n".join([good, *damaged, wrong]))
+    first, second = read_metrics(tmp_path)
+    assert first["em"] == 0.5 and math.isnan(first["loss"]) and second == {"step": 3, "games": 4}
 
 
 def test_the_seconds_of_a_phase_add_up_until_they_are_taken():
