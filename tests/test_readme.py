@@ -101,7 +101,7 @@ def test_every_flag_in_the_text_exists():
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
     slurm = "--nodes --ntasks-per-node --gpus-per-node --time --signal --requeue --open-mode"
-    others = "--live --config --help --help-all --port --fail --no-deps --served-model-name"
+    others = "--live --config --help --help-all --port --fail --faults --no-deps --served-model-name"
     flags |= {*slurm.split(), *others.split()}
     text = "\n".join(page.read_text("utf-8") for page in MANUALS)
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
