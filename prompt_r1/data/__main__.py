@@ -11,8 +11,9 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, read_aliases, write_conversion
 from prompt_r1.data.datasets import DATASETS, Dataset, squad
-from prompt_r1.data.files import check_writable, load_questions, write_questions
+from prompt_r1.data.files import TABLES, check_writable, load_questions, write_questions
 from prompt_r1.data.mixture import mix, mix_report
+from prompt_r1.data.own_tables import read_own_table
 from prompt_r1.data.paper import build_paper_data
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
@@ -43,7 +44,7 @@ def _add_convert(commands: Commands) -> None:
         dest="source",
         required=True,
         choices=names,
-        help="dataset; questions: rewrite a .jsonl or .parquet question file",
+        help="dataset; questions: a question file, or with the two FIELDs a table of your own",
     )
     add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="raw files")
     add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as published")
@@ -52,6 +53,8 @@ def _add_convert(commands: Commands) -> None:
     add("--aliases", type=Path, metavar="FILE", help="2wiki: id_aliases.json")
     add("--with-context", action="store_true", help="squad: put the context before the question")
     add("--unanswerable", default="", metavar="TEXT", help="squad: their gold (default: leave them out)")
+    add("--question-field", default="", metavar="FIELD", help="questions: column of a table of your own")
+    add("--answer-field", default="", metavar="FIELD", help="questions: column with the answer, or a list")
     parser.set_defaults(command=_convert)
 
 
@@ -60,6 +63,8 @@ def _convert(options: argparse.Namespace) -> None:
     if options.source == "questions":
         _rewrite_questions(options)
         return
+    if options.question_field or options.answer_field:
+        raise UsageError("--question-field and --answer-field are only for --from questions")
     conversion = convert(
         options.source,
         _chosen_dataset(options),
@@ -79,7 +84,12 @@ def _convert(options: argparse.Namespace) -> None:
 def _rewrite_questions(options: argparse.Namespace) -> None:
     if len(options.files) > 1:
         raise UsageError("--from questions rewrites one file; use `mix` to join several")
-    questions = load_questions(options.files[0])
+    path = options.files[0]
+    if options.question_field or options.answer_field or path.suffix in TABLES:
+        question, answer = options.question_field or "question", options.answer_field or "answer"
+        questions = read_own_table(path, question_field=question, answer_field=answer)
+    else:
+        questions = load_questions(path)
     write_questions(options.out, questions)
     print(f"{options.out}: {len(questions):,} questions")
 

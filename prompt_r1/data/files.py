@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+TABLES = (".csv", ".tsv", ".json")  # which `convert` turns into question files
 QUESTION_MARK = "Question: "
 INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
 
@@ -72,9 +73,13 @@ def read_rows(path: Path | str) -> Iterator[Row]:
         return _with_datasets(_read_json_lines(path))
     if path.suffix == ".parquet":
         return _with_datasets(_read_parquet(path))
+    if path.suffix in TABLES:
+        raise UsageError(
+            f"{path}: convert it first: `python -m prompt_r1.data convert --from questions --in {path} "
+            f"--question-field COLUMN --answer-field COLUMN --out {path.with_suffix('.jsonl')}`"
+        )
     raise UsageError(
-        f"{path}: only .jsonl and .parquet files can be read; `python -m prompt_r1.data convert` makes them "
-        "from other files"
+        f"{path}: only .jsonl and .parquet files can be read, and .csv, .tsv and .json converted"
     )
 
 
