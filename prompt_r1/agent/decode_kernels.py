@@ -211,6 +211,8 @@ def flash_package(
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
     assert not rules.explicit, "FlashAttention returns no scores"
+    # Named only where needed: versions of the package differ in these arguments.
+    window = {} if rules.window is None else {"window_size_left": rules.window - 1, "window_size_right": 0}
     offsets = batch.offsets
     return _flash_attn_varlen_forward(
         query,
@@ -223,9 +225,8 @@ def flash_package(
         0.0,  # dropout
         scale,
         causal=offsets.causal,
-        window_size_left=-1 if rules.window is None else rules.window - 1,
-        window_size_right=-1 if rules.window is None else 0,
         seqused_k=offsets.lengths,
+        **window,
     )[0]
 
 

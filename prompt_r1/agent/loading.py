@@ -59,8 +59,8 @@ def load_policy(
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
         raise UsageError(
-            f"the model at {str(path)!r} has positions for {limit} tokens: give --max-tokens {limit} "
-            f"or less, not {max_tokens}"
+            f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
+            f"train it with --max-tokens {limit} or less"
         )
     model = _load_weights(path, config, weights, options)
     for module in model.modules():

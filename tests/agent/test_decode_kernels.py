@@ -77,7 +77,7 @@ class FlashInPlainTorch(TorchDispatchMode):
 
 
 def package_in_plain_torch(
-    *args, causal: bool, seqused_k: Tensor, window_size_left: int, window_size_right: int
+    *args, causal: bool, seqused_k: Tensor, window_size_left: int = -1, window_size_right: int = -1
 ) -> tuple[Tensor, None]:
     """Replaces the function of the flash-attn package."""
     query, keys, values, queries, starts, longest_query, longest_key, dropout, scale = args
