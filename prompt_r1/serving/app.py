@@ -130,8 +130,9 @@ class ChatServer:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         game = self._start(asked, None)
+        if not await _is_awaited(game, request):
+            return Response(status_code=499)  # nobody reads it
         try:
-            await _until_done_or_gone(game, request)
             answer = await game
         except Exception as error:
             return _respond(_failure(error))
@@ -217,8 +218,8 @@ async def _body(request: Request) -> bytes:
     return content
 
 
-async def _until_done_or_gone(game: asyncio.Task[Answer], request: Request) -> None:
-    """Wait until the game has ended. If the client disconnects before, cancel it."""
+async def _is_awaited(game: asyncio.Task[Answer], request: Request) -> bool:
+    """Wait until the game has ended. If the client disconnects before, cancel it and return False."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -227,6 +228,7 @@ async def _until_done_or_gone(game: asyncio.Task[Answer], request: Request) -> N
     disconnect = asyncio.create_task(gone())
     try:
         await asyncio.wait([game, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        return game.done()
     finally:
         disconnect.cancel()
         if not game.done():

@@ -43,7 +43,7 @@ def serving(pair: ServedPair) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     [port] = free_ports(1)
     settings = uvicorn.Config(
-        make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="critical"
+        make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="error"
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
