@@ -24,8 +24,8 @@ function drawEntry(entry, runs, view) {
   const parts = [appendText(element("h3", { class: "question" }), first.question.slice(0, LONG), view.needle), about, opening, maskLegend(first.kind === "training")];
   entry.groups.forEach((group, index) => {
     if (!group) return;
-    if (runs.length > 1) parts.push(element("p", { class: "group-of key" }, runKey(index), element("b", {}, plain(runs[index].name)), ...spreadOf(group)));
-    else parts.push(element("p", { class: "group-of muted" }, ...spreadOf(group)));
+    if (runs.length > 1) parts.push(element("p", { class: "group-of key" }, runKey(index), element("b", {}, plain(runs[index].name)), element("span", {}, ...spreadOf(group))));
+    else parts.push(element("p", { class: "group-of muted" }, element("span", {}, ...spreadOf(group))));
     const cards = group.games.map((game, place) => drawGame(game, place, runs[index].epsilon, { ...view, link: linkOf(entry, index, place) }));
     parts.push(...withMore(element("div", { class: "players", role: "group", "aria-label": `Games of ${runs[index].name}` }, ...cards)));
   });

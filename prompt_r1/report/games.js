@@ -34,7 +34,7 @@ function startBrowser(runs) {
   const groups = runs.flatMap((run) => run.groups);
   const count = (values) => [...values.reduce((counts, value) => counts.set(value, (counts.get(value) ?? 0) + 1), new Map())];
   const kinds = count(groups.map((group) => group.kind));
-  fill($("kind"), "all", kinds, (kind) => ({ training: "training (sampled)", validation: "validation (greedy)", test: "test (greedy)" })[kind] ?? kind);
+  fill($("kind"), "all", kinds);
   $("kind").parentElement.hidden = kinds.length < 2;
   fill($("right"), "all", [["true", groups.flatMap((group) => group.games).filter((game) => game.right === true).length], ["false", groups.flatMap((group) => group.games).filter((game) => game.right === false).length]], (value) => value === "true" ? "✓ right" : "✗ wrong");
   fill($("dataset"), "all", count(groups.map((group) => group.dataset)).sort());
