@@ -1,8 +1,8 @@
 """Compare a loaded model with itself: our packed rows and KV cache against its own forward.
 
 The oracle is the unmodified model with transformers' eager attention, on the same weights, one game at a time
-and without a cache. On one CPU core it takes 0.04 s for the mini agent; for a random model of 0.6 B parameters
-4 s in float32 and 3 s in bfloat16, and the peak of memory does not grow.
+and without a cache. On one CPU core it takes 0.04 s for the mini agent; for a random model of 0.6 B
+parameters 4 s in float32 and 3 s in bfloat16, and the peak of memory does not grow.
 """
 
 import random
