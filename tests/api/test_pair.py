@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import prompt_r1
 from prompt_r1.agent.names import resolve_agent
@@ -171,3 +173,21 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
     with pytest.raises(AttributeError, match="has no attribute 'lod'"):
         prompt_r1.lod  # noqa: B018
     assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)
+
+
+CELLS = [
+    "import prompt_r1; pair = prompt_r1.load({folder!r}, device='cpu'); answer = pair.ask('Who is Anna?')",
+    "again = await pair.ask_async('Who is Anna?'); pieces = list(pair.stream('Who is Anna?'))",
+    "print([str(a.text == b.text) for a, b in zip(answer.turns, again.turns)], type(pieces[-1]))",
+]
+
+
+@pytest.mark.slow
+def test_a_pair_is_asked_in_a_notebook_kernel(asking_agent, tmp_path):
+    folder = shutil.copytree(asking_agent, tmp_path / "agent")
+    write_yaml(TrainConfig(env="mini", instruction="short", max_new=32, max_tokens=400), folder / GAME_FILE)
+    cells = [nbformat.v4.new_code_cell(cell.format(folder=str(folder))) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    printed = notebook.cells[-1].outputs[0].text
+    assert "False" not in printed and "'True'" in printed and "prompt_r1.api.asking.Answer" in printed

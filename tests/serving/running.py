@@ -46,7 +46,12 @@ def serving(pair: ServedPair) -> Iterator[str]:
         make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="error"
     )
     server = uvicorn.Server(settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+
+    async def serve_and_close() -> None:
+        await server.serve()
+        await pair.environment.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve_and_close()))
     thread.start()
     try:
         while not server.started:

@@ -1,0 +1,56 @@
+"""Many sessions at once, before an environment that fails."""
+
+import asyncio
+import random
+
+import openai
+import pytest
+
+from prompt_r1.miniworld.serve import MiniServer
+from tests.echo_agent import EchoAgent
+from tests.mini_server import with_server
+from tests.providers import open_environment
+from tests.serving.running import pair_of, serving
+
+SESSIONS, QUESTIONS, MOST_CALLS = 100, 300, 2
+
+
+@pytest.mark.slow
+def test_a_hundred_sessions_get_answers_or_typed_errors_while_one_call_in_ten_fails():
+    server = MiniServer(fail=0.1, rng=random.Random(0))
+    agent = EchoAgent(seconds=0.05)
+    texts = [f"{1 + number % 3}: Who is the director of Film {number}?" for number in range(QUESTIONS)]
+
+    async def ask_all() -> list[object]:
+        pool = open_environment(f"mini@{server.base_url}", env_timeout=2.0)
+        pool.stops_on_failures = False
+        slots = asyncio.Semaphore(SESSIONS)
+        with serving(pair_of(agent, pool, max_sessions=SESSIONS)) as url:
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120) as client:
+
+                async def ask(text: str) -> object:
+                    async with slots:
+                        try:
+                            return await client.chat.completions.create(
+                                model="prompt-r1",
+                                messages=[{"role": "user", "content": text}],
+                                extra_body={"max_calls": MOST_CALLS},
+                            )
+                        except openai.InternalServerError as error:
+                            return error.body
+
+                return await asyncio.gather(*map(ask, texts))
+
+    outcomes = with_server(ask_all(), server)
+    answered = 0
+    for text, outcome in zip(texts, outcomes, strict=True):
+        if isinstance(outcome, dict):
+            assert outcome["type"] == "environment_error"
+            continue
+        choice, calls = outcome.choices[0], outcome.usage.environment["calls"]
+        assert calls == min(MOST_CALLS, int(text[0]))
+        assert bool(choice.message.content) == (text[0] != "3")  # the third call is above the limit
+        assert "request failed" not in choice.message.content and "html" not in choice.message.content
+        answered += 1
+    assert answered > 0.95 * QUESTIONS and server.counts["replies"] >= answered
+    assert agent.peak > 20
