@@ -11,6 +11,8 @@ The names of `__all__` are imported on first use: torch takes seconds.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from prompt_r1.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from prompt_r1.api.asking import Answer as Answer
     from prompt_r1.api.asking import LimitReached as LimitReached
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from prompt_r1.errors import EnvError as EnvError
     from prompt_r1.errors import FatalEnvError as FatalEnvError
     from prompt_r1.errors import UsageError as UsageError
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "api.asking",

@@ -11,9 +11,10 @@ from tests.paths import ROOT
 
 # Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
 ROOMS = (
-    "errors", "types", "terminal", "foreign", "metrics", "chat_template", "protocol", "rollout", "reward",
-    "grpo", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data", "environments",
-    "report", "storage", "evaluation", "training", "baselines", "studies", "api", "serving", "doctor",
+    "version", "errors", "types", "terminal", "foreign", "metrics", "chat_template", "protocol", "rollout",
+    "reward", "grpo", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data",
+    "environments", "report", "storage", "evaluation", "training", "baselines", "studies", "api",
+    "serving", "doctor",
 )  # fmt: skip
 # The method in one sitting, in this order; then train.py.
 METHOD = ("types", "protocol", "rollout", "reward", "grpo")

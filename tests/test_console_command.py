@@ -74,8 +74,10 @@ def test_a_usage_error_imports_nothing_slow(line, sentence):
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
 
 
-def test_the_command_prints_the_version_of_the_package():
-    assert start("prompt_r1", "--version").stdout.startswith(f"prompt-r1 {prompt_r1.__version__}\n")
+@pytest.mark.parametrize("program", ["prompt_r1", "train.py"])
+def test_the_version_is_that_of_the_package(program):
+    expected = f"prompt-r1 {prompt_r1.__version__}\nended with 0 imported []\n"
+    assert start(program, "--version").stdout == expected
 
 
 def test_every_program_of_the_command_is_a_file_of_the_checkout():

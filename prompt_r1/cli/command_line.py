@@ -18,6 +18,7 @@ from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from prompt_r1.terminal import escape_unprintable_output, printable
+from prompt_r1.version import __version__
 
 Config = TypeVar("Config")
 CONSOLE_COMMAND = "prompt-r1"
@@ -188,7 +189,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _new_parser(program: str, description: str) -> _Parser:
     program = program_name(program)
-    return _Parser(
+    parser = _Parser(
         program,
         f"{program} [--FLAG VALUE ...]",
         description,
@@ -196,6 +197,9 @@ def _new_parser(program: str, description: str) -> _Parser:
         argument_default=argparse.SUPPRESS,  # so that flags which are not given do not override a preset
         formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=24, width=80),
     )
+    version = f"{CONSOLE_COMMAND} {__version__}"
+    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
+    return parser
 
 
 class _HelpFormatter(argparse.HelpFormatter):
