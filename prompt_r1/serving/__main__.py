@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import suppress
 from importlib.util import find_spec
 
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.endpoint.request import is_loopback
 from prompt_r1.errors import UsageError
+from prompt_r1.terminal import printable
 
 KEY = "PROMPT_R1_API_KEY"
 ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model, with a chat page at /.
@@ -27,8 +27,7 @@ def main(arguments: list[str]) -> None:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     if not key and not is_loopback(_url(config.host, 0)):
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    with suppress(asyncio.CancelledError):
-        asyncio.run(_serve(config, key))
+    asyncio.run(_serve(config, key))
 
 
 async def _serve(config: ServeConfig, key: str) -> None:
@@ -71,10 +70,8 @@ async def _serve(config: ServeConfig, key: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     url = _url(config.host, listener.getsockname()[1])
-    print(
-        f"agent {spec.path}, environment {environment.name}: {config.model_name} at {url}v1, page at {url}",
-        flush=True,
-    )
+    print(printable(spec.describe(environment=environment.name, seed=seed)))
+    print(f"{config.model_name} at {url}v1, page at {url}", flush=True)
     try:
         await uvicorn.Server(settings).serve(sockets=[listener])
     finally:

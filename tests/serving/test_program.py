@@ -43,9 +43,10 @@ def test_sigterm_lets_running_questions_end(asking_agent: Path):
     ) as process:
         try:
             assert process.stdout is not None
-            first = process.stdout.readline()
-            found = re.search(r"prompt-r1 at (http://127\.0\.0\.1:\d+/)v1, page at \1", first)
-            assert found, first
+            lines = process.stdout.readline(), process.stdout.readline()
+            assert str(asking_agent) in lines[0] and "environment mini" in lines[0]
+            found = re.fullmatch(r"prompt-r1 at (http://127\.0\.0\.1:\d+/)v1, page at \1\n", lines[1])
+            assert found, lines
             url = found[1]
             body = {"model": "prompt-r1", "messages": [{"role": "user", "content": "Who?"}], "stream": True}
             body |= {"include_reasoning": True}
