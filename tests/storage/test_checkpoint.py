@@ -359,6 +359,7 @@ IDENTIFYING = {
     "force_answer": True,
     "stop_tags": True,
     "rule": "release",
+    "answer_metric": "my_file:metric",
     "questions": 9,
     "group_size": 9,
     "mini_batch": 9,
