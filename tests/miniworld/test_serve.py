@@ -15,6 +15,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
 
 import evaluate
 import train
@@ -27,8 +28,9 @@ from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
 from tests.mini_server import GAMES, with_server
 from tests.paths import ROOT
-from tests.programs import Ended
+from tests.programs import Ended, command
 from tests.providers import KEY, RecordedSleep, open_environment
+from tests.tensors import load_tensors
 
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
@@ -275,3 +277,41 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         assert all(isinstance(reply, EnvError) for reply in replies)
         assert spent.lost_calls == (server.counts[fault] if fault in BILLED else 0)
         assert server.counts[fault] == 2 * len(questions) and not server.counts["replies"]
+
+
+@pytest.mark.slow
+def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a_clean_one(
+    asking_agent, tmp_path
+) -> None:
+    """40 steps. Calls, lost attempts and dollars are those that the server counts."""
+    # Faults that leave the reply readable are drawn more often, so that no call fails in all six attempts.
+    faults = [fault for fault in (*FAULTS, *2 * REPLYING) if fault != "usage"]
+    clean = MiniServer(rng=random.Random(0))
+    faulty = MiniServer(fail=0.3, faults=faults, rng=random.Random(1))
+
+    async def train_with(server: MiniServer, out: str) -> None:
+        settings = ["--agent", asking_agent, "--env", f"mini@{server.base_url}", "--out", out, *GAMES]
+        settings += ["--steps", "40", "--save-every", "40", "--test-data", "none"]
+        settings += ["--env-price", "1,2", "--env-timeout", "4", "--journal", "live", "--temperature", "0.5"]
+        line = command("train.py", *settings)
+        with (tmp_path / f"{out}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*line, cwd=tmp_path, stdout=log, stderr=log)
+            assert await process.wait() == 0, (tmp_path / f"{out}.log").read_text()
+
+    with_server(train_with(clean, "clean"), clean)
+    with_server(train_with(faulty, "faulty"), faulty)
+    assert not sum(line.get("env/errors", 0) for line in read_metrics(tmp_path / "faulty"))
+    weights = [load_tensors(tmp_path / out / "agent") for out in ("clean", "faulty")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    for server, out in ((clean, "clean"), (faulty, "faulty")):
+        spent, lines = Journal(tmp_path / out / "journal").spent, read_metrics(tmp_path / out)
+        # A reply that comes after the timeout, on a busy machine, is a lost attempt here and a reply there.
+        attempts = server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
+        assert spent.calls + spent.lost_calls == attempts
+        assert spent.calls == sum(line["env/paid"] for line in lines)
+        billed = (server.counts["prompt_tokens"] + 2 * server.counts["completion_tokens"]) / 1e6
+        assert spent.usd <= billed + 1e-9 and billed <= spent.usd + spent.lost_usd + 1e-9
+        if spent.calls == server.counts["replies"]:
+            assert spent.usd == pytest.approx(billed) == pytest.approx(lines[-1]["env/usd"], rel=1e-5)
+        print(out, spent, dict(server.counts))
