@@ -26,7 +26,7 @@ import numpy as np
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Spending
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number
+from prompt_r1.foreign import check_no_links, is_finite_number
 from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
@@ -206,6 +206,7 @@ class Journal:
         self._files: list[RecordedFile] = []
         self._written: dict[int, int] = {}  # offsets of the replies of this process, by half of the key
         for other in others:
+            check_no_links(other)
             paths = sorted(other.rglob("rank*.jsonl")) if other.is_dir() else [other]
             if not paths or not paths[0].exists():
                 raise UsageError(f"--journal-from {other}: there is no journal")

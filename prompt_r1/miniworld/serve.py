@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
@@ -276,6 +276,18 @@ async def serve(port: int, server: MiniServer) -> None:
     await asyncio.Event().wait()
 
 
+def _number(kind: type[float], low: float, high: float) -> Callable[[str], float]:
+    """A type of argparse: numbers from `low` to `high`."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
+        return value
+
+    return number
+
+
 def main() -> None:
     """Start the server from a command line."""
     parser = argparse.ArgumentParser(
@@ -283,9 +295,13 @@ def main() -> None:
         description=__doc__.split("\n")[0],
         epilog="faults: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
     )
-    parser.add_argument("--port", type=int, default=8100, help="port; 0: any free one (8100)")
+    parser.add_argument(
+        "--port", type=_number(int, 0, 65535), default=8100, help="port; 0: any free one (8100)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the world (0)")
-    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
+    parser.add_argument(
+        "--fail", type=_number(float, 0, 1), default=0.0, help="share of requests that get a fault (0)"
+    )
     parser.add_argument(
         "--faults",
         nargs="+",
@@ -296,7 +312,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--latency",
-        type=float,
+        type=_number(float, 0, LONGEST_HANG),
         default=0.0,
         help="median seconds of a reply; log-normal, with a heavy tail (0)",
     )

@@ -113,6 +113,14 @@ def test_replay_without_a_journal_is_a_usage_error(tmp_path: Path) -> None:
         Journal(tmp_path, others=[tmp_path / "nowhere"])
 
 
+def test_a_link_in_the_journal_of_another_run_is_not_followed(tmp_path):
+    (tmp_path / "secret").write_text("a key")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/rank0.jsonl").symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match=r"old/rank0.jsonl is a symbolic link"):
+        Journal(None, others=[tmp_path / "old"])
+
+
 def test_a_line_of_the_journal_has_tokens_dollars_and_the_game(tmp_path: Path) -> None:
     ask(metered(CountingSource(), tmp_path))
     line = json.loads((tmp_path / "rank0.jsonl").read_text())

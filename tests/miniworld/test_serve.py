@@ -23,6 +23,7 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.budget import Spending
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import EnvError, FatalEnvError
+from prompt_r1.miniworld import serve
 from prompt_r1.miniworld.serve import BILLED, FAULTS, REPLYING, MiniServer
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
@@ -277,6 +278,17 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         assert all(isinstance(reply, EnvError) for reply in replies)
         assert spent.lost_calls == (server.counts[fault] if fault in BILLED else 0)
         assert server.counts[fault] == 2 * len(questions) and not server.counts["replies"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--port", "99999"), ("--fail", "nan"), ("--fail", "1.1"), ("--latency", "-1")]
+)
+def test_a_number_out_of_range_is_refused_in_one_sentence(flag, value, monkeypatch, capsys):
+    """A port above 65535 was a traceback."""
+    monkeypatch.setattr(sys, "argv", ["serve.py", flag, value])
+    with pytest.raises(SystemExit) as ended:
+        serve.main()
+    assert ended.value.code == 2 and f"argument {flag}: {value} is not from 0 to " in capsys.readouterr().err
 
 
 @pytest.mark.slow
