@@ -1,5 +1,6 @@
 """`python train.py` learns, in a shortened run of two minutes: `python -m pytest -m learning`."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -52,9 +53,8 @@ def test_the_mini_run_learns_to_question_its_environment(mini_run):
     assert max(line["engine/logprob_gap"] for line in lines[1:]) <= 1e-4
     assert "Collapse" not in done.stdout
 
-    evaluation = call(
-        folder, "evaluate.py", "--method", "prompt-r1", "--env", "mini", "mini-mute", "--limit", "100"
-    )
-    rows = [line.split("|") for line in evaluation.stdout.splitlines() if "**all**" in line]
-    em, em_of_mute_environment = [float(row[5].split()[0]) for row in rows]
-    assert em >= 0.60 and em_of_mute_environment <= 0.30
+    line = ["--method", "prompt-r1", "--env", "mini", "mini-mute", "--limit", "100", "--out", "results"]
+    evaluation = call(folder, "evaluate.py", *line)
+    assert evaluation.returncode == 0, evaluation.stderr
+    results = json.loads((folder / "results/results.json").read_text())
+    assert results["prompt-r1 (mini)"]["em"] >= 0.60 and results["prompt-r1 (mini-mute)"]["em"] <= 0.30
