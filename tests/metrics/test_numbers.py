@@ -66,3 +66,9 @@ def test_math_rejects_different_answers(left: str, right: str) -> None:
 def test_fifty_percent_equals_both_fifty_and_one_half() -> None:
     assert math_match("50", ["50%"]) == math_match("0.5", ["50%"]) == math_match("50%", ["1/2"]) == 1
     assert math_match("5", ["50%"]) == 0
+
+
+def test_roots_are_equal_to_nine_digits_and_not_to_two() -> None:
+    assert math_match(r"\sqrt{8}", [r"2\sqrt{2}"]) == 1
+    assert math_match("1.4142135624", [r"\sqrt{2}"]) == 1
+    assert math_match("1.41", [r"\sqrt{2}"]) == math_match("1.4", [r"\sqrt{2}"]) == 0

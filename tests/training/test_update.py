@@ -11,6 +11,7 @@ from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.training.batch import empty_batch
 from prompt_r1.training.update import MAX_SKIPPED, split
 from prompt_r1.types import ScoredGame
 from tests import tiny
@@ -293,3 +294,13 @@ def test_weights_that_overflow_end_the_run_before_they_are_saved():
     games = record_logprobs_of(policy, random_scored_games(4))
     with pytest.raises(UsageError, match=r"the weights are not finite after an optimiser step: .*--lr"):
         Learner(policy, lr=1e30).learn([games])
+
+
+def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
+    """The pass of a rank that has no game, while the others have one."""
+    policy, batch = tiny.policy(), empty_batch(CPU)
+    logprobs = policy(batch.packed).logprobs
+    assert logprobs.shape == batch.weights.shape == batch.advantages.shape == batch.engine.shape == (0,)
+    logprobs.sum().backward()
+    gradients = [weight.grad for weight in policy.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
