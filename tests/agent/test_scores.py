@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent import scores
+from prompt_r1.agent.attention import attend
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.model_check import eager_attention
 from prompt_r1.agent.packing import pack
@@ -121,3 +122,11 @@ def test_checkpointing_and_rows_without_a_cache_compute_the_same(policy):
     assert torch.allclose(naive_logprobs(policy.model, game, 0.8).float(), expected, atol=1e-4)
     policy.checkpoint_activations()
     assert torch.equal(policy(pack([[game]], CPU)).logprobs, expected)
+
+
+def test_a_model_that_gives_no_scale_gets_that_of_the_head_dimension():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 7, 16, dtype=torch.float64).unbind()  # (B, H, T, D) each
+    out, _ = attend(torch.nn.Identity(), query, key, value, None)
+    expected = naive_attention(query[0], key[0], value[0], 16**-0.5, ScoreRules())
+    torch.testing.assert_close(out[0].transpose(0, 1), expected)
