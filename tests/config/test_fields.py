@@ -9,6 +9,7 @@ from infer import InferConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.methods import MethodConfig, SftConfig
+from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import TrainConfig
 
 
@@ -46,6 +47,11 @@ def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_tem
             "env_price max_env_usd",
         ),
         (EvaluateConfig, "data method agent env limit out seed env_price max_env_usd"),
+        (
+            ServeConfig,
+            "agent env host port model_name max_sessions request_calls request_usd request_seconds seed "
+            "env_price max_env_usd",
+        ),
         (InferConfig, "question questions agent env json save seed temperature env_price"),
     ],
 )
@@ -63,6 +69,11 @@ def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
         **{"rank_timeout": 3600.0, "tokens_per_batch": 16384},
     }
     assert numbers(EnvironmentConfig) == {"env_concurrency": 64}
+
+
+def test_a_server_listens_on_this_machine_only_by_default():
+    assert numbers(ServeConfig) == {"port": 8000, "max_sessions": 64, "request_seconds": 300.0, "seed": -1}
+    assert ServeConfig().host == "127.0.0.1"
 
 
 def test_fine_tuning_has_the_defaults_of_table_7():

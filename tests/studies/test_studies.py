@@ -162,7 +162,6 @@ def test_a_line_joins_points_only_where_something_was_measured_between_them(tmp_
     assert plot.y_label == "EM" and plot.title == "Exact match by training step"
 
 
-@pytest.mark.slow
 def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     """With an agent that memorised a few turns: the numbers are meaningless, but none is missing."""
     from prompt_r1.cli.command_line import train_config
