@@ -77,3 +77,10 @@ def test_hostile_answers_are_judged_quickly(text: str) -> None:
     started = time.process_time()
     assert math_match(text, ["5"]) == 0
     assert time.process_time() - started < 1  # takes milliseconds
+
+
+def test_a_root_of_zero_is_zero_and_one_of_a_negative_number_has_no_value() -> None:
+    root = evaluate("0^0.5")
+    assert root is not None and root.value == 0 and not root.rest
+    negative = evaluate("(-4)^0.5")
+    assert negative is None or negative.rest
