@@ -190,7 +190,8 @@ def test_a_thousand_games_at_once_cost_little_cpu_and_do_not_block_the_event_loo
     """A bug: with 1,000 calls at once, a call took 33.7 ms of CPU, and the loop stood still for 32 s."""
     for load in measure_calls(monkeypatch, capsys, "--games 250 1000 --latency 0.2"):
         assert load["calls"] == 3 * load["games"] and load["failed"] == 0
-        assert load["cpu_ms"] < 6 and load["lag_cpu"] < 0.5  # CPU: other work of the machine does not count
+        # CPU time, which other work of the machine disturbs little; twice what a quiet machine takes.
+        assert load["cpu_ms"] < 7 and load["lag_cpu"] < 1
 
 
 def test_the_page_of_models_lists_every_type_of_the_installed_transformers():

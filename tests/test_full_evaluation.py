@@ -11,7 +11,6 @@ import json
 import math
 import random
 import re
-import string
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not PUBLISHED.exists(), reason="the published files are not here"),
 ]
 REQUEST = re.compile(r"\nWrite the final answer, .*", re.DOTALL)
+USAGE = {"prompt_tokens": 9, "completion_tokens": 9}
 UNKNOWN = "qqxzy vvwzz"  # in no gold answer
 
 
@@ -57,6 +57,9 @@ class KnowingServer(MiniServer):
 
     def __init__(self, *, last: int = 10**9) -> None:
         super().__init__(rng=random.Random(0))
+        self.models = {
+            "gpt-4o-mini": self.models["mini"]
+        }  # the paper's numbers are shown beside this model's
         rows = [row for path in FILES for row in published(path)]
         self.replies = {text: golds[0] if known(text) else UNKNOWN for text, golds in rows}
         self.last, self.reached, self.released = last, asyncio.Event(), asyncio.Event()
@@ -69,20 +72,19 @@ class KnowingServer(MiniServer):
             await self.released.wait()
             return 500, {}  # the client has been killed
         self.asked[question] += 1
-        return 200, body_of(f"I think it is <answer>{self.replies[question]}</answer>")
+        return 200, body_of(f"I think it is <answer>{self.replies[question]}</answer>") | {"usage": USAGE}
 
 
 async def evaluate(server: KnowingServer, folder: Path) -> asyncio.subprocess.Process:
     """Start evaluate.py on all files, in a process of its own."""
     line = command("evaluate.py", "--data", *FILES, "--method", "direct", "--tables", "--out", folder)
-    line += ["--env", f"mini@{server.base_url}", "--answer-format", "tags"]
+    line += ["--env", f"gpt-4o-mini@{server.base_url}", "--answer-format", "tags"]
     return await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.DEVNULL)
 
 
 def score(text: str, golds: list[str]) -> float:
-    """1 for a gold answer that is not empty after normalisation."""
-    letters = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return float(text in golds and bool(re.sub(r"\b(a|an|the)\b", " ", letters).split()))
+    """1 for a gold answer, also for one of which normalisation leaves nothing, such as "A"."""
+    return float(text in golds and bool(text.strip()))
 
 
 def expected() -> dict[str, tuple[float, float, float, int]]:
