@@ -5,10 +5,10 @@ import os
 import signal
 import socket
 from importlib.util import find_spec
+from ipaddress import ip_address
 
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.config.serve import ServeConfig
-from prompt_r1.endpoint.request import is_loopback
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
@@ -25,12 +25,13 @@ def main(arguments: list[str]) -> None:
         raise UsageError("the server needs starlette and uvicorn: pip install 'prompt-r1[serve]'")
     if config.request_usd and not config.env_price:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
-    if not key and not is_loopback(_url(config.host, 0)):
-        raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    asyncio.run(_serve(config, key))
+    with _listen(config.host, config.port) as listener:  # before the agent is loaded
+        if not key and not _is_local(listener):
+            raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
+        asyncio.run(_serve(config, key, listener))
 
 
-async def _serve(config: ServeConfig, key: str) -> None:
+async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 
@@ -41,7 +42,6 @@ async def _serve(config: ServeConfig, key: str) -> None:
     from prompt_r1.distributed.ranks import pick_device
     from prompt_r1.serving.app import ServedPair, make_app
 
-    listener = _listen(config.host, config.port)
     spec = resolve_agent(
         config.agent,
         kv_tokens=config.kv_tokens,
@@ -58,7 +58,7 @@ async def _serve(config: ServeConfig, key: str) -> None:
     pair = ServedPair(
         agent, environment, config.model_name, config.temperature, limits, config.max_sessions, key
     )
-    hosts = ("127.0.0.1", "localhost", "::1", config.host) if is_loopback(_url(config.host, 0)) else ("*",)
+    hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(
         make_app(pair, hosts=hosts),
         lifespan="off",
@@ -81,12 +81,18 @@ async def _serve(config: ServeConfig, key: str) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before the agent is loaded. Raises UsageError."""
+    """Bind a socket. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen at {_url(host, port)}: {reason}") from None
+
+
+def _is_local(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _url(host: str, port: int) -> str:

@@ -22,6 +22,7 @@ from prompt_r1.baselines import sft
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data import __main__ as data
 from prompt_r1.report import __main__ as report
+from prompt_r1.serving import __main__ as serving
 from prompt_r1.studies import __main__ as studies
 from tests.providers import KEY
 
@@ -33,6 +34,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "data.py": data.main,
     "report.py": report.main,
     "studies.py": studies.main,
+    "serving": serving.main,
 }
 DONE, REFUSED, RESUMABLE, INTERRUPTED = 0, 2, 75, 130
 QUESTIONS = [

@@ -1,15 +1,19 @@
 """Wrong values for every declared field of every program, on the command line and in YAML files."""
 
+import socket
+from collections.abc import Sequence
 from dataclasses import Field, fields
 from typing import Any, get_args, get_origin
 
 import pytest
+import uvicorn
 import yaml
 
 from infer import InferConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.methods import SftConfig
+from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import TrainConfig
 from tests.fuzz.sandbox import Sandbox
 
@@ -32,6 +36,7 @@ COMMANDS = {
         "--val-data questions.jsonl --optimize-calls 6 --out out --device cpu",
     ),
     "sft.py": (SftConfig, "--agent agent --data questions.jsonl --epochs 1 --out out --device cpu"),
+    "serving": (ServeConfig, "--agent agent --env mini --port 0 --device cpu"),
 }
 # The method that uses a field of evaluate.py, by the beginning of its name; direct uses the others.
 METHOD_OF = {
@@ -49,8 +54,15 @@ def wrong_values(f: Field[Any]) -> list[str]:
     return NUMBERS if kind in (int, float) else TEXTS
 
 
+async def stop_at_once(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
+    """In place of serving: nothing but closing what was opened."""
+    for listener in sockets:
+        listener.close()
+
+
 @pytest.mark.parametrize("program", COMMANDS)
-def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, program: str):
+def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, program: str, monkeypatch):
+    monkeypatch.setattr(uvicorn.Server, "serve", stop_at_once)
     kind, command = COMMANDS[program]
     for f in fields(kind):
         for value in wrong_values(f):
