@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.crash_report import crash_report_in
+from prompt_r1.cli.crash_report import crash_report_in, scrub_secrets
 from prompt_r1.errors import InternalError
 from tests.paths import ROOT
 from tests.programs import Ended
@@ -85,3 +85,10 @@ def test_a_reader_that_closes_the_output_is_no_bug(tmp_path):
     )
     assert ended.stdout == "line\n" and (tmp_path / "code").read_text() == "75\n"
     assert "nobody reads the output" in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_a_value_that_is_too_short_for_a_secret_is_left_in_the_text():
+    """Otherwise TOKEN=1 would remove every 1."""
+    values = {"MY_TOKEN": "abcdefghijk", "MY_KEY": "abcdefghijkl"}
+    assert scrub_secrets("abcdefghijk", values) == "abcdefghijk"
+    assert "abcdefghijkl" not in scrub_secrets("the key abcdefghijkl", values)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prompt_r1.metrics.statistics import (
+    _student_quantile,
     cluster_means,
     holm,
     macro_interval,
@@ -258,3 +259,8 @@ def test_ten_thousand_resamples_of_128_questions_take_less_than_a_second() -> No
     paired_bootstrap(a, b)
     sign_flip(a, b)
     assert time.perf_counter() - started < 1  # about 30 ms
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(5, 2.5706), (10, 2.2281), (30, 2.0423), (10**6, 1.9600)])
+def test_students_quantiles_are_those_of_the_tables(freedom, quantile):
+    assert _student_quantile(0.95, freedom) == pytest.approx(quantile, abs=4e-3)
