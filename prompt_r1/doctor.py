@@ -5,13 +5,13 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import prompt_r1
 from prompt_r1.cli.command_line import program_name, run_program, train_config
+from prompt_r1.version import installed_version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -71,10 +71,10 @@ def software() -> Iterator[tuple[str, str]]:
     """Versions of this package, of Python and of other packages."""
     yield "prompt-r1", prompt_r1.__version__
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
-    yield "packages", ", ".join(f"{name} {_version(name) or 'MISSING'}" for name in REQUIRED[:4])
-    yield "", ", ".join(f"{name} {_version(name) or 'MISSING'}" for name in REQUIRED[4:])
+    yield "packages", ", ".join(f"{name} {installed_version(name) or 'MISSING'}" for name in REQUIRED[:4])
+    yield "", ", ".join(f"{name} {installed_version(name) or 'MISSING'}" for name in REQUIRED[4:])
     for number, (name, use) in enumerate(OPTIONAL.items()):
-        yield "" if number else "optional", f"{name} {_version(name) or 'not installed'} ({use})"
+        yield "" if number else "optional", f"{name} {installed_version(name) or 'not installed'} ({use})"
 
 
 def hardware() -> Iterator[tuple[str, str]]:
@@ -151,13 +151,6 @@ def call_once(spec: str) -> str:
     pool = Environments(EnvironmentConfig(), seed=0, folder=None, ranks=ranks).open(spec)
     asyncio.run(pool.check())
     return f"{pool.name} can be called"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 if __name__ == "__main__":

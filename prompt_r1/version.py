@@ -1,3 +1,13 @@
-"""The version of this package: of `--version`, and of the wheel."""
+"""The version of this package, of `--version` and of the wheel; and those of installed ones."""
+
+from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package; "" if there is none. Does not import it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

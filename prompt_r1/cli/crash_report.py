@@ -10,11 +10,11 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prompt_r1.errors import EnvError, FatalEnvError, InternalError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, scrub
+from prompt_r1.version import installed_version
 
 FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError)
 # Errors of the machine, which `run_program` explains, as it does those about a path.
@@ -57,8 +57,8 @@ def crash_report(error: BaseException, command: list[str], environment: Mapping[
     """Command, versions and traceback, without the secrets of the environment variables."""
     lines = [
         shlex.join(command),
-        f"Python {platform.python_version()}, torch {_version('torch')}, "
-        f"transformers {_version('transformers')}, {platform.platform()}",
+        f"Python {platform.python_version()}, torch {installed_version('torch') or 'not installed'}, "
+        f"transformers {installed_version('transformers') or 'not installed'}, {platform.platform()}",
         "",
         "".join(traceback.format_exception(error)),
     ]
@@ -71,13 +71,6 @@ def scrub_secrets(text: str, environment: Mapping[str, str]) -> str:
         if SECRET_NAME.search(name) and len(value.strip()) >= SHORTEST_SECRET:
             text = scrub(text, value.strip())
     return text
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _write(text: str, folder: Path | None) -> Path | None:
