@@ -21,9 +21,10 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
+from prompt_r1.config.fields import MINI_ENVIRONMENTS
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.named import find_questions, sample_questions
-from prompt_r1.environments.opening import MINI_SPECS, Environments, parse_fields, parse_json_object
+from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 from prompt_r1.reward import RULES
@@ -245,4 +246,4 @@ def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:
 
 def is_mini(spec: str) -> bool:
     """Whether the environment is or includes the mini world, in this process or behind an endpoint."""
-    return any(part.split("@")[0] in MINI_SPECS for part in spec.split(","))
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))

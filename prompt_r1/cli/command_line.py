@@ -12,7 +12,8 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import crash_report_in, is_out_of_memory
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import check_ranges, flag_of, type_name
+from prompt_r1.config.fields import MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
+from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
@@ -112,7 +113,7 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
     # The mini world brings its own questions.
-    if config.env in ("mini", "mini-b", "mini-advice", "mini-mute") and not config.data:
+    if config.env in MINI_ENVIRONMENTS and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
     if "none" in config.val_data:
         config = replace(config, val_data=())
@@ -132,13 +133,14 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     The file may come from a stranger. Raises UsageError if it names code to import.
     """
     values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
-    own_environment = any(part.strip().startswith("py:") for part in values.get("env", "").split(","))
-    for name, is_code in (("answer_metric", bool(values.get("answer_metric"))), ("env", own_environment)):
-        if is_code:
-            raise UsageError(
-                f"{path}: {name} names code, which is imported only if the command line names it: give "
-                f"{flag_of(name)} {values[name]}"
-            )
+    code = ["answer_metric"] if values.get("answer_metric") else []
+    if any(spec.strip().startswith(OBJECT_PREFIX) for spec in values.get("env", "").split(",")):
+        code.append("env")
+    for name in code:
+        raise UsageError(
+            f"{path}: {name} names code, which is imported only if the command line names it: give "
+            f"{flag_of(name)} {values[name]}"
+        )
     return values
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from prompt_r1.errors import UsageError
 
 Metric = Callable[[str, Sequence[str]], float]
+OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
 
 
 def import_object(name: str, *, where: str) -> Any:

@@ -7,20 +7,20 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.fields import MINI_ENVIRONMENTS, EnvironmentConfig
+from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.budget import Budget, parse_prices
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, ReplySource
 from prompt_r1.environments.mini_optimizer import MiniOptimizer
-from prompt_r1.environments.own import PREFIX, open_own
+from prompt_r1.environments.own import open_own
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
-MINI_SPECS = ("mini", "mini-b", "mini-advice", "mini-mute")
 NO_ENVIRONMENT = "none"
-BUILT_IN = (*MINI_SPECS, MiniOptimizer.name, NO_ENVIRONMENT)
+BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -109,10 +109,12 @@ class Environments:
         if name in BUILT_IN:
             return _open_built_in(name, self._seed)
         if name.startswith("mini-") and "@" not in name:
-            raise UsageError(f"there is no environment {name!r}: the mini world has {', '.join(MINI_SPECS)}")
+            raise UsageError(
+                f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+            )
         if name.startswith("hf:"):
             return self._open_local(name, fields)
-        if name.startswith(PREFIX):
+        if name.startswith(OBJECT_PREFIX):
             if not self._is_from_user(name):  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             return FreeSource(open_own(name), seed=self._seed)
@@ -205,7 +207,7 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
 
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
-    return "@" not in name and not name.startswith(("hf:", PREFIX)) and name not in BUILT_IN
+    return "@" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
 
 
 def _open_built_in(name: str, seed: int) -> ReplySource:

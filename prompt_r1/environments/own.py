@@ -8,15 +8,13 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
-from prompt_r1.config.functions import import_object
+from prompt_r1.config.functions import OBJECT_PREFIX, import_object
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
-
-PREFIX = "py:"
 
 
 class Answering(Protocol):
@@ -51,7 +49,7 @@ class OwnEnvironment:
 
 def open_own(spec: str) -> OwnEnvironment:
     """The environment of a SPEC `py:MODULE:NAME`; a class is instantiated. Raises UsageError."""
-    own: Answering = import_object(spec.removeprefix(PREFIX), where=f"the environment {spec!r}")
+    own: Answering = import_object(spec.removeprefix(OBJECT_PREFIX), where=f"the environment {spec!r}")
     return OwnEnvironment(own() if inspect.isclass(own) else own, name=spec)
 
 
