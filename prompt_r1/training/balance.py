@@ -1,0 +1,121 @@
+"""How the games of a mini-batch are divided into micro-batches of equal size on every rank.
+
+The ranks wait for each other at every micro-batch, so an update takes as long as the longest of each. Games
+of a question are stored in one row with their opening once (`agent.packing`), so they stay together unless
+splitting them balances better; each part then repeats the opening.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GameSize:
+    """The tokens of a game, and whose opening they share."""
+
+    question: int  # games with the same number have the same opening
+    opening: int  # tokens of the opening
+    own: int  # tokens after the opening that take a column in a packed row
+
+
+def packed_tokens(games: Iterable[GameSize]) -> int:
+    """Columns of a packed row of these games, each opening counted once."""
+    games = list(games)
+    openings = {game.question: game.opening for game in games}
+    return sum(openings.values()) + sum(game.own for game in games)
+
+
+def assign_games(games: Sequence[GameSize], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
+    """Divide games into micro-batches of about equal size; the numbers of the games, by rank and micro-batch.
+
+    Every rank gets equally many micro-batches, as few as possible; some are empty when there are fewer games.
+    A micro-batch has at most `tokens_per_batch` packed tokens or a single game. Below that limit, its size is
+    the smallest for which `_fit` succeeds (MULTIFIT: Coffman, Garey and Johnson, 1978). The result depends on
+    the arguments alone, so ranks that know all sizes agree without another collective.
+    """
+    if not games:
+        return [[] for _ in range(ranks)]
+    total = packed_tokens(games)
+    per_rank = math.ceil(total / (ranks * tokens_per_batch))
+    groups = _groups(games)
+    while (batches := _fit(games, groups, ranks * per_rank, tokens_per_batch)) is None:
+        per_rank += 1  # ends at one micro-batch per game
+    count = ranks * per_rank
+    longest = max(game.opening + game.own for game in games)
+    low = min(tokens_per_batch, max(math.ceil(total / count), longest))
+    high = tokens_per_batch
+    while low < high:
+        middle = (low + high) // 2
+        fitted = _fit(games, groups, count, middle)
+        if fitted is None:
+            low = middle + 1
+        else:
+            batches, high = fitted, middle
+    return _assign_batches(games, batches, ranks)
+
+
+def _fit(
+    games: Sequence[GameSize], groups: list[list[int]], count: int, limit: int
+) -> list[list[int]] | None:
+    """Pack games into `count` batches of at most `limit` tokens or a single game; None when they do not fit.
+
+    The groups come in the order of `_groups`. Each goes to the fullest batch that can take all of it. When
+    there is none, the emptiest batch takes what fits, longest games first, and then the rest is placed.
+    """
+    batches: list[list[int]] = [[] for _ in range(count)]
+    free = [limit] * count
+    for remaining in groups:
+        opening = games[remaining[0]].opening
+        while remaining:
+            needed = opening + sum(games[number].own for number in remaining)
+            roomy = [index for index, room in enumerate(free) if room >= needed]
+            if roomy:
+                index = min(roomy, key=lambda index: free[index])
+                taken = remaining
+            else:
+                index = max(range(count), key=lambda index: free[index])
+                taken = _longest_that_fit(games, remaining, free[index] - opening)
+                if not taken and not batches[index]:  # longer than a batch: alone in one
+                    taken = remaining[:1]
+            if not taken:
+                return None
+            batches[index] += taken
+            free[index] -= opening + sum(games[number].own for number in taken)
+            remaining = [number for number in remaining if number not in taken]
+    return batches
+
+
+def _groups(games: Sequence[GameSize]) -> list[list[int]]:
+    """The numbers of the games of each question, longest first; the largest group first."""
+    groups: dict[int, list[int]] = {}
+    for number, game in enumerate(games):
+        groups.setdefault(game.question, []).append(number)
+    for group in groups.values():
+        group.sort(key=lambda number: -games[number].own)
+    return sorted(groups.values(), key=lambda group: -packed_tokens(games[number] for number in group))
+
+
+def _longest_that_fit(games: Sequence[GameSize], numbers: Sequence[int], room: int) -> list[int]:
+    """Those of these games that fit together into `room` tokens, taken in the order given."""
+    taken = []
+    for number in numbers:
+        if games[number].own <= room:
+            taken.append(number)
+            room -= games[number].own
+    return taken
+
+
+def _assign_batches(games: Sequence[GameSize], batches: list[list[int]], ranks: int) -> list[list[list[int]]]:
+    """Give each rank equally many of these batches, so that those of one time are about equally large.
+
+    At each time the largest batch goes to the rank with the fewest tokens so far.
+    """
+    tokens = {index: packed_tokens(games[number] for number in batch) for index, batch in enumerate(batches)}
+    largest_first = sorted(tokens, key=lambda index: -tokens[index])
+    assigned: list[list[int]] = [[] for _ in range(ranks)]
+    for start in range(0, len(batches), ranks):
+        shortest_first = sorted(assigned, key=lambda share: sum(tokens[index] for index in share))
+        for share, index in zip(shortest_first, largest_first[start : start + ranks], strict=True):
+            share.append(index)
+    return [[sorted(batches[index]) for index in share] for share in assigned]
