@@ -104,8 +104,8 @@ def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, f
     width = setup.width
     kept = 4 if setup.full else width  # under autocast the residual stream is float32
     saved = block_activations(shape, width=width, kept=kept)
-    # Of a chunk: logits and probabilities in float32, a product and a gradient in the compute dtype.
-    logits = min(tokens, CHUNK_TOKENS["cuda"]) * shape.vocabulary * (2 * width + 8)
+    # Of a chunk: logits and probabilities in float32, and their gradient in the compute dtype.
+    logits = min(tokens, CHUNK_TOKENS["cuda"]) * shape.vocabulary * (width + 8)
     # The gradient of the head in float32 and of a chunk in the compute dtype; gathered or cast weights.
     head = logits + shape.root * (4 + 2 * width)
     # The weights of a block and of the next, gathered or cast; their gradients, and the sum in float32.

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.loading import load_policy, load_tokenizer
@@ -113,6 +115,88 @@ def test_the_gradient_of_the_head_is_summed_over_chunks_in_float32(monkeypatch):
         # Both tokens are equally likely: each term is 1 - 1/2 for the target and -1/2 for the other token.
         assert head.grad.dtype == weights
         assert head.grad[:, 0].tolist() == pytest.approx([count / 2, -count / 2], rel=1e-2)
+
+
+HEADS = [(1.0, 0.0), (0.7, 0.0), (0.7, 2.5)]  # scale and cap
+
+
+def head_and_states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head (50, 16) of a model and hidden states (9, 16) in bfloat16, with logits of up to 20."""
+    generator = torch.Generator().manual_seed(seed)
+    head, hidden = torch.randn(50, 16, generator=generator), 2 * torch.randn(9, 16, generator=generator)
+    return head.bfloat16(), hidden.bfloat16()
+
+
+def exact_logits(hidden: torch.Tensor, head: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
+    logits = scale * hidden.double() @ head.double().T
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_logits_of_16_bit_weights_have_the_precision_of_float32(monkeypatch, scale, cap):
+    """A bug: they were rounded to bfloat16 before they were widened, up to 0.06 off."""
+    monkeypatch.setattr(policy_module, "HEAD_ROWS", 7)
+    policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16)
+    policy.logit_scale, policy.logit_cap = scale, cap
+    head = policy.model.get_output_embeddings().weight
+    hidden = 4 * torch.randn(9, head.shape[1], generator=torch.Generator().manual_seed(0))
+    logits = policy.logits(hidden.bfloat16())
+    expected = exact_logits(hidden.bfloat16(), head, scale, cap)
+    assert logits.dtype == torch.float32 and (cap or expected.abs().max() > 10)
+    assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [4, 1024])
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_16_bit_logprobs_and_gradients_equal_float64_up_to_one_rounding(monkeypatch, scale, cap, rows):
+    """The oracle is autograd through log_softmax in float64, on the same rounded states and weights."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", rows)
+    monkeypatch.setattr(policy_module, "HEAD_ROWS", 7)
+    head, hidden = (tensor.requires_grad_() for tensor in head_and_states())
+    targets, upstream = torch.arange(9) % 50, torch.linspace(-1, 2, 9)
+    logprobs, entropy = policy_module._ChunkedLogprobs.apply(hidden, head, targets, scale, cap)
+    (logprobs * upstream).sum().backward()
+
+    exact_hidden, exact_head = (t.detach().double().requires_grad_() for t in (hidden, head))
+    log_p = exact_logits(exact_hidden, exact_head, scale, cap).log_softmax(-1)
+    chosen = log_p.gather(1, targets[:, None])[:, 0]
+    (chosen * upstream).sum().backward()
+
+    assert torch.allclose(logprobs.double(), chosen, atol=1e-5)
+    assert torch.allclose(entropy.double(), -(log_p.exp() * log_p).sum(1), atol=1e-5)
+    for got, want in ((hidden.grad, exact_hidden.grad), (head.grad, exact_head.grad)):
+        assert (got.double() - want).norm() < 2**-7 * want.norm()
+
+
+def test_the_temperature_divides_float32_logits_in_learning_as_in_playing():
+    """A bug: in learning it divided the hidden states, which were rounded to bfloat16 once more."""
+    policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16, temperature=0.7)
+    (game,) = siblings(3, 1)
+    packed = pack([[game]], CPU)
+    with torch.no_grad():
+        hidden = policy.hidden_states(packed.tokens[None], position_ids=packed.positions[None])[0]
+    log_p = (policy.logits(hidden[packed.sources]) / 0.7).log_softmax(-1)
+    expected = log_p.gather(1, packed.targets[:, None])[:, 0]
+    assert torch.allclose(policy(packed).logprobs, expected, atol=1e-5)
+
+
+def test_on_a_gpu_one_product_writes_the_float32_logits():
+    """Traced with fake tensors. It neither allocates 16-bit logits nor converts the head."""
+    calls: list[str] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            calls.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        hidden = torch.empty(9, 16, dtype=torch.bfloat16, device="cuda")
+        head = torch.empty(50, 16, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty(9, 50, device="cuda")
+        with Recorder():
+            policy_module._product(hidden, head, out=out)
+    operations = [name for name in calls if name.startswith("aten.")]
+    assert operations == ["aten.permute.default", "aten.mm.dtype_out"]
 
 
 def test_loading_a_folder_without_a_model_raises_a_clear_error(tmp_path):

@@ -70,7 +70,7 @@ def saved_bytes(policy: Policy, packed: Packed) -> int:
 def test_the_peak_of_the_head_is_what_its_forward_and_backward_allocate(monkeypatch):
     """A bug: the chunk of logits was taken for one row, 1.9 GB too little for Qwen3's vocabulary."""
     monkeypatch.setitem(CHUNK_TOKENS, "cpu", CHUNK_TOKENS["cuda"])
-    vocabulary, hidden, tokens = 4096, 32, 3000
+    vocabulary, hidden, tokens = 8192, 32, 1500
     head = torch.randn(vocabulary, hidden, requires_grad=True)
     states = torch.randn(tokens, hidden).bfloat16().requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,))
