@@ -90,6 +90,17 @@ def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
     assert len({game["turns"][0]["text"] for game in games}) == len(games) == 24
 
 
+def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_path):
+    """By both the journal tells apart equal prompts of different games, and a pool chooses a member."""
+    data = write_questions(tmp_path, "Who?", "When?")
+    run = train_run(tmp_path, asking_agent, "--data", data, "--questions", 2, "--group-size", 8)
+    [journal] = (run / "journal").iterdir()
+    calls = [json.loads(line.split("\t")[0]) for line in journal.read_text("utf-8").splitlines()]
+    asked = {(call["session"], call["sample"]) for call in calls}
+    games = [game["question"]["id"] for game in games_of(run, 1) if game["turns"][0]["reply"] is not None]
+    assert len(games) > 2 and sorted(games) == sorted(question for question, _ in asked)
+
+
 def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path):
     """Ten copies of a question give ten equal games; in training they give different ones."""
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)

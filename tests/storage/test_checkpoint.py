@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
+from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
@@ -156,6 +157,27 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name,
     damage(saved.checkpoints.folder / "step-000002" / name)
     assert saved.checkpoints.newest().name == "step-000001"
     assert len(saved.said) == 1 and reason in saved.said[0] and "step-000002" in saved.said[0]
+
+
+@dataclass(frozen=True)
+class RankAlone(Ranks):
+    """A rank of several that hears nothing from the others."""
+
+    def gather(self, item):
+        return [item]
+
+
+@pytest.mark.parametrize("damaged", [SHARD, "state.json"])
+def test_each_rank_verifies_its_share_of_a_checkpoint(saved, damaged):
+    folder = saved.checkpoints.folder / "step-000002"
+    flip(folder / damaged)
+    said = []
+    for number in range(2):
+        rank = RankAlone(number, 2, torch.device("cpu"))
+        folder_of_run, policy = saved.checkpoints.folder.parent, saved.policy
+        own = Checkpoints(folder_of_run, policy, saved.optimizer, CONFIG, rank, say=print, background=False)
+        said.append(own.find_damage(folder))
+    assert sorted(said) == ["", f"{damaged} has changed since it was written"]
 
 
 def test_a_damaged_checkpoint_is_written_again(saved):
