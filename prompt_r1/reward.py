@@ -11,7 +11,7 @@ is not empty, C_f = 1 if the last turn is think, answer and nothing else.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prompt_r1.metrics.text import f1
 from prompt_r1.types import FormatTerms, Reward, Trajectory
@@ -28,6 +28,7 @@ class Rule:
     epsilon: float  # cap of the format reward; the gate opens when it is reached
     unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
     metric: Callable[[str, Sequence[str]], float] = f1  # of the answer, against the gold answers: 0 to 1
+    own: Callable[[Trajectory, Reward], float] | None = None  # a user's R, of the game and its R of eq. 15
 
 
 RULES = {
@@ -58,7 +59,8 @@ def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | Non
 def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of a game that the environment did not break.
 
-    R is in [-ε, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0.
+    R is in [-ε, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0. A user's
+    own reward replaces R alone.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
@@ -78,7 +80,8 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     answer_reward = 0.0 if answer is None else rule.metric(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
-    return Reward(format_reward, answer_reward, total, terms, gate_is_open)
+    reward = Reward(format_reward, answer_reward, total, terms, gate_is_open)
+    return replace(reward, total=rule.own(trajectory, reward)) if rule.own else reward
 
 
 def well_formed(trajectory: Trajectory) -> bool:

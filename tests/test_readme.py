@@ -154,8 +154,9 @@ class Parsed(Exception):
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_command_is_accepted_by_the_parser_of_its_program(page, monkeypatch):
     parse = argparse.ArgumentParser.parse_args
-    # docs/your_own.md writes this file.
-    monkeypatch.setitem(sys.modules, "my_metric", SimpleNamespace(starts_right=lambda *_: 1.0))
+    # docs/your_own.md writes these files.
+    monkeypatch.setitem(sys.modules, "my_metric", SimpleNamespace(starts_right=lambda _, __: 1.0))
+    monkeypatch.setitem(sys.modules, "my_reward", SimpleNamespace(frugal=lambda _, __: 1.0))
 
     def parse_and_stop(parser, arguments):
         parse(parser, arguments)

@@ -18,7 +18,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
     for name in ("train.py", "evaluate.py", "prompt_r1"):
         (tmp_path / name).symlink_to(ROOT / name)
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     script = "\n".join(blocks).replace("8123", str(*free_ports(1)))
     paths = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
         timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-reward"]
+    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-metric", "my-reward"]
     for run in runs:
         lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         assert len(lines) >= 2, run

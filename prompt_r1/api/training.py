@@ -10,6 +10,7 @@ from types import ModuleType
 
 from prompt_r1.cli.command_line import did_you_mean, train_config
 from prompt_r1.config.fields import flag_of
+from prompt_r1.config.functions import name_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.training.launch import start
@@ -22,7 +23,8 @@ PACKAGE = Path(__file__).parents[1]
 def train(config: str | Path = "mini", *, on_step: OnStep | None = None, **settings: object) -> Path:
     """Train an agent and return its run folder.
 
-    `config`: mini, paper or a YAML file. `settings`: the flags of train.py, with underscores. `on_step` is
+    `config`: mini, paper or a YAML file. `settings`: the flags of train.py, with underscores; `reward` and
+    `answer_metric` may be functions of a module, also of the notebook that runs. `on_step` is
     called with each line of metrics.jsonl; an exception that it raises ends the run, which the next call with
     the same settings resumes from its newest checkpoint.
 
@@ -48,6 +50,8 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
     for name, value in settings.items():
         if name not in known:
             raise UsageError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
+        if callable(value):
+            value = name_of(value, where=f"train({name}=…)")
         if value is False and known[name].default is False:
             continue
         if value is True and known[name].default is False:

@@ -133,7 +133,7 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     The file may come from a stranger. Raises UsageError if it names code to import.
     """
     values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
-    code = ["answer_metric"] if values.get("answer_metric") else []
+    code = [name for name in ("answer_metric", "reward") if values.get(name)]
     if any(spec.strip().startswith(OBJECT_PREFIX) for spec in values.get("env", "").split(",")):
         code.append("env")
     for name in code:

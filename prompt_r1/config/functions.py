@@ -1,15 +1,19 @@
 """Functions and objects that a user names as MODULE:NAME."""
 
+import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
+from prompt_r1.types import Reward, Trajectory
 
 Metric = Callable[[str, Sequence[str]], float]
+OwnReward = Callable[[Trajectory, Reward], float]
 OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
 
 
@@ -27,19 +31,85 @@ def import_object(name: str, *, where: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{where}: cannot import {name!r}: {error}") from None
+    except Exception as error:  # the module is the user's: anything may go wrong in it
+        raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
     return found
+
+
+def name_of(function: Callable[..., object], *, where: str) -> str:
+    """MODULE:NAME of a function, which `import_object` finds in this process. Raises UsageError."""
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    try:
+        found = import_object(name, where=where)
+    except UsageError:
+        found = None
+    if found is not function:
+        raise UsageError(f"{where}: give a function at the top level of a module, or its name MODULE:NAME")
+    return name
 
 
 def import_metric(name: str) -> Metric:
     """The metric of answers called MODULE:FUNCTION. Raises UsageError if it cannot be imported."""
-    function = import_object(name, where="--answer-metric")
-    if not callable(function):
-        raise UsageError(f"--answer-metric {name}: not a function")
+    where = f"--answer-metric {name}"
+    function = _import_function(name, "--answer-metric", takes=("prediction", "gold answers"))
 
     def metric(prediction: str, answers: Sequence[str]) -> float:
-        value = float(function(prediction, answers))
-        if not math.isfinite(value) or not 0 <= value <= 1:
-            raise UsageError(f"--answer-metric {name} returned {value} for {prediction!r}, not 0 to 1")
+        value = _call(function, prediction, list(answers), where=where)
+        if not 0 <= value <= 1:
+            raise UsageError(f"{where} returned {value} for {prediction!r}, not 0 to 1")
         return value
 
     return metric
+
+
+def import_reward(name: str) -> OwnReward:
+    """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be imported."""
+    where = f"--reward {name}"
+    function = _import_function(name, "--reward", takes=("game", "reward of the paper"))
+
+    def reward(game: Trajectory, paper: Reward) -> float:
+        value = _call(function, game, paper, where=where)
+        if not math.isfinite(value):
+            raise UsageError(
+                f"{where} returned {value} for question {game.question.id!r}, not a finite number"
+            )
+        return value
+
+    return reward
+
+
+def described(error: Exception) -> str:
+    """An error in a user's own code as one line: its type, its text, and the line of the file."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError):  # its text names the file
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+
+
+def _import_function(name: str, flag: str, *, takes: tuple[str, ...]) -> Callable[..., object]:
+    """Import a function and check that it can be called with these arguments, before anything is paid."""
+    function: Any = import_object(name, where=flag)
+    if not callable(function) or inspect.isclass(function):
+        raise UsageError(f"{flag} {name}: not a function")
+    if inspect.iscoroutinefunction(function):
+        raise UsageError(f"{flag} {name}: an asynchronous function; give a plain one")
+    try:
+        inspect.signature(function).bind(*takes)
+    except TypeError:
+        raise UsageError(f"{flag} {name}: must take {len(takes)} arguments, {' and '.join(takes)}") from None
+    except ValueError:
+        pass  # built in, without a signature
+    return function
+
+
+def _call(function: Callable[..., object], *arguments: object, where: str) -> float:
+    """The number that a user's function returns. Raises UsageError."""
+    try:
+        value: Any = function(*arguments)
+    except Exception as error:
+        raise UsageError(f"{where} raised {described(error)}") from error
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{where} returned {type(value).__name__}, not a number") from None

@@ -13,7 +13,7 @@ from prompt_r1.config.fields import (
     check_ranges,
     setting,
 )
-from prompt_r1.config.functions import import_metric
+from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
@@ -73,6 +73,7 @@ class TrainConfig(EnvironmentConfig):
     answer_metric: str = setting(
         "", "MODULE:FUNCTION in place of F1 in the reward (eq. 13): 0 to 1", identifies=True
     )
+    reward: str = setting("", "MODULE:FUNCTION in place of the whole reward (eq. 15)", identifies=True)
     steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
     questions: int = setting(
         128, "questions per step, over all ranks", range=POSITIVE, everyday=True, identifies=True
@@ -150,9 +151,11 @@ class TrainConfig(EnvironmentConfig):
 
     @property
     def reward_rule(self) -> Rule:
-        """The rule of the reward, with the user's own metric if there is one."""
+        """The rule of the reward, with the user's own metric and reward if there are any."""
         rule = RULES[self.rule]
-        return replace(rule, metric=import_metric(self.answer_metric)) if self.answer_metric else rule
+        if self.answer_metric:
+            rule = replace(rule, metric=import_metric(self.answer_metric))
+        return replace(rule, own=import_reward(self.reward)) if self.reward else rule
 
     @property
     def games_per_update(self) -> int:
@@ -217,5 +220,7 @@ def check(config: TrainConfig) -> None:
         raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")
     if config.answer_metric:
         import_metric(config.answer_metric)
+    if config.reward:
+        import_reward(config.reward)
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")

@@ -8,12 +8,12 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
-from prompt_r1.config.functions import OBJECT_PREFIX, import_object
+from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment
 from prompt_r1.environments.pool import Pool
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Message
 
 
@@ -35,10 +35,15 @@ class OwnEnvironment:
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         copy = [Message(role=message["role"], content=message["content"]) for message in messages]
-        if inspect.iscoroutinefunction(self._own.ask):
-            reply = await self._own.ask(copy)
-        else:
-            reply = await asyncio.to_thread(cast(Callable[[list[Message]], str], self._own.ask), copy)
+        try:
+            if inspect.iscoroutinefunction(self._own.ask):
+                reply = await self._own.ask(copy)
+            else:
+                reply = await asyncio.to_thread(cast(Callable[[list[Message]], str], self._own.ask), copy)
+        except (EnvError, FatalEnvError, UsageError):
+            raise
+        except Exception as error:
+            raise UsageError(f"the environment {self.name} raised {described(error)}") from error
         if not isinstance(reply, str):
             raise UsageError(f"the environment {self.name} returned {type(reply).__name__}, not a string")
         return reply
@@ -50,7 +55,14 @@ class OwnEnvironment:
 def open_own(spec: str) -> OwnEnvironment:
     """The environment of a SPEC `py:MODULE:NAME`; a class is instantiated. Raises UsageError."""
     own: Answering = import_object(spec.removeprefix(OBJECT_PREFIX), where=f"the environment {spec!r}")
-    return OwnEnvironment(own() if inspect.isclass(own) else own, name=spec)
+    return OwnEnvironment(_instance(own, spec) if inspect.isclass(own) else own, name=spec)
+
+
+def _instance(kind: Callable[[], Answering], spec: str) -> Answering:
+    try:
+        return kind()
+    except Exception as error:
+        raise UsageError(f"the environment {spec!r} raised {described(error)}") from error
 
 
 def pool_of(own: Answering) -> Pool:

@@ -126,7 +126,8 @@ def _choose_agent(start: str | Path, config: TrainConfig) -> tuple[str | Path, T
     if trained is None or trained.seed != config.seed:
         return start, config
     # Only the command line names code to import.
-    return path, replace(trained, device=config.device, answer_metric=config.answer_metric)
+    own = replace(trained, answer_metric=config.answer_metric, reward=config.reward)
+    return path, replace(own, device=config.device)
 
 
 async def _play(config: TrainConfig, agent: Agent, ranks: Ranks) -> list[list[Trajectory]]:

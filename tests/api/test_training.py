@@ -1,15 +1,19 @@
-"""Training from Python, with a callback, one's own environment and one's own metric of answers."""
+"""Training from Python, with a callback, one's own environment, metric of answers and reward."""
 
 import asyncio
+import importlib
+import json
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 import prompt_r1
-from prompt_r1.config.functions import import_metric
+from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.reward import score
+from prompt_r1.environments.own import open_own
+from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
 from tests.played import play_game
@@ -20,25 +24,58 @@ class Oracle:
     def ask(self, messages):
         return "The oracle says " + str(len(messages))
 
+class Broken:
+    def ask(self, messages):
+        return messages["no such key"]
+
 def half(prediction, answers):
     return 0.5
 
 def wrong(prediction, answers):
     return 7
+
+def broken(prediction, answers):
+    return prediction / answers
+
+seen = []
+
+def frugal(game, paper):
+    seen.append(game)
+    return 10 * paper.total - sum(turn.reply is not None for turn in game.turns)
+
+def divides(game, paper):
+    return 1 / 0
+
+def infinite(game, paper):
+    return float("inf")
+
+def nothing_returned(game, paper):
+    pass
+
+def one_argument(game):
+    return 0.0
+
+async def later(game, paper):
+    return 0.0
 """
+GOOD_TURNS = [think("a", prompt="Who?"), think("b", answer="Anna")]
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A working folder with a module of the user."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    for module in ("own_code", "typo", "crash"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     (tmp_path / "own_code.py").write_text(OWN)
+    importlib.invalidate_caches()
     return tmp_path
 
 
 def test_a_run_in_a_notebook_reports_each_step_and_uses_the_users_own_code(own, asking_agent):
-    seen = []
+    """Functions of a module may be given as they are."""
+    seen, code = [], importlib.import_module("own_code")
 
     async def cell():
         return prompt_r1.train(
@@ -46,9 +83,11 @@ def test_a_run_in_a_notebook_reports_each_step_and_uses_the_users_own_code(own, 
             agent=asking_agent,
             env="py:own_code:Oracle",
             data=["mini"],
-            val_data=["none"],
+            val_data=["mini"],
+            val_limit=3,
             test_data=["none"],
             answer_metric="own_code:half",
+            reward=code.frugal,
             steps=2,
             questions=2,
             group_size=2,
@@ -66,7 +105,12 @@ def test_a_run_in_a_notebook_reports_each_step_and_uses_the_users_own_code(own, 
     assert {thread for _, thread in seen} == {"prompt-r1-train"}
     games = "".join(path.read_text() for path in folder.glob("trajectories/*"))
     assert "The oracle says 1" in games
-    assert "answer_metric: own_code:half" in (folder / "config.yaml").read_text()
+    settings = (folder / "config.yaml").read_text()
+    assert "answer_metric: own_code:half" in settings and "reward: own_code:frugal" in settings
+    path = folder / "trajectories/step-000001-rank0.jsonl"
+    totals = [json.loads(line)["reward"]["total"] for line in path.read_text().splitlines()]
+    assert seen[1][0]["reward/mean"] == pytest.approx(sum(totals) / 4) and min(totals) < -1
+    assert len(code.seen) == 2 * 4 + 2 * 3  # games of two steps, and of the validations of steps 0 and 2
 
 
 def test_the_users_metric_takes_the_place_of_f1_in_the_reward(own):
@@ -75,6 +119,49 @@ def test_the_users_metric_takes_the_place_of_f1_in_the_reward(own):
     assert score(game, rule=TrainConfig(rule="release").reward_rule).total == 0.0
     own_rule = TrainConfig(rule="release", answer_metric="own_code:half").reward_rule
     assert score(game, rule=own_rule).answer == 0.5 and score(game, rule=own_rule).total == 0.5
+
+
+def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbroken_game(own):
+    question = Question("q", "d", "Who?", answers=("Anna",))
+    games = [play_game(question, GOOD_TURNS, [reply]) for reply in ("Anna.", prompt_r1.EnvError("down"))]
+    own_rule = TrainConfig(rule="release", reward="own_code:frugal").reward_rule
+    paper, own_reward = score(games[0], rule=RULES["release"]), score_games(games, rule=own_rule)
+    assert paper.total == 1.0 and own_reward == [replace(paper, total=9.0), None]
+    assert sys.modules["own_code"].seen == [games[0]]
+
+
+def test_a_function_without_a_name_of_its_own_is_refused(own):
+    with pytest.raises(prompt_r1.UsageError, match=r"train\(reward=…\): give a function at the top level"):
+        prompt_r1.train("mini", reward=lambda game, paper: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_code:divides", r"own_code:divides raised ZeroDivisionError: .* \(own_code.py, line \d+\)$"),
+        ("own_code:infinite", "own_code:infinite returned inf for question 'q', not a finite number"),
+        ("own_code:nothing_returned", "own_code:nothing_returned returned NoneType, not a number"),
+        ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
+        ("own_code:later", "an asynchronous function; give a plain one"),
+        ("own_code:Oracle", "not a function"),
+        ("typo:f", r"cannot import 'typo:f': SyntaxError: .* \(typo.py, line 1\)"),
+        ("crash:f", r"cannot import 'crash:f': ZeroDivisionError: .* \(crash.py, line 1\)"),
+    ],
+)
+def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
+    (own / "typo.py").write_text("def f(:\n")
+    (own / "crash.py").write_text("1 / 0\n")
+    game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
+    with pytest.raises(prompt_r1.UsageError, match=f"^--reward.*{sentence}") as refused:
+        score(game, rule=replace(RULES["release"], own=import_reward(name)))
+    assert "\n" not in str(refused.value)
+
+
+def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
+    with pytest.raises(prompt_r1.UsageError, match=r"own_code:broken raised TypeError: .*own_code.py, line"):
+        import_metric("own_code:broken")("x", ("y",))
+    with pytest.raises(prompt_r1.UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
+        asyncio.run(open_own("py:own_code:Broken").ask([{"role": "user", "content": "Who?"}]))
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,7 @@ IDENTIFYING = {
     "stop_tags": True,
     "rule": "release",
     "answer_metric": "my_file:metric",
+    "reward": "my_file:reward",
     "questions": 9,
     "group_size": 9,
     "mini_batch": 9,
