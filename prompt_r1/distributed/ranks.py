@@ -142,9 +142,8 @@ def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
 def pick_device(name: str) -> torch.device:
     """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
 
-    Raises UsageError for another name, and for cuda without a GPU.
+    Raises UsageError for another name, and for cuda without a GPU for this process.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -156,8 +155,25 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local_rank)
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        return torch.device("cuda", number_of_gpu(local_rank, torch.cuda.device_count()))
     return device
+
+
+def number_of_gpu(local_rank: int, visible: int) -> int:
+    """The number of the GPU of a process, among the `visible` ones of its machine.
+
+    Where a launcher shows each process only its own (CUDA_VISIBLE_DEVICES for each Slurm task), it is number
+    0. Raises UsageError where there are fewer GPUs than processes.
+    """
+    if visible == 1:
+        return 0  # NCCL refuses two processes on one GPU
+    if local_rank >= visible:
+        raise UsageError(
+            f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
+            "GPUs, or show each process one GPU of its own"
+        )
+    return local_rank
 
 
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:

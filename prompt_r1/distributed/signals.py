@@ -8,6 +8,7 @@ once without saving.
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TypeVar
@@ -27,6 +28,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.name = ""
+        self.received = 0.0  # monotonic seconds, when it was
         self.deferred = False  # set once training has begun and there is something to save
         self._cancel: Callable[[], object] = lambda: None
 
@@ -60,8 +62,14 @@ class Interrupt:
         """Why the run stops, or ""."""
         return f"{self.name} was received" if self.name else ""
 
+    @property
+    def age(self) -> str:
+        """How long ago the signal came, in brackets; "" if none has come."""
+        return f" ({time.monotonic() - self.received:.0f} s after the signal)" if self.name else ""
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name
+        if not self.name:
+            self.name, self.received = signal.Signals(number).name, time.monotonic()
         if not self.deferred:
             raise Resumable(f"{self.reason} before training began")
         self._cancel()

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim import Optimizer
 
@@ -227,6 +228,15 @@ class Checkpoints:
         failed = try_first(self._ranks, work)
         if failed:
             raise RuntimeError(failed)
+
+
+def writes_in_background(device: torch.device, offload: str) -> bool:
+    """Whether checkpoints are copied to CPU memory and written from there while training goes on.
+
+    Only from GPUs. What `--offload all` keeps in CPU memory is written at once: a copy would need as much
+    memory again.
+    """
+    return device.type == "cuda" and offload != "all"
 
 
 def checkpoints_of(run: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, State
+from prompt_r1.storage.checkpoint import Checkpoints, State, writes_in_background
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
@@ -65,7 +65,7 @@ class Lifecycle:
             self.config,
             self.ranks,
             say=self.log.say,
-            background=self.ranks.device.type == "cuda",
+            background=writes_in_background(self.ranks.device, self.config.offload),
         )
         if self.ranks.first:
             atomic_folder.remove_leftovers(self.log.folder, REPLACED)
@@ -127,7 +127,7 @@ class Lifecycle:
         return not failed
 
     def save(self, state: State, *, wait: bool = False) -> None:
-        """Write a checkpoint; on a GPU in the background, unless `wait`."""
+        """Write a checkpoint; from a GPU in the background, unless `wait`."""
         state.questions = self.sampler.digest
         with self.clock.phase("save"):
             self._report_write_failure(self.checkpoints.save(state))

@@ -103,7 +103,8 @@ class Run:
             self._lifecycle.save(self.state, wait=True)
             stop_ranks(self.ranks)  # all ranks have agreed on this stop
             raise Resumable(
-                f"{error}; stopped after step {self.state.step}, the same command resumes the run"
+                f"{error}; stopped after step {self.state.step}{self.interrupt.age}, the same command "
+                "resumes the run"
             ) from None
         finally:
             self.log.close()

@@ -21,6 +21,7 @@ from prompt_r1.distributed.ranks import (
     assign_questions,
     choose_parallel,
     make_mesh,
+    number_of_gpu,
     run_on_all_ranks,
     start_ranks,
     stop_ranks,
@@ -286,6 +287,14 @@ def test_auto_chooses_parallelism_from_device_and_number_of_ranks():
     assert chosen == ["none", "none", "ddp", "fsdp"]
     with pytest.raises(UsageError, match="--parallel none is for one process, and torchrun started 2"):
         choose_parallel("none", 2, CPU)
+
+
+def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees():
+    """A bug: cuda:3 was asked for by the fourth Slurm task of a node, which saw only its own GPU, cuda:0."""
+    assert [number_of_gpu(rank, visible=4) for rank in range(4)] == [0, 1, 2, 3]
+    assert [number_of_gpu(rank, visible=1) for rank in range(4)] == [0, 0, 0, 0]
+    with pytest.raises(UsageError, match="process 4 of this machine sees 4 GPUs: start as many processes"):
+        number_of_gpu(4, visible=4)
 
 
 def test_hsdp_refuses_nodes_with_different_numbers_of_ranks(monkeypatch):

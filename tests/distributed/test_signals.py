@@ -68,3 +68,13 @@ def test_the_previous_signal_handlers_are_restored():
     with Interrupt():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_the_age_of_a_signal_is_that_of_the_first_one():
+    with Interrupt() as interrupt:
+        interrupt.deferred = True
+        assert interrupt.age == ""
+        os.kill(os.getpid(), signal.SIGUSR1)
+        interrupt.received -= 70
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert interrupt.age == " (70 s after the signal)"

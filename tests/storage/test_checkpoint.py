@@ -22,8 +22,8 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
+from prompt_r1.storage import atomic_folder, tensor_files
+from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of, writes_in_background
 from prompt_r1.storage.export import export_agent, model_card
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
@@ -90,6 +90,37 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, bac
     assert state == State(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
     loaded.learn()
     assert equal_weights(loaded.weights(), whole.weights())
+
+
+def test_checkpoints_are_copied_to_be_written_later_only_where_the_copy_is_elsewhere():
+    """A bug: with --offload all, what lay in CPU memory was copied there again, 48 GB for Qwen3-4B."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    kinds = ("none", "reference", "all")
+    assert [writes_in_background(gpu, offload) for offload in kinds] == [True, True, False]
+    assert not any(writes_in_background(cpu, offload) for offload in kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_that_is_written_at_once_needs_one_file_of_memory(tmp_path, monkeypatch, background):
+    """The peak of the resident set over that before, in files of 20 MB: DCP builds a whole file in memory."""
+    file = 20 * 2**20
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", file)
+    policy = torch.nn.ParameterList(torch.ones(file // 4) for _ in range(6))
+    optimizer = torch.optim.SGD(policy.parameters())
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = peak_memory()
+    if background:
+        tensor_files.write_later(tmp_path, policy, optimizer, group=None).result()
+    else:
+        tensor_files.write(tmp_path, policy, optimizer, ranks=1)
+    files = (peak_memory() - before) / file
+    assert files > 6 if background else 0.5 < files < 3
+
+
+def peak_memory() -> int:
+    """The largest resident set of this process since the last reset, in bytes (Linux)."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
