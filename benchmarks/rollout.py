@@ -35,8 +35,8 @@ from benchmarks.workload import (
     totals,
 )
 from prompt_r1.agent import attention
-from prompt_r1.agent.decode_kernels import Chunk
-from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.cuda_graphs import Decoded
+from prompt_r1.agent.engine import Engine, Schedule
 from prompt_r1.agent.kv_cache import CachedPrefix, Segment, find_prefix
 from prompt_r1.agent.policy import Policy
 
@@ -45,7 +45,7 @@ VLLM_SHARE = 0.4  # of the GPU's memory
 
 
 class TimedEngine(Engine):
-    """Measures the time of its forwards."""
+    """Measures the time of its forwards, with the draw of their tokens."""
 
     prefill_seconds = 0.0
     decode_seconds = 0.0
@@ -56,14 +56,14 @@ class TimedEngine(Engine):
         await super()._run()
         self.active_seconds += clock() - start
 
-    def _forward(self, tokens: list[int], chunks: list[Chunk]) -> torch.Tensor:
+    def _run_schedule(self, schedule: Schedule) -> Decoded | None:
         start = clock()
-        hidden = super()._forward(tokens, chunks)
-        if len(tokens) > len(chunks):
+        decoded = super()._run_schedule(schedule)
+        if len(schedule.tokens) > len(schedule.chunks):
             self.prefill_seconds += clock() - start
         else:
             self.decode_seconds += clock() - start
-        return hidden
+        return decoded
 
 
 class UnsharedEngine(TimedEngine):

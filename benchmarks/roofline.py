@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from benchmarks.rollout import load
 from benchmarks.runs import clock
@@ -25,7 +24,7 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, choose_kernel, one_by_one
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy, attention_shape
-from prompt_r1.agent.sampling import Sampling, draw
+from prompt_r1.agent.sampling import Sampling, SamplingMix, settings_row
 
 COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}  # of the product of square matrices
@@ -126,15 +125,17 @@ class Bench:
         chunks = [Chunk(n, 1, n * (context + 1), context + 1) for n in range(sequences)]
         tokens = [0] * sequences
 
-        def step() -> list[int]:
-            return self._sample(self.engine._forward(tokens, chunks))
+        sampling, mix = [settings_row(Sampling(), 0.5)] * sequences, SamplingMix.of([Sampling()])
+        settings = torch.tensor(sampling, dtype=torch.float64, device=self.policy.device)
 
-        self.engine._graphs = None
+        def step() -> list[list[float]]:
+            return self.engine._sample(self.engine._forward(tokens, chunks), settings, mix).tolist()
+
         eager = best = seconds(step, self.rounds)
         graphs_vs_eager = None
         if self.graphs is not None:
-            self.engine._graphs = self.graphs
-            with_graphs = seconds(step, self.rounds)
+            graphs = self.graphs
+            with_graphs = seconds(lambda: graphs(tokens, chunks, sampling, mix).drawn.tolist(), self.rounds)
             best = min(eager, with_graphs)
             if not self.graphs.broken:
                 graphs_vs_eager = round(eager / with_graphs, 2)
@@ -148,15 +149,10 @@ class Bench:
             graphs_vs_eager=graphs_vs_eager,
         )
 
-    def _sample(self, hidden: Tensor) -> list[int]:
-        logits = self.policy.logits(hidden)
-        return draw(logits, [Sampling()] * len(logits), [0.5] * len(logits)).tokens.tolist()
-
     def prefill(self, tokens: int, prompts: int) -> Prefill:
         """Measure a forward of `tokens` prompt tokens, in prompts of equal length."""
         length = tokens // prompts
         chunks = [Chunk(n * length, length, n * length, length) for n in range(prompts)]
-        self.engine._graphs = None
         time = seconds(lambda: self.engine._forward([0] * tokens, chunks), self.rounds)
         pairs = prompts * length * (length + 1) / 2  # of a token and a token that it attends to
         attention_flop = 4 * self.shape.layers * self.shape.heads * self.shape.dim * pairs

@@ -1,33 +1,52 @@
 """Decode steps as CUDA graphs, recorded once for each batch size.
 
-A decode step (one new token for each sequence) launches about 57 small kernels in each layer, and launching
-them one by one takes longer than running them. A graph launches them all at once. It holds fixed addresses,
-so the inputs of a step are copied into a buffer that stays; weights and arena stay anyway. A batch is padded
-to the next recorded size with idle rows that write to a spare row of the arena.
+A decode step (one new token for each sequence) launches about 20 kernels in each layer, and launching them
+one by one takes longer than running them. A graph launches them all at once, from the embedding to the
+sampled tokens. It holds fixed addresses, so the inputs of a step are copied into a buffer that stays; weights
+and arena stay anyway. A batch is padded to the next recorded size with idle rows that write to a spare row of
+the arena. A step needs one upload, of its inputs, and one download, of tokens and log-probabilities.
+
+All graphs share one pool of memory, because they never run at the same time. It is as large as the largest of
+them needs, above all for three or four matrices [batch × vocabulary] of the draw: about 0.3 GB for 128 rows
+of a vocabulary of 152k (calculated, not measured). Sizes are recorded when they first occur.
 
 Written for NVIDIA GPUs, and not yet run on one. Every recorded step is compared with the same step run
-directly; if recording fails or the results differ, decoding continues without graphs.
+directly; if recording fails or the results differ, decoding continues without graphs. If memory runs out
+while a step is recorded, nothing more is recorded until `resume`.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.decode_kernels import RECORDABLE, CacheOffsets, Chunk, Kernel
+from prompt_r1.agent.decode_kernels import RECORDABLE, CacheOffsets, Chunk, Kernel, upload
 from prompt_r1.agent.kv_cache import Arena
+from prompt_r1.agent.sampling import SamplingMix
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # batch sizes that are recorded
+SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes that are recorded
 TOLERANCE = 0.05  # largest relative difference in norm between recorded and direct hidden states
+IDLE = [0.5, 1.0, 1.0, 0]  # the sampling settings of an idle row
 
-DecodeStep = Callable[[], Tensor]
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a step returns for each of its R sequences. A recorded step overwrites it at its next replay."""
+
+    hidden: Tensor  # (R, hidden) last hidden states
+    drawn: Tensor  # (R, 2) float64: the sampled token and its log-probability
+
+
+DecodeStep = Callable[[], Decoded]
 Record = Callable[[DecodeStep], DecodeStep]
 """Turns a step into a function that replays it on the same buffers."""
 Forward = Callable[[Tensor, "DecodeBatch"], Tensor]
 """Tokens (B,) and their batch → last hidden states (B, hidden)."""
+Sample = Callable[[Tensor, Tensor, SamplingMix], Tensor]
+"""Hidden states (B, hidden), sampling settings (B, 4) and their mix → drawn (B, 2)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,7 @@ class DecodeGraphs:
     def __init__(
         self,
         forward: Forward,
+        sample: Sample,
         arena: Arena,
         kernel: Kernel,
         *,
@@ -57,38 +77,47 @@ class DecodeGraphs:
         """`longest` is the largest number of tokens in a sequence."""
         self.broken = False  # True: recording has failed, and graphs are no longer used
         self._forward = forward
+        self._sample = sample
         self._arena = arena
         self._kernel = kernel
         self._longest = longest
         self._record = record
-        self._replays: dict[int, DecodeStep] = {}
-        # (3, B): token, first arena row and length of each sequence.
-        self._inputs = torch.zeros(3, SIZES[-1], dtype=torch.int64, device=arena.keys[0].device)
+        self._paused = False  # True: memory ran out while a step was recorded
+        self._replays: dict[tuple[int, SamplingMix], DecodeStep] = {}
+        # (B, 7): token, first arena row, length, and `settings_row` of each sequence.
+        self._inputs = torch.zeros(SIZES[-1], 7, dtype=torch.float64, device=arena.keys[0].device)
 
-    def can_run(self, chunks: list[Chunk]) -> bool:
-        """Whether the batch has one new token for each sequence and fits the largest recorded size."""
-        return not self.broken and len(chunks) <= SIZES[-1] and all(chunk.count == 1 for chunk in chunks)
+    def resume(self) -> None:
+        """Record again after memory ran out."""
+        self._paused = False
 
-    def __call__(self, tokens: list[int], chunks: list[Chunk]) -> Tensor:
-        """Last hidden states (B, hidden). Writes keys and values of the B tokens to the arena."""
-        size = next(size for size in SIZES if size >= len(tokens))
-        idle = size - len(tokens)
-        inputs = [
-            tokens + [0] * idle,
-            [chunk.start for chunk in chunks] + [self._arena.spare] * idle,
-            [chunk.length for chunk in chunks] + [1] * idle,
+    def can_run(self, chunks: Sequence[Chunk], mix: SamplingMix) -> bool:
+        """Whether the batch has one new token for each sequence, and its size is or may be recorded."""
+        if self.broken or len(chunks) > SIZES[-1] or any(chunk.count > 1 for chunk in chunks):
+            return False
+        return not self._paused or (_padded(len(chunks)), mix) in self._replays
+
+    def __call__(
+        self, tokens: list[int], chunks: Sequence[Chunk], settings: Sequence[list[float]], mix: SamplingMix
+    ) -> Decoded:
+        """Decode a token for each sequence. Writes keys and values of the tokens to the arena."""
+        size = _padded(len(tokens))
+        rows: list[list[float]] = [
+            [token, chunk.start, chunk.length, *row]
+            for token, chunk, row in zip(tokens, chunks, settings, strict=True)
         ]
-        self._inputs[:, :size].copy_(torch.tensor(inputs))
-        step = partial(self._step, size)
-        if size not in self._replays:
-            expected = step()
-            self._replays[size] = self._record_checked(step, expected)
-        # Clone: the next replay writes its result into the same buffer.
-        return self._replays[size]()[: len(tokens)].clone()
+        rows += [[0, self._arena.spare, 1, *IDLE]] * (size - len(tokens))
+        self._inputs[:size] = upload(rows, torch.float64, self._inputs.device)
+        if (size, mix) not in self._replays:
+            step = partial(self._step, size, mix)
+            self._replays[size, mix] = self._record_checked(step)
+        decoded = self._replays[size, mix]()
+        return Decoded(decoded.hidden[: len(tokens)], decoded.drawn[: len(tokens)])
 
-    def _step(self, size: int) -> Tensor:
-        """The forward of the first `size` inputs. It reads no value on the host, so it can be recorded."""
-        tokens, starts, lengths = self._inputs[:, :size]
+    def _step(self, size: int, mix: SamplingMix) -> Decoded:
+        """The forward and the draw of the first `size` inputs. Reads no value on the host."""
+        inputs = self._inputs[:size]
+        tokens, starts, lengths = inputs[:, :3].T.long().unbind()
         offsets = CacheOffsets(
             queries=torch.arange(size + 1, dtype=torch.int32, device=tokens.device),
             starts=torch.cat([starts, starts[:1]]).int(),
@@ -100,28 +129,53 @@ class DecodeGraphs:
         batch = DecodeBatch(
             self._arena.keys, self._arena.values, self._kernel, starts + positions, positions, offsets
         )
-        return self._forward(tokens, batch)
+        hidden = self._forward(tokens, batch)
+        return Decoded(hidden, self._sample(hidden, inputs[:, 3:], mix))
 
-    def _record_checked(self, step: DecodeStep, expected: Tensor) -> DecodeStep:
+    def _record_checked(self, step: DecodeStep) -> DecodeStep:
         """Record a step. Returns the step itself if recording fails or the result differs.
 
         Matrix products may be summed in another order during capture. In bfloat16, single entries can then
-        differ a lot, but the norm of all differences stays small.
+        differ a lot, but the norm of all differences stays small, and few rows draw another token.
+
+        Raises OutOfMemoryError if memory runs out; decoding can continue without new recordings.
         """
+        expected = step()
         try:
             replay = self._record(step)
-            found = replay().float()
+            found = replay()
         except RuntimeError as error:
+            if _ran_out_of_memory(error):
+                self._paused = True
+                raise torch.OutOfMemoryError(f"while a decode step was recorded: {error}") from error
             return self._give_up(step, str(error))
-        difference = float((found - expected.float()).norm() / expected.float().norm())
+        exact = expected.hidden.float()
+        difference = float((found.hidden.float() - exact).norm() / exact.norm())
         if not difference <= TOLERANCE:  # also when it is NaN
             return self._give_up(step, f"the recorded step differs by {difference:.1%}")
+        others = int((found.drawn[:, 0] != expected.drawn[:, 0]).sum())
+        if others > 1 + len(exact) // 10:
+            return self._give_up(step, f"the recorded step samples {others} of {len(exact)} other tokens")
         return replay
 
     def _give_up(self, step: DecodeStep, reason: str) -> DecodeStep:
         self.broken = True
         warnings.warn(f"decoding continues without CUDA graphs: {reason}", stacklevel=2)
         return step
+
+
+def _padded(count: int) -> int:
+    """The smallest recorded size of at least `count`."""
+    return next(size for size in SIZES if size >= count)
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is out-of-memory, or was raised while one was handled: ending a capture may fail."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def step_recorder(kernel: Kernel) -> Record | None:
@@ -144,7 +198,7 @@ def _record_cuda_graph(step: DecodeStep, *, pool: "torch.cuda._POOL_HANDLE") -> 
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         out = step()
 
-    def replay() -> Tensor:
+    def replay() -> Decoded:
         graph.replay()
         return out
 

@@ -1,6 +1,6 @@
 """Attention of new tokens over the KV cache: a ragged batch of sequences, and three kernels for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prompt_r1.agent.scores import PLAIN, ScoreRules, attend_by_rules
+
+
+def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy numbers, or rows of numbers, to the device. The host does not wait for the copy."""
+    pinned = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class RaggedBatch:
         positions: list[int] = []
         for chunk in self.chunks:
             positions += range(chunk.length - chunk.count, chunk.length)
-        return torch.tensor(positions, device=self.device)
+        return upload(positions, torch.int64, self.device)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -71,7 +77,7 @@ class RaggedBatch:
         starts: list[int] = []
         for chunk in self.chunks:
             starts += [chunk.start] * chunk.count
-        return torch.tensor(starts, device=self.device) + self.positions
+        return upload(starts, torch.int64, self.device) + self.positions
 
     @cached_property
     def chunks_by_row(self) -> list[Chunk]:
@@ -98,15 +104,12 @@ class RaggedBatch:
         lengths = [chunk.length for chunk in self.chunks]
         columns = self.chunks[-1].column + self.chunks[-1].count
         return CacheOffsets(
-            queries=self._int32([*queries, columns]),
-            starts=self._int32([*starts, 0]),
-            lengths=self._int32(lengths),
+            queries=upload([*queries, columns], torch.int32, self.device),
+            starts=upload([*starts, 0], torch.int32, self.device),
+            lengths=upload(lengths, torch.int32, self.device),
             longest_query=max(chunk.count for chunk in self.chunks),
             longest_key=max(lengths),
         )
-
-    def _int32(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs, Record, step_recorder
-from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch
+from prompt_r1.agent.cuda_graphs import DecodeBatch, Decoded, DecodeGraphs, Record, step_recorder
+from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, upload
 from prompt_r1.agent.kv_cache import (
     Arena,
     CachedPrefix,
@@ -39,7 +39,7 @@ from prompt_r1.agent.kv_cache import (
     find_prefix,
 )
 from prompt_r1.agent.policy import Policy
-from prompt_r1.agent.sampling import Sampling, draw
+from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
 
@@ -127,10 +127,11 @@ class Engine:
         self.kv_tokens = kv_tokens
         self.max_games = max_games
         self.prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
+        self._limits = (self.max_games, self.prefill_tokens)  # halved when memory runs out
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._decode = decode
-        self._text = cache(lambda token: decode([token])) if decode else None
+        self._may_end = cache(self._may_end_stop_string)
         self._record = record
         self._arena: Arena | None = None
         self._graphs: DecodeGraphs | None = None
@@ -174,10 +175,16 @@ class Engine:
         return await done
 
     def clear_cache(self) -> None:
-        """Drop every cached sequence: call it when the weights have changed."""
+        """Drop every cached sequence: call it when the weights have changed.
+
+        Limits that were halved because memory ran out are restored: the next rollout may have more of it.
+        """
         self._drop_cancelled()
         assert not self._running and not self._waiting, "the weights changed during a game"
         self._segments = []
+        self.max_games, self.prefill_tokens = self._limits
+        if self._graphs is not None:
+            self._graphs.resume()
 
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
@@ -215,7 +222,12 @@ class Engine:
         record = self._record or step_recorder(self._kernel)
         if record is not None:
             self._graphs = DecodeGraphs(
-                self._hidden_states, self._arena, self._kernel, longest=self.max_tokens, record=record
+                self._hidden_states,
+                self._sample,
+                self._arena,
+                self._kernel,
+                longest=self.max_tokens,
+                record=record,
             )
 
     def _drop_cancelled(self) -> None:
@@ -344,8 +356,8 @@ class Engine:
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
         warnings.warn(
-            f"out of memory: from now on at most {self.max_games} games decode at the same time, and "
-            f"{self.prefill_tokens} prompt tokens are computed beside them",
+            f"out of memory: in the rest of this rollout at most {self.max_games} games decode at the same "
+            f"time, and {self.prefill_tokens} prompt tokens are computed beside them",
             stacklevel=2,
         )
 
@@ -353,43 +365,61 @@ class Engine:
     def _schedule_and_run(self) -> None:
         self._steps += 1
         schedule = self._schedule()
-        hidden = self._last_hidden_states(schedule)
-        if schedule.jobs:
-            self._postprocess(schedule.jobs, torch.cat(hidden))
+        decoded = self._run_schedule(schedule)
+        if decoded is not None:
+            self._postprocess(schedule.jobs, decoded)
 
-    def _last_hidden_states(self, schedule: Schedule) -> list[Tensor]:
-        """Run the forward. Returns the last hidden states of `schedule.jobs`, in parts (n, hidden)."""
+    def _run_schedule(self, schedule: Schedule) -> Decoded | None:
+        """Run the forward, and sample a token for each of `schedule.jobs`; None if there are none."""
+        jobs, tokens, chunks = schedule.jobs, schedule.tokens, schedule.chunks
         hidden = [self._running[job].end_states[len(job.tokens)][None] for job in schedule.known]
-        if schedule.chunks:
-            computed = self._forward(schedule.tokens, schedule.chunks)
-            hidden.append(computed[list(schedule.columns.values())])
-        return hidden
+        settings = [settings_row(job.sampling, job.uniform) for job in jobs]
+        mix = SamplingMix.of([job.sampling for job in jobs])
+        all_sample = 0 < len(chunks) == len(schedule.columns)
+        if all_sample and self._graphs is not None and self._graphs.can_run(chunks, mix):
+            decoded = self._graphs(tokens, chunks, settings[len(hidden) :], mix)
+            if not hidden:
+                return decoded
+            known = torch.cat(hidden)
+            drawn = self._sample(known, self._upload_settings(settings[: len(known)]), mix)
+            return Decoded(torch.cat([known, decoded.hidden]), torch.cat([drawn, decoded.drawn]))
+        if chunks:
+            columns = upload(list(schedule.columns.values()), torch.int64, self.policy.device)
+            hidden.append(self._forward(tokens, chunks).index_select(0, columns))
+        if not jobs:
+            return None
+        states = torch.cat(hidden)
+        return Decoded(states, self._sample(states, self._upload_settings(settings), mix))
+
+    def _upload_settings(self, settings: list[list[float]]) -> Tensor:
+        return upload(settings, torch.float64, self.policy.device)
 
     def _forward(self, tokens: list[int], chunks: list[Chunk]) -> Tensor:
         """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the arena."""
-        if self._graphs is not None and self._graphs.can_run(chunks):
-            return self._graphs(tokens, chunks)
         device, arena = self.policy.device, self._arena
         assert arena is not None, "the arena is allocated before the first forward"
         batch = RaggedBatch(arena.keys, arena.values, chunks, device, self._kernel)
-        return self._hidden_states(torch.tensor(tokens, device=device), batch)
+        return self._hidden_states(upload(tokens, torch.int64, device), batch)
 
     def _hidden_states(self, tokens: Tensor, batch: RaggedBatch | DecodeBatch) -> Tensor:
         positions = batch.positions[None]
         return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=batch)[0]
 
+    def _sample(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
+        """(R, 2) float64: tokens and log-probabilities, packed so that one copy brings both to the host."""
+        drawn = draw(self.policy.logits(hidden), settings, mix)
+        return torch.stack([drawn.tokens.double(), drawn.logprobs.double()], dim=1)
+
     # Postprocess
 
-    def _postprocess(self, jobs: list[Job], hidden: Tensor) -> None:
-        """Sample a token for each job from its last hidden state, and resolve the jobs that are finished."""
+    def _postprocess(self, jobs: list[Job], decoded: Decoded) -> None:
+        """Append the sampled token of each job, and resolve the jobs that are finished."""
         for row, job in enumerate(jobs):
             if not job.logprobs:
-                self._running[job].end_states[job.prompt_length] = hidden[row].clone()
-        drawn = draw(
-            self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
-        )
+                self._running[job].end_states[job.prompt_length] = decoded.hidden[row].clone()
         self.sampled += len(jobs)
-        for job, token, logprob in zip(jobs, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
+        for job, (number, logprob) in zip(jobs, decoded.drawn.tolist(), strict=True):
+            token = int(number)
             job.tokens.append(token)
             job.logprobs.append(logprob)
             job.uniform = job.random.random()
@@ -402,13 +432,16 @@ class Engine:
 
     def _completes_stop_string(self, job: Job) -> bool:
         """Whether the newest token ends a stop string that lies completely in the sampled tokens."""
-        if not job.stop or self._decode is None or self._text is None:
-            return False
-        newest = self._text(job.tokens[-1])
-        if not any(string[-1] in newest for string in job.stop):
+        if not job.stop or self._decode is None or not self._may_end(job.tokens[-1], job.stop):
             return False
         # Each token of the string has at least one of its characters.
         most_tokens = max(len(string) for string in job.stop)
         start = max(job.prompt_length, len(job.tokens) - most_tokens)
         tail = self._decode(job.tokens[start:])
         return any(string in tail for string in job.stop)
+
+    def _may_end_stop_string(self, token: int, stop: tuple[str, ...]) -> bool:
+        """Whether a token's text has the last character of a stop string."""
+        assert self._decode is not None, "stop strings need an engine with `decode`"
+        text = self._decode([token])
+        return any(string[-1] in text for string in stop)

@@ -28,6 +28,27 @@ LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round
 
 
 @dataclass(frozen=True)
+class SamplingMix:
+    """Which kinds of rows a batch has. A recorded step serves every batch of the same mix."""
+
+    greedy: bool
+    sampled: bool
+    truncated: bool  # some rows are sampled with top-k or top-p
+
+    @staticmethod
+    def of(samplings: Sequence[Sampling]) -> "SamplingMix":
+        """The mix of these rows."""
+        greedy = [sampling.temperature == 0 for sampling in samplings]
+        return SamplingMix(any(greedy), not all(greedy), any(sampling.truncated for sampling in samplings))
+
+
+def settings_row(sampling: Sampling, uniform: float) -> list[float]:
+    """What `draw` reads of a row: its number in [0, 1), temperature (0: greedy), top-p and top-k."""
+    temperature = sampling.temperature and max(sampling.temperature, LOWEST_TEMPERATURE)
+    return [uniform, temperature, sampling.top_p, sampling.top_k]
+
+
+@dataclass(frozen=True)
 class Drawn:
     """One sampled token for each of R rows."""
 
@@ -35,52 +56,48 @@ class Drawn:
     logprobs: Tensor  # (R,) nats under softmax(logits / temperature), over the whole vocabulary
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], uniform: Sequence[float]) -> Drawn:
+def draw(logits: Tensor, settings: Tensor, mix: SamplingMix) -> Drawn:
     """Sample by inverting each row's cumulative distribution at its number in [0, 1).
 
-    `logits` is (R, V) float32, with one Sampling and one number for each row.
+    `logits` is (R, V) float32, and `settings` (R, 4) float64, the `settings_row` of each row. Reads no value
+    on the host, so that a CUDA graph can record it.
     """
-    greedy = [row for row, sampling in enumerate(samplings) if sampling.temperature == 0]
-    if len(greedy) == len(samplings):
+    if not mix.sampled:
         largest, tokens = logits.max(-1)
         return Drawn(tokens, largest - logits.logsumexp(-1))
-    device = logits.device
-    largest = logits.amax(-1)  # ten times faster on a CPU than `max`, which also returns the index
-    # Greedy rows are overwritten below; their log-probabilities are those at temperature 1.
-    temperatures = torch.tensor(
-        [max(s.temperature or 1.0, LOWEST_TEMPERATURE) for s in samplings], device=device
-    )[:, None]
-    numbers = torch.tensor(uniform, dtype=torch.float32, device=device)[:, None]
-    weights = ((logits - largest[:, None]) / temperatures).exp_()  # (R, V), not normalised
+    numbers, temperatures, top_p, top_k = settings.float()[:, :, None].unbind(1)  # (R, 1) each
+    greedy = temperatures == 0
+    if mix.greedy:  # their log-probabilities are those at temperature 1
+        temperatures = temperatures.masked_fill(greedy, 1.0)
+    largest = logits.amax(
+        -1, keepdim=True
+    )  # ten times faster on a CPU than `max`, which also returns the index
+    weights = (logits - largest).div_(temperatures).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
     tokens = _invert(cumulative, numbers)
-    truncated = [row for row, sampling in enumerate(samplings) if sampling.truncated]
-    if truncated:
-        tokens[truncated] = _draw_truncated(
-            weights[truncated], [samplings[row] for row in truncated], numbers[truncated]
-        )
-    if greedy:
-        tokens[greedy] = logits[greedy].argmax(-1)
-    shifted = logits.gather(1, tokens[:, None]) - largest[:, None]
-    return Drawn(tokens, (shifted / temperatures - cumulative[:, -1:].log())[:, 0])
+    if mix.truncated:
+        truncated = (top_p < 1) | (top_k > 0)
+        tokens = torch.where(truncated, _draw_truncated(weights, top_p, top_k, numbers), tokens)
+    if mix.greedy:
+        tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
+    shifted = logits.gather(1, tokens) - largest
+    return Drawn(tokens[:, 0], (shifted / temperatures - cumulative[:, -1:].log())[:, 0])
 
 
-def _draw_truncated(weights: Tensor, samplings: Sequence[Sampling], numbers: Tensor) -> Tensor:
-    """Sample from the tokens that remain after top-k, then top-p. weights (R, V) → tokens (R,)."""
-    device, size = weights.device, weights.shape[1]
-    top_k = torch.tensor([sampling.top_k or size for sampling in samplings], device=device)[:, None]
-    top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
+def _draw_truncated(weights: Tensor, top_p: Tensor, top_k: Tensor, numbers: Tensor) -> Tensor:
+    """Sample from the tokens that remain after top-k, then top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
-    ranked = ranked * (torch.arange(size, device=device) < top_k)
+    ranks = torch.arange(weights.shape[1], device=weights.device)
+    ranked = ranked * ((ranks < top_k) | (top_k == 0))
     cumulative = ranked.cumsum(-1)
     # A token remains if those before it have less than top_p, so the one that reaches top_p is included.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])
-    return order.gather(1, _invert(ranked.cumsum(-1), numbers)[:, None])[:, 0]
+    return order.gather(1, _invert(ranked.cumsum(-1), numbers))
 
 
 def _invert(cumulative: Tensor, numbers: Tensor) -> Tensor:
-    """(R,) the first entry whose cumulative weight exceeds the number times the total."""
+    """(R, 1) the first entry whose cumulative weight exceeds the number times the total."""
     found = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
     # Rounding may reach the total itself: then take the last entry with any weight.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(found, last)[:, 0]
+    return torch.minimum(found, last)

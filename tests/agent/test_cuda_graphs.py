@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from prompt_r1.agent import decode_kernels
 from prompt_r1.agent import policy as policy_module
-from prompt_r1.agent.cuda_graphs import DecodeBatch, DecodeGraphs
+from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
 from prompt_r1.agent.engine import MAX_PROMPT_WAIT, Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.sampling import SamplingMix
 from tests import tiny
 
 
@@ -46,7 +47,9 @@ class Recorder:
 
         def replay():
             self.replayed += 1
-            out.copy_(step() + self.off_by)
+            again = step()
+            out.hidden.copy_(again.hidden + self.off_by)
+            out.drawn.copy_(again.drawn)
             return out
 
         return replay
@@ -99,6 +102,49 @@ def test_a_recording_that_only_rounds_differently_is_used(play):
     assert not engine._graphs.broken
 
 
+def test_sizes_waste_at_most_15_rows():
+    """33 sequences were once padded to 64, and 130 to 256."""
+    assert [_padded(count) for count in (1, 3, 5, 9, 17, 33, 130, 256)] == [1, 4, 8, 16, 32, 48, 144, 256]
+    assert all(_padded(count) - count < 16 for count in range(1, 257))
+
+
+@pytest.mark.parametrize("ending_the_capture_fails", [False, True])
+def test_memory_that_runs_out_while_recording_halves_the_batch_until_the_next_rollout(
+    play, ending_the_capture_fails
+):
+    """It was once the end of graphs for the whole run."""
+
+    class Short(Recorder):
+        def __call__(self, step):
+            self.recorded += 1
+            if self.recorded > 1:
+                return super().__call__(step)
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            except torch.OutOfMemoryError:
+                if ending_the_capture_fails:
+                    raise RuntimeError("operation failed due to a previous error") from None
+                raise
+
+    record = Short()
+    with pytest.warns(UserWarning, match="out of memory"):
+        tokens, engine = play(record)
+    assert tokens == play(None)[0]
+    assert record.recorded == 1 and not engine._graphs.broken
+    assert engine.max_games < 9 and engine.prefill_tokens < 512
+    engine.clear_cache()
+    assert (engine.max_games, engine.prefill_tokens) == (256, 512)
+
+    prompts = [tiny.random_tokens(9, seed=number) for number in range(9)]
+
+    async def rollout():
+        calls = (engine.generate(tokens, max_new=5, seed="0", temperature=0.0) for tokens in prompts)
+        return await asyncio.gather(*calls)
+
+    asyncio.run(rollout())
+    assert record.recorded > 1 and record.replayed
+
+
 def test_decoding_continues_if_recording_fails(play):
     def record(step):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -113,14 +159,14 @@ def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
     forwards = {}
     for name, record in {"plain": None, "recorded": Recorder()}.items():
         counts: list[int] = []
-        original = Engine._forward
+        original = Engine._run_schedule
 
-        def counted(self, ids, chunks, counts=counts, original=original):
-            counts.append(sum(chunk.count > 1 for chunk in chunks))
-            return original(self, ids, chunks)
+        def counted(self, schedule, counts=counts, original=original):
+            counts.append(sum(chunk.count > 1 for chunk in schedule.chunks))
+            return original(self, schedule)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Engine, "_forward", counted)
+            patch.setattr(Engine, "_run_schedule", counted)
             play(record)
         forwards[name] = sum(count > 0 for count in counts)
     assert forwards["recorded"] < forwards["plain"]
@@ -161,16 +207,19 @@ def test_a_recorded_step_needs_nothing_from_the_host(monkeypatch):
     model = tiny.model().to("meta", torch.bfloat16)
     policy = Policy(model, compute=torch.bfloat16)
 
-    def forward(tokens: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
-        positions = batch.positions[None]
-        return policy.hidden_states(tokens[None], position_ids=positions, ragged=batch)[0]
-
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=200, prefill_tokens=1)
     graphs = DecodeGraphs(
-        forward, Arena(policy, 600), decode_kernels.flash, longest=200, record=lambda step: step
+        engine._hidden_states,
+        engine._sample,
+        Arena(policy, 600),
+        decode_kernels.flash,
+        longest=200,
+        record=lambda step: step,
     )
     with OnlyOn("meta") as operations:
-        hidden = graphs._step(8)
-    assert hidden.shape == (8, model.config.hidden_size) and hidden.dtype == torch.bfloat16
+        decoded = graphs._step(8, SamplingMix(greedy=True, sampled=True, truncated=True))
+    assert decoded.hidden.shape == (8, model.config.hidden_size) and decoded.hidden.dtype == torch.bfloat16
+    assert decoded.drawn.shape == (8, 2)
     layers = model.config.num_hidden_layers
     assert operations.count("aten._flash_attention_forward.default") == layers
     assert operations.count("aten.index_copy_.default") == 2 * layers

@@ -439,7 +439,7 @@ def test_after_out_of_memory_running_games_are_served_before_waiting_ones():
     policy = SmallDevice(tiny.model(), compute=torch.float32)
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
     sizes = dict.fromkeys("abcd", (10, 3))
-    with pytest.warns(UserWarning, match="from now on at most 1 games decode"):
+    with pytest.warns(UserWarning, match="in the rest of this rollout at most 1 games decode"):
         assert order_of_first_tokens(engine, sizes) == list("abcd")
 
 
@@ -566,7 +566,9 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
     expected = asyncio.run(play(make_engine(policy, max_games=9)))
     limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
     engine = make_engine(policy, max_games=9)
-    with pytest.warns(UserWarning, match="out of memory: from now on at most [124] games decode"):
+    with pytest.warns(
+        UserWarning, match="out of memory: in the rest of this rollout at most [124] games decode"
+    ):
         found = asyncio.run(asyncio.wait_for(play(engine), timeout=20))
     for turns, others in zip(expected, found, strict=True):
         assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.sampling import Sampling, draw
+from prompt_r1.agent.sampling import Drawn, Sampling, SamplingMix, settings_row
+from prompt_r1.agent.sampling import draw as draw_rows
+
+
+def draw(logits: torch.Tensor, samplings: list[Sampling], uniform: list[float]) -> Drawn:
+    settings = [settings_row(*row) for row in zip(samplings, uniform, strict=True)]
+    return draw_rows(logits, torch.tensor(settings, dtype=torch.float64), SamplingMix.of(samplings))
 
 
 def allowed_tokens(logits: list[float], sampling: Sampling) -> dict[int, float]:
