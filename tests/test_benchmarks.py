@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks import calls, models, rollout, roofline
+from benchmarks import calls, cluster, launches, models, rollout, roofline, virtual
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
@@ -228,3 +228,80 @@ def test_well_known_types_are_right_and_none_is_wrong():
     )
     found = models.survey([*right, *refused])
     assert list(found.right) == list(right) and list(found.refused) == list(refused), found
+
+
+LAUNCHES = virtual.Launches(products=15, attention=2, small=100)
+
+
+def test_a_virtual_rollout_plays_the_plan_and_takes_as_long_as_its_parts():
+    lengths = replace(SHORT, prompt=410, latency=3.0)
+    planned = plan(2, 2, seed=3, lengths=lengths, vocabulary=999)
+    device = replace(virtual.A100, kv_tokens=40_000)
+    run = virtual.play_virtually(planned, lengths, device, LAUNCHES)
+    for parts, game in zip(run.games, planned, strict=True):
+        assert parts[0] == 410 and len(parts) == 2 * len(game.turns)
+        assert parts[2::2] == [len(turn.reply) for turn in game.turns[:-1]]
+        assert all(3 <= count <= 6 for count in parts[1::2])
+    assert run.sampled == sum(sum(parts[1::2]) for parts in run.games)
+    parts_of_time = run.graph_seconds + run.eager_seconds + run.host_seconds + run.waiting_seconds
+    assert run.seconds == pytest.approx(parts_of_time, abs=0.01)
+    # Each question, of which most is the instruction, is computed once, and nothing is evicted.
+    assert run.prefilled == run.needed - virtual.INSTRUCTION
+    longest_chain = totals(planned).longest_chain
+    assert longest_chain < run.seconds < longest_chain + 2.0
+    assert len(run.admissions) == len(run.steps) > 10 and min(run.steps) > 0
+
+
+def test_a_virtual_forward_takes_the_time_that_the_assumptions_give():
+    clock = virtual.VirtualClock()
+    model = virtual.ToyModel(virtual.A100, LAUNCHES, clock, (3, 6))
+    decode = model._seconds(torch.tensor([999, 1999]))
+    assert decode == pytest.approx((8.04e9 + 3000 * 147_456) / 1.555e12 / 0.82, rel=1e-3)
+    prompt = model._seconds(torch.arange(8192))
+    flop = 7.27e9 * 8192 + 0.59e6 * 8192 * 8193 / 2
+    assert prompt == pytest.approx(flop / 312e12 / 0.52, rel=1e-3)
+    clock.replaying = True
+    assert model._seconds(torch.tensor([999, 1999])) == pytest.approx(decode + 100 * 2e-6)
+    assert model.batches == [2, 2]
+
+
+def test_the_launches_and_waits_of_a_small_program_are_counted():
+    trace = launches.Trace()
+    matrix, row = torch.zeros(4, 4, device="meta"), torch.zeros(4, device="meta")
+    with trace, launches.HostLists(trace.counts):
+        product = (matrix @ matrix.T)[:, 1:].contiguous()  # two kernels: views launch nothing
+        (product.exp() + row[:3]).sum().item()  # three kernels, one wait
+        row.copy_(torch.zeros(4), non_blocking=True)
+        torch.tensor([1, 2], device="meta")
+        matrix[[0, 1]].tolist()  # a copy of the indices, one kernel, a copy of the result
+    counts = trace.counts
+    assert counts.operations == {"mm": 1, "clone": 1, "exp": 1, "add": 1, "sum": 1, "index": 1}
+    assert (counts.uploads, counts.downloads, counts.copies) == (2, 2, 1)
+
+
+def test_a_decode_step_is_traced_without_its_prompt():
+    model = make_model(attention.NAME).to("meta", torch.bfloat16)
+    traced = launches.trace_decode_step(model, rows=3)
+    layers = model.config.num_hidden_layers
+    assert traced.launches.attention == layers
+    assert traced.launches.products == 7 * layers + 1
+    assert traced.launches.small > 20 * layers and 1 <= traced.synchronisations <= 6
+
+
+def test_the_efficiency_of_the_update_counts_what_ranks_wait_for():
+    equal = cluster.scored_groups([[10, 6], [10, 6], [10, 6], [10, 6]], group_size=2)
+    assert cluster.update_efficiency(equal, 1, 4, 1000) == cluster.update_efficiency(equal, 2, 4, 1000) == 1
+    # One of two ranks has 10 + 2 × 5 tokens, the other 10 + 2 × 25.
+    uneven = cluster.scored_groups([[10, 6], [10, 6], [10, 26], [10, 26]], group_size=2)
+    assert cluster.update_efficiency(uneven, 2, 4, 1000) == pytest.approx((20 + 60) / 2 / 60)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_cluster_prints_its_summary_as_the_last_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cluster", "--questions", "16"])
+    cluster.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["launches_decode"] > 36 * 8 and result["syncs_decode"] <= 6
+    assert result["virtual_rollout_s_a100"] > 1 and 0.9 < result["prefill_ratio_a100"] < 4
+    assert 0 < result["update_efficiency_16"] <= result["update_efficiency_8"] <= 1
+    assert 0 < result["admission_ms_640"] < 50 and 0 < result["step_ms_128"] < 50
