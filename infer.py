@@ -30,9 +30,8 @@ from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, total_cost
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.infer import InferConfig
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import Ranks, pick_device
-from prompt_r1.environments.opening import Environments
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.environments.opening import open_for_agent
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.miniworld.hints import hint
@@ -52,14 +51,21 @@ def main(arguments: list[str]) -> None:
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
     seed = spec.config.seed if config.seed < 0 else config.seed
     codec_of(spec)  # a missing agent is reported before the missing key of an environment
-    environment = open_environment(config, spec.config, seed)
+    calls = EnvironmentConfig(
+        env_args=config.env_args,
+        route=config.route,
+        env_timeout=config.env_timeout,
+        env_price=config.env_price,
+    )
+    device = pick_device(config.device)
+    environment = open_for_agent(config.env, spec.config, calls, seed=seed, device=device)
     note = partial(print, file=sys.stderr, flush=True)
     note(printable(spec.describe(environment=environment.name, seed=seed)))
     with closing(Transcript(config.save)) as file, asyncio.Runner() as runner:
         try:
             runner.run(environment.check())  # before a large agent is loaded
             runner.run(check_endpoint(spec))
-            agent = open_agent(spec, pick_device(config.device))
+            agent = open_agent(spec, device)
             session = Session(config, agent, str(spec.path), environment, seed, file)
             try:
                 for text in questions or typed_questions():
@@ -219,19 +225,6 @@ class Session:
             seconds=seconds,
             lost_usd=spent.lost_usd - earlier.lost_usd,
         )
-
-
-def open_environment(config: InferConfig, trained: TrainConfig, seed: int) -> Pool:
-    """The environment of --env; by default the one that the agent was trained with."""
-    calls = EnvironmentConfig(
-        env_args=config.env_args or trained.env_args,
-        route=config.route,
-        env_timeout=config.env_timeout,
-        env_price=config.env_price,
-    )
-    ranks = Ranks(0, 1, pick_device(config.device))
-    environments = Environments(calls, seed=seed, folder=None, ranks=ranks, user_specs=[config.env])
-    return environments.open(config.env or trained.env)
 
 
 def _write_out(text: str) -> None:

@@ -16,8 +16,11 @@ CACHE = RUNS / "cache"
 def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
     if name == "mini":
+        from transformers.utils import logging
+
         from prompt_r1.miniworld.agent import mini_agent
 
+        logging.disable_progress_bar()  # of writing its weights
         return mini_agent(seed, CACHE)
     folder = Path(name)
     return folder / "agent" if (folder / "agent" / "config.json").exists() else name

@@ -10,17 +10,16 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
-from prompt_r1.agent.names import AgentSpec, resolve_agent
+from prompt_r1.agent.agent import Agent, check_endpoint, codec_of, open_agent
+from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api.asking import Answer, Limits, Piece, ask_pair, raise_for_error
 from prompt_r1.config.fields import EnvironmentConfig
-from prompt_r1.distributed.ranks import Ranks, pick_device
-from prompt_r1.environments.opening import Environments
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.environments.opening import open_for_agent
 from prompt_r1.environments.own import Answering, pool_of
 from prompt_r1.environments.pool import Pool
 
@@ -33,16 +32,23 @@ class Pair:
     Each method has an asynchronous twin, which may be awaited in any event loop.
     """
 
-    def __init__(self, agent: Agent, environment: Pool, *, name: str, seed: int, temperature: float) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Pool,
+        *,
+        name: str,
+        seed: int,
+        temperature: float,
+        thread: "_LoopThread | None" = None,
+    ) -> None:
         self.name = name
         self.environment = environment.name
         self._agent = agent
         self._pool = environment
         self._seed = seed
         self._temperature = temperature
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="prompt-r1", daemon=True)
-        self._thread.start()
+        self._thread = thread or _LoopThread()
 
     def ask(self, question: str, *, limits: Limits | None = None) -> Answer:
         """Play one game. Raises EnvError if the environment failed, and LimitReached."""
@@ -98,9 +104,7 @@ class Pair:
         """Close the connections. The pair cannot be used afterwards."""
         if self._thread.is_alive():
             _wait_for(self._submit(self._close()))
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.stop()
 
     def __enter__(self) -> "Pair":
         return self
@@ -114,7 +118,7 @@ class Pair:
         return f"Pair(agent={self.name!r}, environment={self.environment!r})"
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._thread.submit(work)
 
     async def _ask(
         self, question: str, limits: Limits | None, on_piece: Callable[[Piece], object] | None = None
@@ -142,6 +146,23 @@ class Pair:
     async def _close(self) -> None:
         await self._agent.close()
         await self._pool.close()
+
+
+class _LoopThread(threading.Thread):
+    """An event loop that runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        super().__init__(target=self._loop.run_forever, name="prompt-r1", daemon=True)
+        self.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.join()
+        self._loop.close()
 
 
 def _wait_for(future: "Future[T]") -> T:
@@ -176,21 +197,19 @@ def load(
     calls = EnvironmentConfig(
         env_args=env_args, env_price=(env_price,) if env_price else (), max_env_usd=max_env_usd
     )
-    pool = open_pool(spec, env, calls, seed=seed, device=device) if isinstance(env, str) else pool_of(env)
-    opened = open_agent(spec, pick_device(device))
-    pair = Pair(opened, pool, name=str(spec.path), seed=seed, temperature=temperature)
+    place = pick_device(device)
+    codec_of(spec)  # a missing agent is reported before the missing key of an environment
+    if isinstance(env, str):
+        pool = open_for_agent(env, spec.config, calls, seed=seed, device=place)
+    else:
+        pool = pool_of(env)
+    thread = _LoopThread()
     try:
-        _wait_for(pair._submit(pool.check()))
-        _wait_for(pair._submit(check_endpoint(spec)))
+        _wait_for(thread.submit(pool.check()))  # before a large agent is loaded
+        _wait_for(thread.submit(check_endpoint(spec)))
+        opened = open_agent(spec, place)
     except BaseException:
-        pair.close()
+        _wait_for(thread.submit(pool.close()))
+        thread.stop()
         raise
-    return pair
-
-
-def open_pool(spec: AgentSpec, env: str, calls: EnvironmentConfig, *, seed: int, device: str) -> Pool:
-    """Open the environment of a SPEC; by default the one that the agent was trained with."""
-    trained = spec.config
-    calls = replace(calls, env_args=calls.env_args or trained.env_args)
-    ranks = Ranks(0, 1, pick_device(device))
-    return Environments(calls, seed=seed, folder=None, ranks=ranks, user_specs=[env]).open(env or trained.env)
+    return Pair(opened, pool, name=str(spec.path), seed=seed, temperature=temperature, thread=thread)

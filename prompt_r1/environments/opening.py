@@ -5,10 +5,14 @@ import os
 import random
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from prompt_r1.config.fields import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
+from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.budget import Budget, parse_prices
 from prompt_r1.environments.journal import Journal
@@ -22,6 +26,18 @@ OPENAI_URL = "https://api.openai.com/v1"
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
+
+
+def open_for_agent(
+    spec: str, trained: TrainConfig, calls: EnvironmentConfig, *, seed: int, device: torch.device
+) -> Pool:
+    """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
+
+    `trained` are the settings of the agent's training, which may come from anyone.
+    """
+    calls = replace(calls, env_args=calls.env_args or trained.env_args)
+    environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
+    return environments.open(spec or trained.env)
 
 
 class Environments:

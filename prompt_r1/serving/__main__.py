@@ -38,8 +38,8 @@ async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None
     from prompt_r1.agent.agent import check_endpoint, open_agent
     from prompt_r1.agent.names import resolve_agent
     from prompt_r1.api.asking import Limits
-    from prompt_r1.api.pair import open_pool
     from prompt_r1.distributed.ranks import pick_device
+    from prompt_r1.environments.opening import open_for_agent
     from prompt_r1.serving.app import ServedPair, make_app
 
     spec = resolve_agent(
@@ -49,11 +49,12 @@ async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None
         prompts=config.agent_prompts,
     )
     seed = spec.config.seed if config.seed < 0 else config.seed
-    environment = open_pool(spec, config.env, config, seed=seed, device=config.device)
+    device = pick_device(config.device)
+    environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
     environment.stops_on_failures = False  # a server goes on: each failed question gets its own error
     await environment.check()
     await check_endpoint(spec)
-    agent = open_agent(spec, pick_device(config.device))
+    agent = open_agent(spec, device)
     limits = Limits(config.request_turns, config.request_calls, config.request_usd, config.request_seconds)
     pair = ServedPair(
         agent, environment, config.model_name, config.temperature, limits, config.max_sessions, key

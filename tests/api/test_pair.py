@@ -5,19 +5,22 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 import prompt_r1
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.api.pair import Pair, open_pool
+from prompt_r1.api.pair import Pair
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
+from prompt_r1.environments.opening import open_for_agent
 from prompt_r1.environments.own import pool_of
 from prompt_r1.environments.pool import Pool
 from tests.echo_agent import EchoAgent, Shouting, paid_pool
@@ -155,11 +158,21 @@ def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent, tmp_path):
         prompt_r1.load("nosuch", env="mini")
 
 
+def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_loaded(asking_agent, tmp_path):
+    """A bug: a large agent was loaded first, and then its environment was found to need a key."""
+    folder = shutil.copytree(asking_agent, tmp_path / "agent")
+    (folder / "model.safetensors").unlink()
+    threads = threading.active_count()
+    with pytest.raises(prompt_r1.UsageError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
+        prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
+    assert threading.active_count() == threads
+
+
 def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
     spec = resolve_agent(str(asking_agent), kv_tokens=0)
     hostile = replace(spec, config=replace(spec.config, env="py:os:environ"))
     with pytest.raises(prompt_r1.UsageError, match="runs code: give it as --env"):
-        open_pool(hostile, "", EnvironmentConfig(), seed=0, device="cpu")
+        open_for_agent("", hostile.config, EnvironmentConfig(), seed=0, device=torch.device("cpu"))
 
 
 def test_the_package_imports_nothing_slow_until_a_name_is_used():
