@@ -252,36 +252,35 @@ def choose_kernel(
     `windows`: whether some layers have a sliding window. `explicit`: whether some have soft caps or sinks.
     """
     if device.type == "cuda" and dtype.itemsize == 2 and not explicit:
-        rules = [PLAIN, ScoreRules(window=37)] if windows else [PLAIN]
         for kernel in RECORDABLE:
-            if all(_agrees(kernel, device, dtype, heads, kv_heads, dim, rule) for rule in rules):
+            if not rejection(kernel, device, dtype, heads, kv_heads, dim, windows=windows):
                 return kernel
     return one_by_one
 
 
-def _agrees(
+def rejection(
     kernel: Kernel,
     device: torch.device,
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
     dim: int,
-    rules: ScoreRules,
-) -> bool:
-    """Compare a kernel with `one_by_one` on random data."""
-    keys = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
-    values = torch.randn(kv_heads, 512, dim, dtype=dtype, device=device)
+    *,
+    windows: bool,
+) -> str:
+    """Why a kernel of RECORDABLE cannot be used here; "" if it agrees with `one_by_one` on random data."""
     mixed = [Chunk(0, 1, 300, 200), Chunk(1, 40, 0, 150), Chunk(41, 1, 160, 7)]
     single = [Chunk(0, 1, 300, 200), Chunk(1, 1, 160, 130)]
+    # Not installed, not built for this device, another signature, or another result.
     try:
-        for chunks in (mixed, single):
-            query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
-            batch = RaggedBatch([], [], chunks, device, kernel)
-            expected = one_by_one(query, keys, values, batch, dim**-0.5, rules)
-            found = kernel(query, keys, values, batch, dim**-0.5, rules)
-            torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
-    except AssertionError:  # a different result
-        return False
-    except (ImportError, AttributeError, RuntimeError, TypeError):  # not installed, or another signature
-        return False
-    return True
+        keys, values = torch.randn(2, kv_heads, 512, dim, dtype=dtype, device=device)
+        for rules in [PLAIN, ScoreRules(window=37)] if windows else [PLAIN]:
+            for chunks in (mixed, single):
+                query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
+                batch = RaggedBatch([], [], chunks, device, kernel)
+                expected = one_by_one(query, keys, values, batch, dim**-0.5, rules)
+                found = kernel(query, keys, values, batch, dim**-0.5, rules)
+                torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    except (AssertionError, ImportError, AttributeError, RuntimeError, TypeError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""

@@ -35,28 +35,36 @@ def choose_attention(
 
     Do not call this inside a model's forward: gradient checkpointing would count its tensors.
     """
-    if device.type == "cpu":
-        attention: GroupAttention = merged
-    elif dtype.itemsize == 2:
-        attention = varlen
-    else:
+    if rejection(device, dtype, heads, kv_heads, dim, windows=windows):
         return game_by_game
+    return merged if device.type == "cpu" else varlen
+
+
+@cache
+def rejection(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, *, windows: bool
+) -> str:
+    """Why neither `merged` on a CPU nor `varlen` on a GPU can be used here; "" if it can."""
+    if device.type != "cpu" and dtype.itemsize != 2:
+        return "FlashAttention computes in 16 bits only"
+    attention: GroupAttention = merged if device.type == "cpu" else varlen
     groups = (Group(0, 9, (4, 30, 0)), Group(43, 5, ()))
     generator = torch.Generator().manual_seed(0)
-    # Queries, keys, values and the gradient of the output.
-    inputs = [
-        torch.randn(count, 48, dim, generator=generator).to(device, dtype)
-        for count in (heads, kv_heads, kv_heads, heads)
-    ]
     tolerance = 5e-2 if dtype.itemsize == 2 else 1e-4
+    # Not built in, another signature, or another result.
     try:
+        # Queries, keys, values and the gradient of the output.
+        inputs = [
+            torch.randn(count, 48, dim, generator=generator).to(device, dtype)
+            for count in (heads, kv_heads, kv_heads, heads)
+        ]
         for rules in [PLAIN, ScoreRules(window=7)] if windows else [PLAIN]:
             found = _with_gradients(attention, rules, groups, *inputs)
             expected = _with_gradients(game_by_game, rules, groups, *inputs)
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-    except (RuntimeError, TypeError, ImportError, AssertionError):
-        return game_by_game  # not built in, another signature, or another result
-    return attention
+    except (AssertionError, ImportError, RuntimeError, TypeError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
 
 
 @torch.enable_grad()

@@ -138,6 +138,7 @@ class TrainConfig(EnvironmentConfig):
         16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
     )
     checkpointing: bool = setting(True, "gradient checkpointing")
+    slow_attention: bool = setting(False, "train on a GPU even where FlashAttention cannot be used")
     kv_tokens: int = setting(
         0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE
     )

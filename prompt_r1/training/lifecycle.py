@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
+from prompt_r1.agent.attention_choice import check_attention
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
 from prompt_r1.agent.policy import Policy
@@ -58,6 +59,8 @@ class Lifecycle:
 
     def begin(self) -> State:
         """The state to go on from: the newest valid checkpoint of the run folder, or one before step 0."""
+        if self.ranks.device.type == "cuda":
+            self.log.say(check_attention(self.policy, allow_slow=self.config.slow_attention))
         self.checkpoints = Checkpoints(
             self.log.folder,
             self.policy,
