@@ -5,7 +5,8 @@ count in all limits when their call ends.
 """
 
 import asyncio
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import add, sub
 
 from prompt_r1.errors import Resumable, UsageError
 
@@ -29,10 +30,15 @@ class Spending:
     lost_usd: float = 0.0
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Spending(*map(add, self.amounts, other.amounts))
 
     def __sub__(self, other: "Spending") -> "Spending":
-        return Spending(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Spending(*map(sub, self.amounts, other.amounts))
+
+    @property
+    def amounts(self) -> list[float]:
+        """All fields, in their order. `dataclasses.astuple` would copy each deeply, ten times slower."""
+        return list(vars(self).values())
 
     def __str__(self) -> str:
         text = f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}"

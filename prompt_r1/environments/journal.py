@@ -16,7 +16,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -257,7 +257,7 @@ class Journal:
         if outcome.lost:  # attempts that may have been billed besides the reply
             line |= {"lost": outcome.lost, "lost_tokens": spent.lost_tokens, "lost_usd": spent.lost_usd}
         self._totals += spent
-        line["totals"] = list(astuple(self._totals))  # of this file, up to this line
+        line["totals"] = self._totals.amounts  # of this file, up to this line
         offset = os.lseek(self._file, 0, os.SEEK_END)
         os.write(self._file, _with_checksum(json.dumps(line).encode()[:-1]) + b"\n")
         if outcome.verdict in REPLIED:
