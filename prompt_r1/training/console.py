@@ -22,6 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HEADER_EVERY = 25  # rows
+GOOD_EM = 0.9  # the summary shows how long the run took to validate so well
 RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
 
@@ -185,19 +186,19 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     """What was learned, where the results are, and the next commands; all numbers are from metrics.jsonl."""
     lines = read_metrics(folder)
     changes = [_validation_change(lines, best_step), _training_change(lines)]
-    seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
     calls = count_calls(lines)
     games = int(sum(line.get("games", 0.0) for line in lines))
     totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls.total:,} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
         lost = _lost_dollars(lines[-1])
         totals.append(_dollars(lines[-1]) + (f" (at most {lost} for lost attempts)" if lost else ""))
-    totals.append(_duration(seconds))
+    totals.append(_duration(_seconds(lines)))
     other = "mini:ood" if config.env == "mini" else " ".join(config.test_data) or "FILE"
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),
         f"  took         {', '.join(totals)}",
+        *filter(None, [_time_to_good_em(lines)]),
         *([f"  calls        {calls}"] if calls.total else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
@@ -310,6 +311,20 @@ def _training_change(lines: list[dict[str, float]]) -> str:
 
 def _change(label: str, first: float, last: float) -> str:
     return f"{label} {first:.3f} → {last:.3f}"
+
+
+def _time_to_good_em(lines: list[dict[str, float]]) -> str:
+    """When training first raised the validation EM to GOOD_EM; "" if it never did, or began there."""
+    good = [number for number, line in enumerate(lines) if line.get("val/em", 0.0) >= GOOD_EM]
+    if not good or good[0] == 0:
+        return ""
+    taken = _duration(_seconds(lines[: good[0] + 1]))
+    return f"               validation EM {GOOD_EM:.2f} after {taken}, at step {lines[good[0]]['step']:.0f}"
+
+
+def _seconds(lines: list[dict[str, float]]) -> float:
+    """The time of all phases of these steps."""
+    return sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
 
 
 def _duration(seconds: float) -> str:

@@ -126,6 +126,18 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     assert f"python evaluate.py --agent {tmp_path} --data test.jsonl" in shown
 
 
+def test_the_summary_shows_the_time_to_a_good_validation(tmp_path):
+    def shown(*ems: float) -> str:
+        line = {"val/reward": 0.5, "val/format": 1.0, "time/rollout": 20.0, "time/validation": 5.0}
+        lines = [{"step": 20 * n, "val/em": em, **line} for n, em in enumerate(ems)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return summary(tmp_path, 20, TrainConfig(env="mini"))
+
+    assert "               validation EM 0.90 after 75 s, at step 40\n" in shown(0.2, 0.89, 0.9, 0.95)
+    assert "0.90 after" not in shown(0.2, 0.89)  # never
+    assert "0.90 after" not in shown(0.9, 0.95)  # from the start
+
+
 def test_the_calls_of_a_run_add_up_by_game_and_by_answer():
     """The console said 9,600, the report 10,338 and metrics.jsonl both, for the same run."""
     lines = [
