@@ -24,7 +24,7 @@ from prompt_r1.data.named import find_questions, sample_questions
 from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import assign_questions
 from prompt_r1.environments.opening import Environments
-from prompt_r1.grpo import group_advantages, grpo_loss
+from prompt_r1.grpo import group_advantages, grpo_loss, importance_weights
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.training.launch import launch
@@ -64,6 +64,7 @@ def train(run: Run) -> None:
         grad_clip=config.grad_clip,
         token_mean=config.loss == "token-mean",
         tokens_per_batch=config.tokens_per_batch,
+        importance_cap=config.importance_cap,
     )
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
@@ -124,7 +125,14 @@ def learn(
             # Without a reference, the KL is to the policy that sampled.
             ref = old if batch.ref is None else batch.ref
             loss = grpo_loss(
-                scores.logprobs, old, ref, batch.advantages, batch.weights, clip=clip, kl_coef=kl_coef
+                scores.logprobs,
+                old,
+                ref,
+                batch.advantages,
+                batch.weights,
+                clip=clip,
+                kl_coef=kl_coef,
+                importance=importance_weights(old, batch.engine, cap=update.importance_cap),
             )
             loss.total.backward()
             update.record(batch, scores, loss)

@@ -30,6 +30,18 @@ def _group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     return [None if reward is None else (reward - centre) / (spread + 1e-6) for reward in rewards]
 
 
+def importance_weights(old: Tensor, engine: Tensor, *, cap: float) -> Tensor:
+    """The weight (N,) that corrects each token for the rounding of the engine that sampled it.
+
+        c = min(π_old / π_engine, C)                                   C: cap; 0: no correction, c = 1
+
+    Engine and policy have the same weights, but in 16 bits they round differently, so the engine samples from
+    another distribution than the one that learns. This is token-level truncated importance sampling (Yao et
+    al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
+    """
+    return (old - engine).exp().clamp(max=cap) if cap else torch.ones_like(old)
+
+
 @dataclass(frozen=True)
 class Loss:
     """The loss of a micro-batch and the metrics logged beside it."""
@@ -48,23 +60,26 @@ def grpo_loss(
     *,
     clip: float,
     kl_coef: float,
+    importance: Tensor | float = 1.0,
 ) -> Loss:
     """Eq. 17: clipped surrogate plus KL to the frozen reference, a weighted sum over the N agent tokens.
 
         r  = π_θ / π_old
         KL = π_ref / π_θ - log(π_ref / π_θ) - 1                        (k3, never negative)
-        L  = Σ w [ -min(r Â, clip(r, 1 - ε, 1 + ε) Â) + β KL ]         ε: clip, β: kl_coef
+        L  = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε) Â) + β KL ]       ε: clip, β: kl_coef, c: importance
 
     All tensors are (N,). `logprobs` are those of the policy that learns, the only ones with a gradient; `old`
     those of the policy that sampled; `ref` those of the frozen reference; `advantages` those of each token's
     game. `weights` hold mask and normalisation together and sum to 1 over one optimiser step and all ranks,
-    so that neither padding nor micro-batches nor the number of GPUs can change the loss.
+    so that neither padding nor micro-batches nor the number of GPUs can change the loss. `importance` is that
+    of `importance_weights`, without gradient; the paper's loss has c = 1. As in TRL 1.16 (GRPOTrainer), it
+    weights the policy term only.
     """
     ratio = (logprobs - old).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     log_ratio_to_ref = ref - logprobs
     kl = log_ratio_to_ref.exp() - log_ratio_to_ref - 1
-    total = (weights * (-surrogate + kl_coef * kl)).sum()
+    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
 
     clipped = (ratio * advantages > surrogate).float()
     metrics = {"loss": total, "kl": (weights * kl).sum(), "clip_frac": (weights * clipped).sum()}

@@ -109,6 +109,7 @@ def make_update(
     grad_clip: float = 1.0,
     token_mean: bool = False,
     tokens_per_batch: int = 64,
+    importance_cap: float = 0.0,
     gap_limit: Limit | None = ANY_GAP,
 ) -> Update:
     """An update of a policy with AdamW, by default on games of any policy."""
@@ -120,5 +121,6 @@ def make_update(
         grad_clip=grad_clip,
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
+        importance_cap=importance_cap,
         gap_limit=gap_limit,
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.agent.packing import fill
-from prompt_r1.grpo import Loss, group_advantages, grpo_loss
+from prompt_r1.grpo import Loss, group_advantages, grpo_loss, importance_weights
 from prompt_r1.training.batch import Batch, collate, sequence_mean_weight, token_mean_weight
 from prompt_r1.types import ScoredGame
 from tests import tiny
@@ -155,6 +155,35 @@ def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advant
     assert logprobs.grad is not None
     without_gradient = torch.tensor(clipped) | (advantages == 0)
     assert (logprobs.grad == 0).tolist() == without_gradient.tolist()
+
+
+def test_importance_weights_are_truncated_ratios_of_the_policy_that_sampled_to_the_engine():
+    old, engine = torch.tensor([-1.0, -1.0, -3.0, -1.0]), torch.tensor([-1.0, -1.5, -1.0, -9.0])
+    expected = [1.0, math.exp(0.5), math.exp(-2), 2.0]
+    assert importance_weights(old, engine, cap=2.0).tolist() == pytest.approx(expected)
+    assert importance_weights(old, engine, cap=0).tolist() == [1.0] * 4  # no correction
+
+
+@pytest.mark.parametrize("cap", [1.1, 2.0])
+def test_importance_weights_multiply_the_policy_term_and_not_the_kl(cap):
+    """The oracle is a loop in Python floats."""
+    rng = random.Random(0)
+    new, old, engine, ref = ([rng.uniform(-3, -1) for _ in range(20)] for _ in range(4))
+    advantages, weights = ([rng.uniform(low, 2) for _ in range(20)] for low in (-2, 0))
+    expected, slopes = 0.0, []
+    for n, o, e, f, a, w in zip(new, old, engine, ref, advantages, weights, strict=True):
+        ratio, c = math.exp(n - o), min(math.exp(o - e), cap)
+        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        expected += w * (-c * min(ratio * a, clipped * a) + KL_COEF * (math.exp(f - n) - (f - n) - 1))
+        policy_slope = -c * ratio * a if ratio * a <= clipped * a else 0.0
+        slopes.append(w * (policy_slope + KL_COEF * (1 - math.exp(f - n))))
+    logprobs = torch.tensor(new, requires_grad=True)
+    columns = [torch.tensor(column) for column in (old, ref, advantages, weights)]
+    importance = importance_weights(columns[0], torch.tensor(engine), cap=cap)
+    loss = grpo_loss(logprobs, *columns, clip=CLIP, kl_coef=KL_COEF, importance=importance)
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+    assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-4)
 
 
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import train
+from prompt_r1.agent import agent as agent_module
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
@@ -179,6 +180,17 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
         assert torch.allclose(m**2, v, rtol=1e-3, atol=1e-12), name
         expected = old * (1 - lr * decay) - lr * m / (v.sqrt() + 1e-8)
         assert torch.allclose(after[name], expected, atol=1e-5), name
+
+
+def test_in_16_bits_the_importance_weights_have_the_cap_of_the_flag(asking_agent, tmp_path, monkeypatch):
+    """A CPU would compute in float32, where there are none."""
+    monkeypatch.setattr(agent_module, "compute_dtype", lambda name, device: torch.bfloat16)
+    for cap, fewest, most in (("1", 0.1, 0.9), ("0", 0, 0)):
+        run = train_run(tmp_path / cap, asking_agent, "--importance-cap", cap)
+        line = read_metrics(run)[1]
+        assert fewest <= line["engine/importance_truncated"] <= most
+        assert (line["engine/importance_mean"] == 1) == (cap == "0")
+        assert 0.9 < line["engine/importance_mean"] <= 1
 
 
 class UnauthorizedEndpoint(JsonHandler):

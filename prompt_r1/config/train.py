@@ -97,6 +97,12 @@ class TrainConfig(EnvironmentConfig):
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
     )
+    importance_cap: float = setting(
+        2.0,
+        "cap of the importance weights π_policy / π_engine; 0: no weights. float32 has none: they would be 1",
+        range=NOT_NEGATIVE,
+        identifies=True,
+    )
     loss: str = setting(
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
     )
@@ -216,6 +222,11 @@ def check(config: TrainConfig) -> None:
     if 0 < config.kv_tokens < config.max_tokens:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
+        )
+    if 0 < config.importance_cap < 1:
+        raise UsageError(
+            f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
+            "give 1 or more, or 0 (no weights)"
         )
     if config.on_collapse == "rollback" and not config.val_data:
         raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")

@@ -20,6 +20,7 @@ const FAMILIES = [
   ]],
   ["Is the training healthy?", [
     { title: "Log-probability gap", word: "log-probability gap", names: ["engine/logprob_gap", "engine/logprob_gap_p99", "engine/logprob_gap_mean"], labels: ["largest", "99 %", "mean"], log: true, unit: "nats", reference: 1e-4, about: "Engine against trainer. In float32 it should stay below the line." },
+    { title: "Importance weights", word: "importance weight", names: ["engine/importance_mean", "engine/importance_truncated"], labels: ["mean", "share truncated"], usual: [1, 0], floor: 0, about: "Correct for the gap in 16 bits. Far from 1, engine and trainer disagree." },
     { title: "KL to the start", word: "KL", names: ["kl", "kl_median"], labels: ["mean", "median"], log: true, unit: "nats per token", about: "Single tokens can make the mean jump; the median should not rise." },
     { title: "Entropy", word: "entropy", names: ["entropy"], floor: 0, unit: "nats per token", about: "Near 0 there is no exploration." },
     { title: "Clipped tokens", word: "clip", names: ["clip_frac"], floor: 0, unit: "share", about: "Tokens that changed by more than the clip range (eq. 17)." },
@@ -30,7 +31,7 @@ const FAMILIES = [
     { title: "Time of a step", phases: true, unit: "s", about: "By phase." },
     { title: "Calls", word: "journal", names: ["env/paid", "env/reused"], labels: ["sent", "from the journal"], floor: 0, unit: "per step", about: "Of training and validation games to the environment." },
     { title: "Latency", names: ["env/latency"], floor: 0, duration: true, about: "Median time of a call." },
-    { title: "Spent", names: ["env/usd", "env/lost_usd"], labels: ["on replies", "at most, on lost attempts"], floor: 0, unit: "$", about: "Total of the run so far." },
+    { title: "Spent", names: ["env/usd", "env/lost_usd"], labels: ["on replies", "at most, on lost attempts"], usual: [0, 0], floor: 0, unit: "$", about: "Total of the run so far." },
     { title: "Speed", names: ["tokens/s"], floor: 0, unit: "tokens per second", about: "Sampled in the rollout." },
   ]],
 ];
@@ -58,16 +59,18 @@ function drawCurves(runs, onPick) {
   drawOthers(runs, steps, onPick);
 }
 
+/** The charts of a spec; none where every value is the usual one. */
 function figuresOf(spec, runs, steps) {
   if (spec.ends || spec.phases) return runs.flatMap((run, index) => stackOf(spec, run, index, runs.length, steps));
   const series = runs.flatMap((run, index) => spec.names.map((name, place) => ({
     label: spec.labels ? spec.labels[place] + (runs.length > 1 ? ` · ${"AB"[index]}` : "") : "",
     style: `run-${"ab"[index]}${place ? " second" : ""}`,
     points: pointsOf(run, name),
+    usual: spec.usual?.[place],
   }))).filter((one) => one.points.length);
-  const flat = series.every((one) => one.points.every((point) => point.value === 0));
+  const telling = !spec.usual || series.some((one) => one.points.some((point) => point.value !== one.usual));
   const letters = runs.length > 1 && spec.names.length === 1 ? series.map((one) => one.style.at(-1).toUpperCase()) : undefined;
-  return series.length && !(flat && spec.names[0] === "env/usd") ? [drawChart(...inUnits({ ...spec, letters }, series), steps)] : [];
+  return series.length && telling ? [drawChart(...inUnits({ ...spec, letters }, series), steps)] : [];
 }
 
 /** A duration in milliseconds if no value reaches a second: seconds would need powers of ten. */

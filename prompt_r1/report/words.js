@@ -25,6 +25,7 @@ const WORDS = {
   test: "Greedy games of test questions, played at the end by the untrained and the trained agent.",
   interval: "95 % interval: how far the value may be off because only some questions were played.",
   "log-probability gap": "Largest difference between the log-probability of a token as it was sampled and as it is trained on. In float32 it stays below 0.0001 nats; more means that engine and trainer disagree.",
+  "importance weight": "How much likelier a sampled token is for the trainer than for the engine that sampled it, at most the cap. It weights the token's advantage, so that rounding in 16 bits does not change what is learned.",
   KL: "Distance of the agent from its start, in nats per token: the estimate k3 of eq. 17.",
   entropy: "How undecided the agent is, in nats per token. Near 0, all games of a group are the same.",
   nat: "Unit of log-probabilities: 1 nat is a factor of 2.72.",

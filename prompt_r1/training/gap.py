@@ -7,6 +7,8 @@ what was measured for right models and for injected errors (RoPE frequencies 2 %
     compute dtype   of a token   right models      injected errors   alarm   stop
     float32         maximum      1e-6 to 1.7e-5    0.54 to 3.7       1e-4    1e-2
     bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05    0.5
+
+What rounding leaves in 16 bits is corrected by importance weights (`grpo.importance_weights`).
 """
 
 import math
@@ -17,10 +19,13 @@ import torch
 from torch import Tensor
 
 from prompt_r1.errors import UsageError
+from prompt_r1.grpo import importance_weights
 
 NAME = "engine/logprob_gap"
 MEAN = f"{NAME}_mean"
 HIGH = f"{NAME}_p99"
+IMPORTANCE = "engine/importance_mean"
+TRUNCATED = "engine/importance_truncated"
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,27 @@ def limit_of(compute: torch.dtype) -> Limit:
     return Limit(NAME, 1e-4, 1e-2) if compute.itemsize >= 4 else Limit(MEAN, 0.05, 0.5)
 
 
-def gap_metrics(gaps: Sequence[Tensor]) -> dict[str, float]:
-    """Maximum, mean and 99th percentile of the distances in nats, of all tokens; 0 without any."""
-    gap = torch.cat([torch.zeros(0), *gaps])
-    if not len(gap):
-        return dict.fromkeys((NAME, MEAN, HIGH), 0.0)
+def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float]:
+    """The gap and the importance weights of all tokens.
+
+    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap is their distance
+    from 0: its maximum, mean and 99th percentile. Of the weights: the mean, and the share that `cap`
+    truncates.
+    """
+    difference = torch.cat([torch.zeros(0), *differences])
+    if not len(difference):
+        return {NAME: 0.0, MEAN: 0.0, HIGH: 0.0, IMPORTANCE: 1.0, TRUNCATED: 0.0}
+    gap = difference.abs()
     high = gap.kthvalue(math.ceil(0.99 * len(gap))).values
-    return {NAME: gap.max().item(), MEAN: gap.mean().item(), HIGH: high.item()}
+    weights = importance_weights(difference, torch.zeros(()), cap=cap)
+    truncated = difference.exp() > cap if cap else torch.zeros(1)
+    return {
+        NAME: gap.max().item(),
+        MEAN: gap.mean().item(),
+        HIGH: high.item(),
+        IMPORTANCE: weights.mean().item(),
+        TRUNCATED: truncated.float().mean().item(),
+    }
 
 
 def check_gap(metrics: Mapping[str, float], limit: Limit) -> None:

@@ -70,14 +70,17 @@ class Update:
         grad_clip: float,
         token_mean: bool,
         tokens_per_batch: int,
+        importance_cap: float = 0.0,
         gap_limit: Limit | None = None,
     ) -> None:
         """`reference` is the frozen start; None: the KL is to the policy that sampled.
 
-        `token_mean` averages the loss over tokens, not over games (eq. 17). `gap_limit` None: that of the
-        compute dtype.
+        `token_mean` averages the loss over tokens, not over games (eq. 17). `importance_cap` is that of the
+        importance weights in 16 bits (0: none). `gap_limit` None: that of the compute dtype.
         """
         self.policy = policy
+        # In float32 the weights would be 1 up to rounding.
+        self.importance_cap = importance_cap if policy.compute.itemsize < 4 else 0.0
         self.optimizer = optimizer
         self.skipped_in_a_row = 0  # optimiser steps that were not taken
         self._reference = reference
@@ -93,9 +96,8 @@ class Update:
         self._taken: list[StepMetrics] = []
         self._current = StepMetrics()
         self._skipped = 0
-        self._gaps: list[
-            Tensor
-        ] = []  # |policy - engine| log-probabilities of the first step's tokens, in nats
+        # Policy's minus engine's log-probabilities of the first optimiser step's tokens, in nats.
+        self._differences: list[Tensor] = []
         self._gap_metrics: dict[str, float] | None = None
 
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
@@ -155,7 +157,7 @@ class Update:
         if len(loss.kl):
             self._current.kl.append(loss.kl)
         if batch.old is None and len(batch.engine):  # the weights are still those that sampled
-            self._gaps.append((scores.logprobs.detach() - batch.engine).abs().cpu())
+            self._differences.append((scores.logprobs.detach() - batch.engine).cpu())
 
     def take_step(self) -> None:
         """Sum the gradients over the ranks, clip them, and step.
@@ -187,7 +189,8 @@ class Update:
             )
 
     def _measure_gap(self) -> dict[str, float]:
-        return gap_metrics([gap for share in self._ranks.gather(self._gaps) for gap in share])
+        shares = self._ranks.gather(self._differences)
+        return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

@@ -51,6 +51,13 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
     assert not train_config(["--config", str(file)])[0].test_data
 
 
+def test_a_cap_that_truncates_nearly_all_importance_weights_is_refused():
+    for cap in ("0", "1"):
+        train_config(["--importance-cap", cap])
+    with pytest.raises(UsageError, match=r"--importance-cap 0.5 would truncate .*: give 1 or more, or 0"):
+        train_config(["--importance-cap", "0.5"])
+
+
 def test_a_config_that_is_written_reads_back_equal(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")

@@ -30,7 +30,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
         "force_answer stop_tags rule answer_metric reward questions group_size mini_batch mini_batch_of lr "
-        "beta1 beta2 weight_decay grad_clip clip kl_coef loss temperature".split()
+        "beta1 beta2 weight_decay grad_clip clip kl_coef importance_cap loss temperature".split()
     )
 
 
@@ -64,7 +64,7 @@ def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
         **{"max_turns": 5, "max_new": 1024, "max_tokens": 8192, "max_reply_tokens": 1024},
         **{"steps": 320, "questions": 128, "group_size": 5, "mini_batch": 64},
         **{"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "grad_clip": 1.0},
-        **{"clip": 0.2, "kl_coef": 0.001, "temperature": 1.0},
+        **{"clip": 0.2, "kl_coef": 0.001, "importance_cap": 2.0, "temperature": 1.0},
         **{"val_every": 20, "val_limit": 256, "save_every": 20, "keep": 2},
         **{"rank_timeout": 3600.0, "tokens_per_batch": 16384},
     }

@@ -362,6 +362,15 @@ def test_a_latency_is_shown_in_milliseconds(browser, tmp_path):
     assert latency == "Latency, ms0.130"
 
 
+def test_importance_weights_are_drawn_only_where_there_are_any(browser, tmp_path):
+    for mean, shown in ((1.0, False), (0.98, True)):
+        line = {"step": 1, "engine/logprob_gap": 0.1, "engine/importance_mean": mean}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(line | {"engine/importance_truncated": 0.0}))
+        browser.open(write_report(tmp_path))
+        assert ("Importance weights" in texts(browser, ".chart .name")) == shown
+        assert not logged(browser)
+
+
 def test_a_live_page_reloads_itself_and_keeps_its_filters(browser, run, tmp_path):
     path = tmp_path / "live.html"
     write_page(path, {"runs": [read_run(run, games=100)], "live": 0.3})

@@ -7,11 +7,14 @@ The definitions agree in the clipped surrogate, the k3 KL (TRL with `use_bias_co
     dapo               the token mean
     dr_grpo            weights of 1 / (games × max_completion_length); `collate` takes them, no flag does
 
+With an importance weight for each token, TRL's `token_truncate`, both weight the policy term and not the KL.
+
 They differ in these points: TRL's default KL is multiplied by the ratio, its advantages divide by std + 1e-4
 instead of 1e-6 (here both get the same advantages), and `bnpo` averages over the tokens of a micro-batch, as
 the released code does.
 """
 
+import itertools
 from functools import partial
 
 import pytest
@@ -20,7 +23,7 @@ import torch
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.grpo import grpo_loss
+from prompt_r1.grpo import grpo_loss, importance_weights
 from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
 from prompt_r1.types import ScoredGame
 from tests import tiny
@@ -40,9 +43,20 @@ def stale_games(policy: Policy) -> list[ScoredGame]:
     return games
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef):
+def engine_of(old: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of an engine that differs from the old policy by up to 0.5 nats."""
+    return old + 0.5 * torch.sin(40 * old)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "kl_coef", "cap"),
+    [
+        *itertools.product(["grpo", "dapo", "dr_grpo"], [0.0, 0.04], [0.0]),
+        ("grpo", 0.04, 1.2),
+        ("dapo", 0.04, 1.2),
+    ],
+)
+def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
     pytest.importorskip("trl")
     policy, reference, theirs = tiny.policy(), tiny.policy(seed=1), tiny.model()
     theirs.config._attn_implementation = "sdpa"  # TRL also pads at the left
@@ -62,6 +76,10 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef):
     rows = [padded(games[start : start + 3], references[start : start + 3]) for start in (0, 3)]
     for micro_batch in rows:
         micro_batch["num_items_in_batch"] = torch.tensor(tokens)
+        if cap:
+            old = micro_batch["old_per_token_logps"]
+            micro_batch["importance_sampling_ratio"] = (old - engine_of(old)).exp().clamp(max=cap)
+            trainer.use_vllm = True  # only now: its constructor would look for vLLM
     loss_of_trl = trl_backward(trainer, rows)
 
     loss = 0.0
@@ -69,8 +87,16 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef):
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
+        old = batch.engine
         loss_of_batch = grpo_loss(
-            logprobs, batch.engine, ref, batch.advantages, batch.weights, clip=0.2, kl_coef=kl_coef
+            logprobs,
+            old,
+            ref,
+            batch.advantages,
+            batch.weights,
+            clip=0.2,
+            kl_coef=kl_coef,
+            importance=importance_weights(old, engine_of(old), cap=cap),
         )
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()

@@ -223,6 +223,63 @@ def test_in_bfloat16_nothing_is_clipped_before_the_weights_move():
     assert metrics["clip_frac"] == 0 and metrics["kl"] == 0 and metrics["engine/logprob_gap"] > 0.5
 
 
+def gradients_of_steps(
+    learner: Learner, mini_batches: list[list[ScoredGame]]
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """The gradient of each optimiser step, and the metrics."""
+    policy, gradients = learner.update.policy, []
+
+    def record_gradient(*_: object) -> None:
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+
+    learner.update.optimizer.register_step_pre_hook(record_gradient)
+    return gradients, learner.learn(mini_batches)
+
+
+def test_in_16_bits_every_optimiser_step_weights_tokens_by_their_importance():
+    """In the first step and in later ones, which have old log-probabilities of their own. The oracle weights
+    each token's advantage by min(exp(old - engine), 1.2), game by game. The learning rate is 0.
+    """
+    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    games = record_logprobs_of(policy, random_scored_games(4))
+    for game in games:
+        game.trajectory.logprobs = [min(0.0, value) for value in game.trajectory.logprobs]
+    change_logprobs(games, seed=0)
+    settings = {"lr": 0.0, "grad_clip": math.inf, "kl_coef": 0.0, "tokens_per_batch": 1}
+    got, metrics = gradients_of_steps(Learner(policy, importance_cap=1.2, **settings), [games, games])
+
+    twin = Policy(tiny.model(), compute=torch.bfloat16)
+    weights = []
+    for game in games:
+        logprobs = twin(pack([[game.trajectory]], CPU)).logprobs
+        engine = torch.tensor(game.trajectory.logprobs)[torch.tensor(game.trajectory.sampled)]
+        importance = (logprobs.detach() - engine).exp().clamp(max=1.2)
+        weights += importance.tolist()
+        (-(importance * game.advantage * logprobs).mean() / len(games)).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+    for gradient in got:
+        assert (gradient - expected).norm() < 0.01 * expected.norm()
+    assert metrics["engine/importance_mean"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+    truncated = sum(weight >= 1.2 for weight in weights) / len(weights)
+    assert metrics["engine/importance_truncated"] == pytest.approx(truncated) and 0.1 < truncated < 0.9
+
+    policy.load_state_dict(tiny.policy().state_dict())
+    without, _ = gradients_of_steps(Learner(policy, **settings), [games])
+    assert (without[0] - expected).norm() > 0.05 * expected.norm()
+
+
+def test_in_float32_there_are_no_importance_weights():
+    """They are 1 up to rounding. Even games of another policy, which the check of the gap stops, get none."""
+    games = random_scored_games(4)
+    gradients = []
+    for cap in (0.0, 2.0):
+        learner = Learner(tiny.policy(), lr=0.0, importance_cap=cap)
+        [gradient], metrics = gradients_of_steps(learner, [games])
+        gradients.append(gradient)
+        assert metrics["engine/importance_mean"] == 1 and metrics["engine/importance_truncated"] == 0
+    assert torch.equal(*gradients)
+
+
 def naive_gradients(
     games: list[ScoredGame],
     references: list[torch.Tensor],
