@@ -283,9 +283,9 @@ def best_prompts(settings: Settings, seed: int) -> dict[str, dict[tuple[int, str
     predictions = read_predictions(settings.results(seed) / "predictions.jsonl")
     test = list(dict.fromkeys(one.question for one in predictions))
     on_test = score_every_prompt(environment, test)
-    trained, held_out = KINDS.values()
+    asked = {question.dataset for question in test}  # --limit may leave none of a kind
     found: dict[str, dict[tuple[int, str], dict[str, float]]] = {CEILING: {}, BOUND: {}}
-    for kind in (*trained, *held_out):
+    for kind in [kind for kinds in KINDS.values() for kind in kinds if kind in asked]:
         # As for the searches: a kind without training questions gets the best prompt for all others.
         own = [question for question in train if question.dataset == kind] or train
         seen = draw_questions(own, settings.examples, seed)

@@ -10,6 +10,7 @@ import pytest
 
 from prompt_r1.environments.mini_optimizer import ANYTHING
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
 from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
@@ -60,6 +61,85 @@ def test_a_spread_over_seeds_is_students_interval_of_their_mean():
 def small(out: Path, *flags: str) -> list[str]:
     base = f"--seeds 0 1 --budget 60 --examples 4 --limit 30 --jobs 1 --out {out} --method"
     return [*base.split(), *flags]
+
+
+FIRST = [next(one for one in QUESTIONS if one.dataset == kind) for kind in KINDS]
+SECOND = [next(one for one in QUESTIONS[::-1] if one.dataset == kind) for kind in KINDS]
+
+
+class FakePrograms:
+    """In place of the programs: writes what they would leave, and notes their flags."""
+
+    def __init__(self) -> None:
+        self.flags: list[tuple[str, dict[str, list[str]]]] = []
+
+    def run(self, program, flags, *, log) -> None:
+        flags = {flag: list(map(str, values)) for flag, values in flags.items()}
+        self.flags.append((program, flags))
+        out, seed = Path(flags["--out"][0]), int(flags["--seed"][0])
+        if program == "train":
+            (out / "agent").mkdir(parents=True)
+            lines = [
+                {"step": 0, "env/paid": 5.0, "env/usd": 0.25},
+                {"step": 3, "env/paid": 30.0, "env/reused": 5.0, "env/usd": 0.5},
+            ]
+            (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            return
+        file = PredictionFile(out / "predictions.jsonl")
+        # opro is right on one half of the questions with seed 0, and on the other with seed 1.
+        right = {"direct": (), "opro": [FIRST, SECOND][seed], "prompt-r1": FIRST + SECOND}
+        for method, known in right.items():
+            for question in FIRST + SECOND:
+                answer = question.answers[0] if question in known else "?"
+                for setting, said in ((f"old {method}", "?"), (f"new {method}", answer)):
+                    system = System(method, "mini-advice")
+                    file.add(Prediction(question, said, calls=3, usd=0.002, system=system, setting=setting))
+        file.close()
+        spent = {"task_calls": 100 + seed, "optimizer_calls": 20, "usd": 0.125}
+        (out / "preparation.json").write_text(json.dumps({"opro (mini-advice)": spent}))
+
+
+def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypatch, capsys):
+    programs_run = FakePrograms()
+    monkeypatch.setattr(comparison, "run", programs_run.run)
+    monkeypatch.setattr(programs, "run", programs_run.run)
+    line = f"--seeds 0 1 --steps 3 --budget 60 --examples 1 --limit 10 --jobs 1 --out {tmp_path} --method"
+    comparison.main([*line.split(), "direct", "opro", "prompt-r1"])
+    [(_, trained), (program, evaluated), *other_seed] = programs_run.flags
+    assert [program for program, _ in other_seed] == ["train", "evaluate"] and program == "evaluate"
+    assert trained["--env"] == evaluated["--env"] == ["mini-advice"] and trained["--steps"] == ["3"]
+    assert evaluated["--agent"] == trained["--out"] == [str(tmp_path / "agent-seed0")]
+    assert evaluated["--method"] == ["direct", "opro", "prompt-r1"] and "--grpo-agent" not in evaluated
+    assert evaluated["--optimize-calls"] == ["60"] and evaluated["--limit"] == ["10"]
+    assert evaluated["--data"] == ["mini", "mini:ood"]
+    assert {flags["--seed"][0] for _, flags in other_seed} == {"1"}
+    text = (tmp_path / "comparison.md").read_text("utf-8")
+    assert text.strip() in capsys.readouterr().out
+    [table2, by_kind] = text.split("## Table 2")[1].strip().split("\n\n")[-2:]
+    cells = {
+        row[0]: row[1:]
+        for row in ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table2.splitlines())
+    }
+    assert "## Table 3" not in text, "no question out of distribution was asked"
+    assert cells["direct"][0].startswith("0.0 [") and cells["direct"][1] == "0.0, 0.0 (± 0.0)"
+    assert cells["opro"][0].startswith("50.0 [") and cells["opro"][1] == "50.0, 50.0 (± 0.0)"
+    assert cells["prompt-r1"][0].startswith("100.0 [")
+    assert cells["prompt-r1"][3:] == ["40", "0.500", "3.00", "2.0000"]
+    assert cells["opro"][3:5] == ["120", "0.125"] and cells["direct"][3:5] == ["0", "0.000"]
+    best = float(cells[comparison.CEILING][0].split()[0])
+    assert cells["direct"][2].startswith(f"+{best:.1f} [") and cells[comparison.CEILING][2] == ""
+    assert float(cells[comparison.BOUND][0].split()[0]) >= best > 0
+    assert by_kind.splitlines()[0] == "| method | bridge | compare | pop | math | gen |"
+    # What is trained is not trained again.
+    settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("direct", "prompt-r1"))
+    comparison.replicate(settings, 0)
+    assert [program for program, _ in programs_run.flags[4:]] == ["evaluate"]
+
+
+def test_differences_to_the_ceiling_are_of_the_same_questions():
+    assert comparison.gap({"a": 1.0, "b": 0.5}, {"b": 0.25, "a": 0.0}) == [0.25, 1.0]
+    with pytest.raises(AssertionError, match="not the same questions"):
+        comparison.gap({"a": 1.0}, {"b": 1.0})
 
 
 @pytest.mark.slow
