@@ -38,7 +38,7 @@ from prompt_r1.types import Question, ScoredGame, Trajectory
 def train(run: Run) -> None:
     """Train from the start, or from the newest checkpoint, to the last step and the table at the end.
 
-    Called by every rank. Each rank plays its own questions; groups never cross ranks.
+    Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
     config, ranks = run.config, run.ranks
     environment = Environments(config, seed=config.seed, folder=run.folder, ranks=ranks).open(config.env)
@@ -114,8 +114,8 @@ def learn(
 ) -> dict[str, float]:
     """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
 
-    Called by every rank with its share of the games: FSDP forwards are collective, so every rank has equally
-    many micro-batches.
+    Called by every rank with the games that it played. FSDP forwards are collective, so `prepare` gives every
+    rank equally many micro-batches, of about equal size.
     """
     for micro_batches in update.prepare(mini_batches):
         for batch in micro_batches:

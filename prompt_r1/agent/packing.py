@@ -81,7 +81,7 @@ def fill(games: Sequence[Trajectory], tokens_per_batch: int) -> list[list[list[i
     repeats the opening.
     """
     parts: list[list[int]] = []
-    for group in _by_opening(games):
+    for group in by_opening(games):
         parts += _split(games, group, tokens_per_batch)
     parts.sort(key=lambda part: _length(games, part), reverse=True)
     batches: list[list[list[int]]] = []
@@ -100,7 +100,7 @@ def fill(games: Sequence[Trajectory], tokens_per_batch: int) -> list[list[list[i
     return batches
 
 
-def _by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
+def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
     """The numbers of the games with each opening."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, game in enumerate(games):

@@ -5,8 +5,9 @@ Every collective is called by all ranks or by none.
 
 import asyncio
 import os
+import pickle
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -22,6 +23,7 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 T = TypeVar("T")
 
 SHARDED = ("fsdp", "hsdp")  # values of --parallel that shard the weights
+BUCKET_ENTRIES = 2**24  # of gradients that are copied to be summed together: 67 MB in float32
 
 
 class RankLost(Resumable):
@@ -81,18 +83,39 @@ class Ranks:
         dist.all_gather_object(items, item)
         return items
 
+    def exchange(self, items: Sequence[T]) -> list[T]:
+        """Send item number r to rank r; returns the items sent to this rank, in the order of the ranks.
+
+        Each item travels to its receiver alone, through CPU memory.
+        """
+        if self.count == 1:
+            return list(items)
+        pickled = [pickle.dumps(item) for item in items]
+        sent_bytes = torch.tensor([len(item) for item in pickled])
+        received_bytes = torch.empty_like(sent_bytes)
+        dist.all_to_all_single(received_bytes, sent_bytes)
+        sent = torch.frombuffer(bytearray().join(pickled), dtype=torch.uint8)
+        received = torch.empty(int(received_bytes.sum()), dtype=torch.uint8)
+        dist.all_to_all_single(received, sent, received_bytes.tolist(), sent_bytes.tolist())
+        return [pickle.loads(part.numpy().tobytes()) for part in received.split(received_bytes.tolist())]
+
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.
 
-        This is one flat all-reduce after the last micro-batch, in place of DDP's hooks in every backward. The
-        gradients of sharded weights need none: FSDP has summed them in each backward.
+        This happens after the last micro-batch, in place of DDP's hooks in every backward. Small gradients
+        are summed together, through a copy of at most `BUCKET_ENTRIES`. The gradients of sharded weights need
+        no sum: FSDP has summed them in each backward.
         """
         if self.count == 1 or self.mesh is not None:
             return
         gradients = [_gradient(parameter) for parameter in module.parameters() if parameter.requires_grad]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        _copy_back(flat, gradients)
+        for bucket in _buckets(gradients, BUCKET_ENTRIES):
+            if len(bucket) == 1:
+                dist.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat)
+            _copy_back(flat, bucket)
 
     def clip_gradients(self, module: nn.Module, limit: float) -> float:
         """Scale the gradients down to a norm of at most `limit`; returns their norm before.
@@ -127,9 +150,23 @@ class Ranks:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:  # this rank had nothing to train on
+    if parameter.grad is None:  # no token of this rank used it
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def _buckets(gradients: Iterable[Tensor], entries: int) -> Iterator[list[Tensor]]:
+    """Gradients in order, in lists of at most `entries` entries or a single gradient."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and size + gradient.numel() > entries:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        yield bucket
 
 
 def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
@@ -194,8 +231,11 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
         monitored_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     elif mode in SHARDED:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Ranks(rank, count, device, make_mesh(mode, count, device), monitored_group, timeout)
+        dist.init_process_group(
+            backend, timeout=timedelta(seconds=timeout), store=dist.HashStore(), rank=0, world_size=1
+        )
+    mesh = make_mesh(mode, count, device, timeout=timeout)
+    return Ranks(rank, count, device, mesh, monitored_group, timeout)
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:
@@ -212,16 +252,24 @@ def choose_parallel(name: str, count: int, device: torch.device) -> str:
     return "fsdp" if device.type == "cuda" else "ddp"
 
 
-def make_mesh(mode: str, count: int, device: torch.device) -> DeviceMesh | None:
-    """The mesh of the ranks: (count,) for fsdp, (nodes, ranks per node) for hsdp, otherwise None."""
+def make_mesh(mode: str, count: int, device: torch.device, *, timeout: float = 3600.0) -> DeviceMesh | None:
+    """The mesh of the ranks: (count,) for fsdp, (nodes, ranks per node) for hsdp, otherwise None.
+
+    Its process groups have the timeout of the group of all ranks, not the default of their backend.
+    """
     if mode not in SHARDED:
         return None
-    if mode == "fsdp":
+    if mode == "fsdp":  # over the group of all ranks itself
         return init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", count))  # set by torchrun
     if count % per_node:
         raise UsageError(f"--parallel hsdp needs equal nodes: {count} processes, {per_node} of them here")
-    return init_device_mesh(device.type, (count // per_node, per_node), mesh_dim_names=("replicate", "shard"))
+    nodes = torch.arange(count).view(-1, per_node)
+    limit = timedelta(seconds=timeout)
+    replicate, _ = dist.new_subgroups_by_enumeration(nodes.T.tolist(), timeout=limit)
+    shard, _ = dist.new_subgroups_by_enumeration(nodes.tolist(), timeout=limit)
+    names = ("replicate", "shard")
+    return DeviceMesh.from_group([replicate, shard], device.type, mesh=nodes, mesh_dim_names=names)
 
 
 def stop_ranks(ranks: Ranks) -> None:
@@ -287,4 +335,6 @@ def try_first(ranks: Ranks, work: Callable[[], object]) -> str:
 
 def cpu_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """A process group of all ranks for work on the CPU beside training; None for one rank."""
-    return dist.new_group(backend="gloo") if ranks.count > 1 else None
+    if ranks.count == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=ranks.timeout))

@@ -7,7 +7,12 @@ splitting them balances better; each part then repeats the opening.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from prompt_r1.agent.packing import fill
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.types import ScoredGame
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,14 @@ class GameSize:
     question: int  # games with the same number have the same opening
     opening: int  # tokens of the opening
     own: int  # tokens after the opening that take a column in a packed row
+
+
+def size_of(game: ScoredGame) -> GameSize:
+    """The size of a game, for `assign_games`."""
+    trajectory = game.trajectory
+    opening = trajectory.opening
+    question = hash(tuple(trajectory.tokens[:opening]))
+    return GameSize(question, opening, own=len(trajectory.tokens) - 1 - opening)
 
 
 def packed_tokens(games: Iterable[GameSize]) -> int:
@@ -119,3 +132,43 @@ def _assign_batches(games: Sequence[GameSize], batches: list[list[int]], ranks: 
         for share, index in zip(shortest_first, largest_first[start : start + ranks], strict=True):
             share.append(index)
     return [[sorted(batches[index]) for index in share] for share in assigned]
+
+
+def share_games(
+    mini_batches: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, tokens_per_batch: int
+) -> list[list[list[ScoredGame]]]:
+    """The games that this rank trains on, by mini-batch and micro-batch.
+
+    Called by every rank with the games that it played. Several ranks tell each other the sizes of their
+    games, compute the same assignment, and exchange the games once; every rank then has equally many
+    micro-batches, some of them perhaps empty.
+    """
+    if ranks.count == 1:
+        return [_fill_in_order(games, tokens_per_batch) for games in mini_batches]
+    sizes_RM = ranks.gather([[size_of(game) for game in games] for games in mini_batches])
+    shares: list[list[list[int]]] = []
+    outgoing: list[dict[tuple[int, int], ScoredGame]] = [{} for _ in range(ranks.count)]
+    for step, games in enumerate(mini_batches):
+        sizes = [size for sizes_M in sizes_RM for size in sizes_M[step]]
+        first = sum(len(sizes_M[step]) for sizes_M in sizes_RM[: ranks.rank])  # this rank's first in `sizes`
+        assigned = assign_games(sizes, ranks=ranks.count, tokens_per_batch=tokens_per_batch)
+        shares.append(assigned[ranks.rank])
+        for sent, batches in zip(outgoing, assigned, strict=True):
+            mine = [number for number in chain(*batches) if first <= number < first + len(games)]
+            sent |= {(step, number): _without_text(games[number - first]) for number in mine}
+    received = {key: game for sent in ranks.exchange(outgoing) for key, game in sent.items()}
+    return [
+        [[received[step, number] for number in batch] for batch in batches]
+        for step, batches in enumerate(shares)
+    ]
+
+
+def _fill_in_order(games: Sequence[ScoredGame], tokens_per_batch: int) -> list[list[ScoredGame]]:
+    """The micro-batches of a single rank: full ones first, since no other rank waits."""
+    batches = fill([game.trajectory for game in games], tokens_per_batch)
+    return [[games[number] for number in chain(*batch)] for batch in batches]
+
+
+def _without_text(game: ScoredGame) -> ScoredGame:
+    """The game as the loss needs it: its tokens, without the text of its turns."""
+    return replace(game, trajectory=replace(game.trajectory, turns=[]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.packing import Group, Packed, fill, pack
+from prompt_r1.agent.packing import Group, Packed, by_opening, fill, pack
 from prompt_r1.types import ScoredGame, Trajectory
 
 
@@ -43,16 +43,19 @@ def collate(
 
     The weights are fixed for the whole step, so no split into micro-batches changes the sum of the gradients.
     """
-    batches = []
-    for numbers_GN in fill([game.trajectory for game in games], tokens_per_batch):
-        groups = [[games[number] for number in numbers] for numbers in numbers_GN]
-        batches.append(_batch(groups, token_weight, device))
-    return batches
+    batches = fill([game.trajectory for game in games], tokens_per_batch)
+    return [
+        make_batch([games[number] for group in batch for number in group], token_weight, device)
+        for batch in batches
+    ]
 
 
-def _batch(
-    groups: list[list[ScoredGame]], token_weight: Callable[[Trajectory], float], device: torch.device
+def make_batch(
+    games: Sequence[ScoredGame], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
+    """One micro-batch of these games; those with a common opening share it."""
+    trajectories = [game.trajectory for game in games]
+    groups = [[games[number] for number in group] for group in by_opening(trajectories)]
     packed = pack([[game.trajectory for game in group] for group in groups], device)
     weights: list[float] = []
     advantages: list[float] = []

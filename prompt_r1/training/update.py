@@ -16,7 +16,14 @@ from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
-from prompt_r1.training.batch import Batch, collate, empty_batch, sequence_mean_weight, token_mean_weight
+from prompt_r1.training.balance import share_games
+from prompt_r1.training.batch import (
+    Batch,
+    empty_batch,
+    make_batch,
+    sequence_mean_weight,
+    token_mean_weight,
+)
 from prompt_r1.training.gap import Limit, check_gap, gap_metrics, limit_of
 from prompt_r1.types import ScoredGame, Trajectory
 
@@ -103,35 +110,34 @@ class Update:
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """The micro-batches of each optimiser step, with old and reference log-probabilities.
 
-        Both are those of the weights before the first optimiser step. A step without a game on any rank is
-        left out.
+        `mini_batches` are the games that this rank played; the ranks exchange them, so that all train equally
+        long. Both log-probabilities are those of the weights before the first optimiser step. A step without
+        a game on any rank is left out.
         """
         self._start()
-        weighted = [self._micro_batches(games) for games in mini_batches]
-        steps = [batches for batches in weighted if batches is not None]
+        shares = share_games(mini_batches, self._ranks, tokens_per_batch=self._tokens_per_batch)
+        steps = [self._micro_batches(share) for share in shares if share]
         return [
             [self._add_logprobs(batch, first=number == 0) for batch in batches]
             for number, batches in enumerate(steps)
         ]
 
-    def _micro_batches(self, games: Sequence[ScoredGame]) -> list[Batch] | None:
-        """This rank's micro-batches of an optimiser step; None when no rank has a game."""
+    def _micro_batches(self, share: Sequence[Sequence[ScoredGame]]) -> list[Batch]:
+        """This rank's micro-batches of an optimiser step, with the weights of their tokens.
+
+        A rank without a game for one runs an empty one: sharded weights are gathered by all ranks for each
+        forward.
+        """
+        games = [game for batch in share for game in batch]
         tokens = sum(sum(game.trajectory.sampled) for game in games)
         all_games, all_tokens = self._ranks.sum([len(games), tokens])
-        if not all_games:
-            return None
         weight: Callable[[Trajectory], float]
         if self._token_mean:
             weight = partial(token_mean_weight, tokens=int(all_tokens))
         else:
             weight = partial(sequence_mean_weight, games=int(all_games))
         device = self.policy.device
-        batches = collate(games, weight, tokens_per_batch=self._tokens_per_batch, device=device)
-        if self._ranks.mesh is not None:
-            # Sharded weights are gathered by all ranks for each forward: every rank needs as many.
-            most = int(self._ranks.max([len(batches)])[0])
-            batches += [empty_batch(device)] * (most - len(batches))
-        return batches
+        return [make_batch(batch, weight, device) if batch else empty_batch(device) for batch in share]
 
     @torch.no_grad()
     def _add_logprobs(self, batch: Batch, *, first: bool) -> Batch:

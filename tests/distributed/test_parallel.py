@@ -1,23 +1,28 @@
-"""Two ranks with replicated (ddp) or sharded weights (fsdp, hsdp) train like one process."""
+"""Several ranks with replicated (ddp) or sharded weights (fsdp, hsdp) train like one process."""
 
 import asyncio
 import os
 import random
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.policy import Policy
+from prompt_r1.distributed import ranks as ranks_module
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
     Ranks,
+    _buckets,
     assign_questions,
     choose_parallel,
     make_mesh,
@@ -39,8 +44,9 @@ from train import learn
 
 GROUP_SIZE = 4
 # Five training steps: for each question, how many games of its group the environment breaks. One broken game
-# is left out, more drop the group. In step 2 one rank has no question, in step 3 no rank has a game.
-BROKEN_GAMES = [[0, 1, 4, 0, 0, 2], [0], [4, 4], [4, 0, 0], [0, 0, 0, 0, 1]]
+# is left out, more drop the group. In step 2 only one rank has a question, and four ranks have three games to
+# train on; in step 3 no rank has a game.
+BROKEN_GAMES = [[0, 1, 4, 0, 0, 2], [1], [4, 4], [4, 0, 0], [0, 0, 0, 0, 1]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ CASES = {
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "hsdp, two nodes of one": Case("hsdp", ranks_per_node=1),
     "hsdp, one node of two": Case("hsdp"),
+    "hsdp, two nodes of two": Case("hsdp"),  # on four ranks
     "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
 }
 
@@ -164,30 +171,39 @@ def local_size(weight: Tensor) -> int:
     return weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel()
 
 
-def train_on_rank(rank: int, ports: dict[str, int], folder: Path) -> None:
-    """Train one case after the other on one of two ranks; rank 0 saves the outcomes."""
+def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) -> None:
+    """Train one case after the other on one of `count` ranks; rank 0 saves the outcomes."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    ranks_module.BUCKET_ENTRIES = 1000  # so that the tiny model has several buckets
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     for name, port in ports.items():
         case = CASES[name]
         os.environ |= {"LOCAL_WORLD_SIZE": str(case.ranks_per_node), "MASTER_PORT": str(port)}
         ranks = start_ranks("cpu", case.parallel)
+        check_exchange(ranks)
         outcome = five_steps(case, ranks)
         if rank == 0:
             torch.save(outcome, folder / f"{name}.pt")
         stop_ranks(ranks)
 
 
-def on_two_ranks(cases: list[str], folder: Path, *, seconds: float = 100) -> dict[str, Outcome]:
-    """Train each case on two processes. Fails when they hang."""
+def check_exchange(ranks: Ranks) -> None:
+    """Every rank gets from every other what that one sent to it, whatever its size."""
+    sent = [[ranks.rank, receiver] * (1000 * receiver + ranks.rank) for receiver in range(ranks.count)]
+    received = [[sender, ranks.rank] * (1000 * ranks.rank + sender) for sender in range(ranks.count)]
+    assert ranks.exchange(sent) == received
+
+
+def on_ranks(count: int, cases: list[str], folder: Path, *, seconds: float = 100) -> dict[str, Outcome]:
+    """Train each case on `count` processes. Fails when they hang."""
     ports = dict(zip(cases, free_ports(len(cases)), strict=True))
-    running = mp.spawn(train_on_rank, (ports, folder), nprocs=2, join=False)
+    running = mp.spawn(train_on_rank, (count, ports, folder), nprocs=count, join=False)
     end = time.monotonic() + seconds
     while not running.join(timeout=1):
         if time.monotonic() > end:
             for process in running.processes:
                 process.kill()
-            pytest.fail(f"two ranks still wait for each other after {seconds} s")
+            pytest.fail(f"{count} ranks still wait for each other after {seconds} s")
     return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in cases}
 
 
@@ -227,7 +243,7 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 
 def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp_path):
     one = five_steps(Case("none"), ONE_RANK)
-    two = on_two_ranks(["ddp", "fsdp"], tmp_path)
+    two = on_ranks(2, ["ddp", "fsdp"], tmp_path)
     for outcome in two.values():
         check_same_training(outcome, one)
     assert two["ddp"].local_weights == one.local_weights
@@ -237,7 +253,8 @@ def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp
 @pytest.mark.slow
 def test_every_sharding_trains_like_one_process(tmp_path):
     one = {tied: five_steps(Case("none", tied=tied), ONE_RANK) for tied in (True, False)}
-    two = on_two_ranks([name for name in CASES if name not in ("ddp", "fsdp")], tmp_path)
+    elsewhere = ("ddp", "fsdp", "hsdp, two nodes of two")
+    two = on_ranks(2, [name for name in CASES if name not in elsewhere], tmp_path)
     bfloat16 = two.pop("fsdp, bfloat16 products")
     for name, outcome in two.items():
         check_same_training(outcome, one[CASES[name].tied])
@@ -246,6 +263,36 @@ def test_every_sharding_trains_like_one_process(tmp_path):
     assert {tensor.dtype for tensor in bfloat16.rollout_weights} == {torch.bfloat16}
     check_rollout_weights(bfloat16)
     assert 1e-4 < distance(bfloat16.gradients, one[True].gradients) < 0.1
+
+
+@pytest.mark.slow
+def test_four_ranks_train_like_one_process(tmp_path):
+    """In step 2 there are three games, so one of the ranks has none."""
+    one = five_steps(Case("none"), ONE_RANK)
+    for outcome in on_ranks(4, ["ddp", "fsdp", "hsdp, two nodes of two"], tmp_path).values():
+        check_same_training(outcome, one)
+
+
+def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
+    """They had the default of their backend: ten minutes for NCCL, whatever --rank-timeout was."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    ranks = start_ranks("cpu", "hsdp", timeout=77)
+    try:
+        groups = ranks.mesh.get_all_groups()
+        timeouts = [group._get_backend(CPU).options._timeout for group in groups]
+        assert timeouts == [timedelta(seconds=77)] * 2
+    finally:
+        stop_ranks(ranks)
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 50))
+def test_gradients_are_summed_in_buckets_of_bounded_size(sizes, entries):
+    gradients = [torch.zeros(size) for size in sizes]
+    buckets = list(_buckets(gradients, entries))
+    assert [id(gradient) for bucket in buckets for gradient in bucket] == list(map(id, gradients))
+    for bucket in buckets:
+        assert sum(gradient.numel() for gradient in bucket) <= entries or len(bucket) == 1
 
 
 class RanksWithAFailedPeer(Ranks):

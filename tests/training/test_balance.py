@@ -2,12 +2,19 @@
 
 import itertools
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.training.balance import GameSize, assign_games, packed_tokens
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.balance import GameSize, assign_games, packed_tokens, share_games
+from prompt_r1.training.batch import make_batch
+from prompt_r1.types import Reward, ScoredGame
+from tests.games import CPU, ONE_RANK, game_of_turns, siblings
 
 Assigned = list[list[list[int]]]  # numbers of games, by rank and micro-batch
 
@@ -41,6 +48,7 @@ def random_games(questions: int, *, seed: int) -> list[GameSize]:
     ]
 
 
+@settings(max_examples=40)
 @given(sizes(most=30), st.integers(1, 6), st.integers(1, 200))
 def test_each_game_is_assigned_once_and_no_micro_batch_exceeds_the_limit(games, ranks, limit):
     assigned = assign_games(games, ranks=ranks, tokens_per_batch=limit)
@@ -93,3 +101,83 @@ def test_micro_batches_are_as_few_as_fit_and_of_equal_size():
     assert [[len(batch) for batch in share] for share in assigned] == [[2, 2], [2, 2]]
     assert assign_games(games[:1], ranks=3, tokens_per_batch=80) == [[[0]], [[]], [[]]]
     assert assign_games([], ranks=2, tokens_per_batch=80) == [[], []]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadRanks(Ranks):
+    """Ranks that are threads of this process: their two collectives of objects go through a common list."""
+
+    board: list[object]
+    barrier_of_all: threading.Barrier
+
+    def gather(self, item):
+        self.board[self.rank] = item
+        self.barrier_of_all.wait(timeout=30)
+        items = list(self.board)
+        self.barrier_of_all.wait(timeout=30)
+        return items
+
+    def exchange(self, items):
+        return [sent[self.rank] for sent in self.gather(items)]
+
+
+Shares = list[list[list[list[ScoredGame]]]]  # by rank, mini-batch, micro-batch
+
+
+def shares_of(played: list[list[list[ScoredGame]]], *, tokens_per_batch: int) -> Shares:
+    """What each rank trains on, after it played these games (by rank and mini-batch)."""
+    count = len(played)
+    board, barrier = [None] * count, threading.Barrier(count)
+
+    def on_rank(rank: int) -> list[list[list[ScoredGame]]]:
+        ranks = ThreadRanks(rank=rank, count=count, device=CPU, board=board, barrier_of_all=barrier)
+        return share_games(played[rank], ranks, tokens_per_batch=tokens_per_batch)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(on_rank, range(count)))
+
+
+def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[ScoredGame]]]:
+    """Groups of uneven numbers of games; some ranks played none for a mini-batch, maybe none at all."""
+    rng = random.Random(seed)
+    played = [[[] for _ in range(mini_batches)] for _ in range(ranks)]
+    for question in range(rng.randint(0, 3 * mini_batches)):
+        games = played[rng.randrange(ranks)][rng.randrange(mini_batches)]
+        for game in siblings(100 * seed + question, rng.randint(1, 5)):
+            game.turns = game_of_turns("text").turns
+            games.append(ScoredGame(game, Reward(1, 0, 0), rng.gauss(0, 1)))
+    return played
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_played_game_reaches_one_rank_in_its_mini_batch_as_it_was_played(ranks, seed):
+    played = random_play(ranks, 3, seed=seed)
+    shares = shares_of(played, tokens_per_batch=40)
+    for step in range(3):
+        before = [game for mini_batches in played for game in mini_batches[step]]
+        batches = [batch for share in shares for batch in share[step]]
+        after = [game for batch in batches for game in batch]
+        assert sorted(map(learned, after), key=str) == sorted(map(learned, before), key=str)
+        assert len({len(share[step]) for share in shares}) == 1
+        for batch in filter(None, batches):
+            row = make_batch(batch, lambda trajectory: 1.0, CPU).packed
+            assert len(row.tokens) <= 40 or len(batch) == 1
+
+
+def learned(game: ScoredGame) -> ScoredGame:
+    """What is learned from: everything but the text of the turns."""
+    return replace(game, trajectory=replace(game.trajectory, turns=[]))
+
+
+def test_games_move_to_a_rank_that_played_none():
+    games = [ScoredGame(game, Reward(1, 0, 0), 0.5) for game in siblings(1, 4)]
+    shares = shares_of([[games], [[]]], tokens_per_batch=1000)
+    assert all(len(batches) == 1 and batches[0] for [batches] in shares)
+    assert shares_of([[[]], [[]]], tokens_per_batch=1000) == [[[]], [[]]]
+
+
+def test_a_single_rank_keeps_its_games_with_their_text():
+    [[games]] = random_play(1, 1, seed=1)
+    [batches] = share_games([games], ONE_RANK, tokens_per_batch=10_000)
+    assert sorted(map(id, batches[0])) == sorted(map(id, games)) and len(batches) == 1
