@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 
 from benchmarks.virtual import Launches
 from prompt_r1.agent import attention, decode_kernels
-from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 
@@ -155,7 +154,6 @@ def trace_decode_step(model: PreTrainedModel, *, rows: int) -> Traced:
     with (
         patch.object(torch, "autocast", lambda *_, **__: nullcontext()),  # has no meta device
         patch.object(Policy, "decode_kernel", lambda self: decode_kernels.flash),
-        patch.object(policy_module, "HEAD_ROWS", 1 << 30),  # a GPU computes the head at once
     ):
         engine = Engine(
             policy,
