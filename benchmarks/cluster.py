@@ -31,12 +31,13 @@ from benchmarks.virtual import (
 )
 from benchmarks.workload import LENGTHS, large_model, plan
 from prompt_r1.agent import attention
-from prompt_r1.agent.packing import fill
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import assign_questions
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.balance import assign_games, share_games, size_of
 from prompt_r1.training.update import split
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
+CPU = torch.device("cpu")
 RANKS = (1, 2, 4, 8, 16, 64)
 # An update makes six forwards' worth of FLOP: a forward, two for backward, one recomputed, old and reference
 # log-probabilities.
@@ -66,20 +67,12 @@ def columns(games: Sequence[Trajectory]) -> int:
     return sum(openings.values()) + sum(len(game.tokens) - 1 - game.opening for game in games)
 
 
-def deal(games_PG: list[list[ScoredGame]], ranks: int, mini_batch: int) -> list[list[list[ScoredGame]]]:
-    """The games of each rank in each optimiser step, as `train.py` deals them."""
-    shares = assign_questions([len(group[0].trajectory.question.text) for group in games_PG], ranks)
-    by_rank = [
-        split(
-            [games_PG[number] for number in share],
-            games=sum(map(len, games_PG)),
-            group_size=len(games_PG[0]),
-            mini_batch=mini_batch,
-            numbers=share,
-        )
-        for share in shares
-    ]
-    return [list(step) for step in zip(*by_rank, strict=True)]
+def micro_batches(games: list[ScoredGame], ranks: int, limit: int) -> list[list[list[ScoredGame]]]:
+    """The micro-batches of each rank in an optimiser step on these games, as training divides them."""
+    if ranks == 1:
+        return share_games([games], Ranks(rank=0, count=1, device=CPU), tokens_per_batch=limit)
+    by_rank = assign_games([size_of(game) for game in games], ranks=ranks, tokens_per_batch=limit)
+    return [[[games[number] for number in batch] for batch in batches] for batches in by_rank]
 
 
 def update_efficiency(games_PG: list[list[ScoredGame]], ranks: int, mini_batch: int, limit: int) -> float:
@@ -88,19 +81,18 @@ def update_efficiency(games_PG: list[list[ScoredGame]], ranks: int, mini_batch: 
     All ranks wait for the slowest one in every micro-batch, because FSDP gathers weights in each forward.
     """
     ideal = critical = 0.0
-    for step in deal(games_PG, ranks, mini_batch):
-        ideal += columns([game.trajectory for games in step for game in games]) / ranks
-        batches = [micro_batch_tokens([game.trajectory for game in games], limit) for games in step]
-        for number in range(max(map(len, batches))):
-            critical += max(sizes[number] for sizes in batches if number < len(sizes))
+    steps = split(
+        games_PG,
+        games=sum(map(len, games_PG)),
+        group_size=len(games_PG[0]),
+        mini_batch=mini_batch,
+        numbers=range(len(games_PG)),
+    )
+    for games in steps:
+        ideal += columns([game.trajectory for game in games]) / ranks
+        for batches in zip(*micro_batches(games, ranks, limit), strict=True):
+            critical += max(columns([game.trajectory for game in batch]) for batch in batches)
     return ideal / critical
-
-
-def micro_batch_tokens(games: list[Trajectory], limit: int) -> list[int]:
-    """The tokens of each micro-batch of a rank."""
-    return [
-        sum(columns([games[number] for number in group]) for group in batch) for batch in fill(games, limit)
-    ]
 
 
 def update_flop(games_PG: list[list[ScoredGame]]) -> float:

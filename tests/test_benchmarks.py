@@ -291,9 +291,9 @@ def test_a_decode_step_is_traced_without_its_prompt():
 def test_the_efficiency_of_the_update_counts_what_ranks_wait_for():
     equal = cluster.scored_groups([[10, 6], [10, 6], [10, 6], [10, 6]], group_size=2)
     assert cluster.update_efficiency(equal, 1, 4, 1000) == cluster.update_efficiency(equal, 2, 4, 1000) == 1
-    # One of two ranks has 10 + 2 × 5 tokens, the other 10 + 2 × 25.
+    # Both groups are split, so each rank has 10 + 25 and 10 + 5 tokens; whole, one would have 10 + 2 × 25.
     uneven = cluster.scored_groups([[10, 6], [10, 6], [10, 26], [10, 26]], group_size=2)
-    assert cluster.update_efficiency(uneven, 2, 4, 1000) == pytest.approx((20 + 60) / 2 / 60)
+    assert cluster.update_efficiency(uneven, 2, 4, 1000) == pytest.approx((20 + 60) / 2 / 50)
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def local_size(weight: Tensor) -> int:
 def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) -> None:
     """Train one case after the other on one of `count` ranks; rank 0 saves the outcomes."""
     torch.set_num_threads(1)
-    ranks_module.BUCKET_ENTRIES = 1000  # so that the tiny model has several buckets
+    ranks_module.BUCKET_ENTRIES = 5000  # so that the tiny model has several buckets
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     for name, port in ports.items():
         case = CASES[name]
