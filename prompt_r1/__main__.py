@@ -18,7 +18,7 @@ PROGRAMS = {
     "ask": (SCRIPTS / "infer.py", "ask the trained agent a question (infer.py)"),
     "evaluate": (SCRIPTS / "evaluate.py", "score methods on questions (evaluate.py)"),
     "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
-    "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of two runs"),
+    "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of several"),
     "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
     "doctor": (PACKAGE / "doctor.py", "show versions, devices, memory, endpoints and keys"),
     "studies": (PACKAGE / "studies/__main__.py", "measure the paper's propositions on trained agents"),

@@ -63,8 +63,8 @@ function drawCurves(runs, onPick) {
 function figuresOf(spec, runs, steps) {
   if (spec.ends || spec.phases) return runs.flatMap((run, index) => stackOf(spec, run, index, runs.length, steps));
   const series = runs.flatMap((run, index) => spec.names.map((name, place) => ({
-    label: spec.labels ? spec.labels[place] + (runs.length > 1 ? ` · ${"AB"[index]}` : "") : "",
-    style: `run-${"ab"[index]}${place ? " second" : ""}`,
+    label: spec.labels ? spec.labels[place] + (runs.length > 1 ? ` · ${LETTERS[index]}` : "") : "",
+    style: `${runStyle(index)}${place ? " second" : ""}`,
     points: pointsOf(run, name),
     usual: spec.usual?.[place],
   }))).filter((one) => one.points.length);
@@ -92,7 +92,7 @@ function stackOf(spec, run, index, count, steps) {
     style: spec.ends ? `c-${ENDS[order]}` : `c-phase-${order}`,
     points: places.map((place) => ({ step: run.metrics.step[place], value: rows[order]?.[place] ?? 0 })),
   })).filter((one) => one.points.some((point) => point.value > 0));
-  const title = spec.title + (count > 1 ? ` · ${"AB"[index]}` : "");
+  const title = spec.title + (count > 1 ? ` · ${LETTERS[index]}` : "");
   return series.length ? [drawChart({ ...spec, title, stacked: true, share: Boolean(spec.ends) }, series, steps)] : [];
 }
 

@@ -21,7 +21,8 @@ function drawEntry(entry, runs, view) {
   const opening = element("details", { class: "opening" }, element("summary", {}, term("opening", "Opening"), `${first.opening.tokens ? ` · ${first.opening.tokens} tokens` : ""}`));
   opening.append(drawSpan(first.opening, {}, "", view));
   opening.open = view.opening;
-  const parts = [appendText(element("h3", { class: "question" }), first.question.slice(0, LONG), view.needle), about, opening, maskLegend(first.kind === "training")];
+  const parts = [appendText(element("h3", { class: "question" }), first.question.slice(0, LONG), view.needle), about, opening];
+  if (first.kind !== "evaluation") parts.push(maskLegend(first.kind === "training"));
   entry.groups.forEach((group, index) => {
     if (!group) return;
     if (runs.length > 1) parts.push(element("p", { class: "group-of key" }, runKey(index), element("b", {}, plain(runs[index].name)), element("span", {}, ...spreadOf(group))));
@@ -32,7 +33,7 @@ function drawEntry(entry, runs, view) {
   return parts;
 }
 
-const runKey = (index) => element("i", { class: `line-key run-${"ab"[index]}` });
+const runKey = (index) => element("i", { class: `line-key ${runStyle(index)}` });
 
 function spreadOf(group) {
   const rewards = group.games.filter((game) => game.reward).map((game) => game.reward.total);

@@ -15,12 +15,15 @@ function makeEntries(runs) {
   return [...entries.values()].sort((a, b) => a.step - b.step);
 }
 
+/** Whether a folder is one of evaluate.py, which has answers but no steps. */
+const isEvaluation = (run) => !run.verdict;
+
 /** Where the games come from: "step 20", "validation at step 20", "test". */
 const placeOf = (entry) => entry.kind === "training" ? `step ${entry.step}` : entry.kind === "validation" ? `validation at step ${entry.step}` : entry.kind;
 
 /** The part of an address that names one game, such as #step=20&game=bridge-7/3. */
 function linkOf(entry, run, place) {
-  const parts = { step: entry.step, ...(entry.kind === "training" ? {} : { of: entry.kind }), ...(run ? { run: "AB"[run] } : {}) };
+  const parts = { step: entry.step, ...(entry.kind === "training" ? {} : { of: entry.kind }), ...(run ? { run: LETTERS[run] } : {}) };
   return `#${new URLSearchParams(parts)}&game=${encodeURIComponent(entry.id)}/${place + 1}`;
 }
 
@@ -36,10 +39,15 @@ function startBrowser(runs) {
   const kinds = count(groups.map((group) => group.kind));
   fill($("kind"), "all", kinds);
   $("kind").parentElement.hidden = kinds.length < 2;
+  if (runs.every(isEvaluation)) $("games-title").textContent = "Answers";
+  const rewarded = groups.some((group) => rewardsOf(group).length);
+  for (const id of ["low", "high", "order"]) $(id).parentElement.hidden = !rewarded;
   fill($("right"), "all", [["true", groups.flatMap((group) => group.games).filter((game) => game.right === true).length], ["false", groups.flatMap((group) => group.games).filter((game) => game.right === false).length]], (value) => value === "true" ? "✓ right" : "✗ wrong");
   fill($("dataset"), "all", count(groups.map((group) => group.dataset)).sort());
   fill($("stop"), "all", count(groups.flatMap((group) => group.games.map((game) => game.stop))).sort((a, b) => b[1] - a[1]), (stop) => END_NAMES[stop] ?? stop);
-  fill($("step"), "all", count(groups.map((group) => group.step)).sort((a, b) => a[0] - b[0]));
+  const steps = count(groups.map((group) => group.step)).sort((a, b) => a[0] - b[0]);
+  fill($("step"), "all", steps);
+  $("step").parentElement.hidden = !rewarded && steps.length < 2;
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("filters").addEventListener("input", applyFilters);
   $("filters").addEventListener("reset", () => setTimeout(applyFilters));
@@ -88,7 +96,7 @@ function applyFilters(event) {
   sortShown($("order").value);
   const games = browser.shown.reduce((sum, entry) => sum + gamesOf(entry).filter(matches).length, 0);
   const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-  $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, "game")}`;
+  $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, browser.runs.every(isEvaluation) ? "answer" : "game")}`;
   $("rows").style.height = `${browser.shown.length * ROW}px`;
   $("rows").replaceChildren();
   select(Math.max(0, browser.shown.findIndex((entry) => entry.key === kept)));
@@ -97,7 +105,7 @@ function applyFilters(event) {
 function sortShown(order) {
   const first = (entry) => mean(entry.groups.flatMap(rewardsOf)) ?? 9;
   const spread = (entry) => { const all = entry.groups.flatMap(rewardsOf); return all.length ? Math.max(...all) - Math.min(...all) : -1; };
-  const gap = (entry) => { const [a, b] = entry.groups.map((group) => mean(rewardsOf(group))); return a == null || b == null ? -1 : Math.abs(a - b); };
+  const gap = (entry) => { const means = entry.groups.map((group) => mean(rewardsOf(group))).filter((value) => value != null); return means.length > 1 ? Math.max(...means) - Math.min(...means) : -1; };
   const by = { worst: (entry) => first(entry), best: (entry) => -first(entry), spread: (entry) => -spread(entry), gap: (entry) => -gap(entry) }[order];
   if (by) browser.shown = browser.shown.map((entry) => [by(entry), entry]).sort((a, b) => a[0] - b[0]).map(([, entry]) => entry);
 }
@@ -105,7 +113,7 @@ function sortShown(order) {
 /** In a comparison without any common question, say so in words. */
 function noteCommonQuestions(runs) {
   if (runs.length < 2 || browser.entries.some((entry) => entry.groups.every(Boolean))) return;
-  const names = runs.map((run, index) => `${"AB"[index]} (${plain(run.name)})`).join(" and ");
+  const names = listed(runs.map((run, index) => `${LETTERS[index]} (${plain(run.name)})`));
   const seeds = new Set(runs.map((run) => run.settings.seed));
   const why = seeds.size > 1 ? " Their seeds differ, so they play other questions." : " They played other questions, or other steps are shown.";
   $("no-common").textContent = `${names} have no question of the same step in common.${why} Compare their curves; the games are listed one run after the other in each step.`;
@@ -145,8 +153,8 @@ function drawRow(entry, index) {
   entry.groups.forEach((own, place) => {
     if (!own) return;
     const rewards = rewardsOf(own);
-    const letter = browser.runs.length > 1 ? `${"AB"[place]} ` : "";
-    facts.append(strip(own), element("span", { class: "mean", title: "right answers, and the mean reward" }, letter + tally(own), rewards.length ? ` ${fixed(mean(rewards))}` : ""));
+    const letter = browser.runs.length > 1 ? `${LETTERS[place]} ` : "";
+    facts.append(...(own.kind === "evaluation" ? [] : [strip(own)]), element("span", { class: "mean", title: "right answers, and the mean reward" }, letter + tally(own), rewards.length ? ` ${fixed(mean(rewards))}` : ""));
   });
   const row = element("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === browser.selected),
     "aria-setsize": browser.shown.length, "aria-posinset": index + 1 }, element("div", { class: "ask" }, plain(group.question, 160)), facts);

@@ -1,12 +1,14 @@
 // Starts the page: reads the data, draws head, curves and games, and handles the keys.
 
 function drawHead(runs) {
-  document.title = `Prompt-R1 · ${runs.map((run) => plain(run.name)).join(" and ")}`;
-  $("title").textContent = runs.map((run) => plain(run.name)).join(" and ");
-  $("subtitle").textContent = runs.map(({ settings: s }) => s.agent ? `agent ${plain(s.agent)} · environment ${plain(s.env)} · seed ${plain(s.seed)}` : "").filter((text, index, all) => text && all.indexOf(text) === index).join(" · ");
-  if (runs.length > 1) $("run-legend").append(...runs.map((run, index) => element("span", { class: "key" }, runKey(index), `${"AB"[index]}  ${plain(run.name)}`)));
+  const names = listed(runs.map((run) => plain(run.name)));
+  document.title = `Prompt-R1 · ${names}`;
+  $("title").textContent = names;
+  const values = (name) => [...new Set(runs.filter((run) => run.settings.agent).map((run) => plain(run.settings[name])))].join(", ");
+  if (values("agent")) $("subtitle").textContent = `agent ${values("agent")} · environment ${values("env")} · seed ${values("seed")}`;
+  if (runs.length > 1) $("run-legend").append(...runs.map((run, index) => element("span", { class: "key" }, runKey(index), `${LETTERS[index]}  ${plain(run.name)}`)));
   drawVerdicts(runs);
-  $("summary").append(...runs.map((run, index) => figuresOfRun(run, runs.length > 1 ? "AB"[index] : "")));
+  $("summary").append(...runs.map((run, index) => figuresOfRun(run, runs.length > 1 ? LETTERS[index] : "")));
   drawSettings(runs);
 }
 
@@ -15,8 +17,8 @@ function drawVerdicts(runs) {
   for (const [index, { verdict, settings, step: at }] of runs.entries()) {
     if (!verdict) continue;
     const steps = Number(settings.steps);
-    const progress = steps > at ? ` Step ${at} of ${steps}.` : "";
-    const letter = runs.length > 1 ? [element("b", {}, `${"AB"[index]}  `)] : [];
+    const progress = steps > at ? ` Step ${at.toLocaleString("en")} of ${steps.toLocaleString("en")}.` : "";
+    const letter = runs.length > 1 ? [element("b", {}, `${LETTERS[index]}  `)] : [];
     $("verdicts").append(element("p", { class: `verdict ${verdict.kind}` }, ...letter, verdict.text, progress));
   }
 }
@@ -41,16 +43,26 @@ function figuresOfRun(run, letter) {
   const gap = Math.max(0, ...pointsOf(run, "engine/logprob_gap").map((point) => point.value));
   if (gap) add(term("log-probability gap"), `${number(gap)} nats`, "largest of all steps");
   const shown = run.groups.reduce((sum, group) => sum + group.games.length, 0);
-  const evaluated = !run.verdict;
+  const evaluated = isEvaluation(run);
   const steps = run.steps.shown < run.steps.all ? `of ${run.steps.shown} of ${run.steps.all} steps` : `of all ${run.steps.all} steps`;
   add(evaluated ? "answers here" : "games here", shown.toLocaleString("en"), evaluated ? "of an evaluation" : steps);
-  if (evaluated) return box;
+  if (evaluated) { addSystems(run, add); return box; }
   const calls = callsOf(run);
   add("calls", calls.total.toLocaleString("en"), calls.made + calls.answered);
   add("cost", last("env/usd")?.value ? dollars(last("env/usd").value) : "$0", last("env/lost_usd")?.value ? `at most ${dollars(last("env/lost_usd").value)} more for lost attempts` : last("env/usd")?.value ? "" : "no priced call");
   const time = PHASES.reduce((sum, phase) => sum + total(`time/${phase}`), 0);
   if (time) add("time", seconds(time), "rollout, update, validation, saving");
   return box;
+}
+
+/** Of each system of an evaluation, how many answers are right; long texts have no right answer. */
+function addSystems(run, add) {
+  const judged = run.groups.flatMap((group) => group.games).filter((game) => game.right !== null && game.stop !== "env_error");
+  for (const player of [...new Set(judged.map((game) => game.player))].slice(0, 12)) {
+    const own = judged.filter((game) => game.player === player);
+    const right = own.filter((game) => game.right).length;
+    add(plain(player), `${right} of ${own.length}`, `right: ${number(right / own.length, 2)}`);
+  }
 }
 
 /** The calls of a run: by the games that made them, and by how they were answered. Both sums are the total. */
@@ -74,7 +86,8 @@ function drawSettings(runs) {
     return element("tr", { class: new Set(values).size > 1 ? "differs" : "" }, element("td", { class: "muted", title: about }, plain(name)),
       ...values.map((value) => element("td", {}, value === "" ? "–" : plain(value, 200))));
   };
-  const table = (title, settings) => element("table", {}, element("caption", {}, title), ...settings.map(row));
+  const letters = runs.length > 1 ? [element("tr", {}, element("td", {}), ...runs.map((_, index) => element("th", { scope: "col" }, LETTERS[index])))] : [];
+  const table = (title, settings) => element("table", {}, element("caption", {}, title), ...letters.map((one) => one.cloneNode(true)), ...settings.map(row));
   for (const { title, settings } of (runs.find((run) => run.sections.length) ?? { sections: [] }).sections) {
     const given = settings.filter(([name]) => names.has(name));
     if (given.length) $("settings").querySelector(".wide").append(table(title, given));
@@ -147,7 +160,7 @@ function showLinked() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   if (!wanted.has("game") && !wanted.has("step")) return;
   const [, id = "", place = "1"] = /^(.*?)(?:\/(\d+))?$/s.exec(wanted.get("game") ?? "");
-  const [kind, run] = [wanted.get("of") ?? "training", wanted.get("run") === "B" ? 1 : 0];
+  const [kind, run] = [wanted.get("of") ?? "training", Math.max(0, LETTERS.indexOf(wanted.get("run") ?? "A"))];
   if (!id) { showStep(Number(wanted.get("step"))); return; }
   const found = browser.entries.find((entry) => entry.id === id && entry.kind === kind && entry.groups[run]
     && (!wanted.has("step") || entry.step === Number(wanted.get("step"))));
@@ -182,8 +195,10 @@ function main() {
   const { runs, live } = JSON.parse($("data").textContent);
   $("data").remove();
   document.documentElement.classList.toggle("comparing", runs.length > 1);
+  document.documentElement.classList.toggle("many", runs.length > 2);
   drawHead(runs);
-  drawCurves(runs, showStep);
+  if (runs.every(isEvaluation)) $("curves").parentElement.hidden = true;
+  else drawCurves(runs, showStep);
   startBrowser(runs);
   listenToKeys();
   showLinked();

@@ -10,25 +10,29 @@ import json
 import os
 from pathlib import Path
 
+from prompt_r1.errors import UsageError
 from prompt_r1.report.payload import read_run
 
 HERE = Path(__file__).parent
 SCRIPTS = ("text.js", "words.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
 GAMES = 8000  # per run; with more, the page takes seconds to load
+MOST_RUNS = 6  # as many as page.css has colours
 
 
-def write_report(
-    run: Path, other: Path | None = None, *, out: Path | None = None, games: int = GAMES
-) -> Path:
-    """Write the page of a run, or of two runs to compare; returns its path.
+def write_report(run: Path, *others: Path, out: Path | None = None, games: int = GAMES) -> Path:
+    """Write the page of a run, or of several runs to compare; returns its path.
 
     The page has at most `games` games of each run: complete steps, evenly spread. Raises UsageError for a
-    folder without a run.
+    folder without a run, and for more than MOST_RUNS.
     """
-    folders = [run] if other is None else [run, other]
-    name = "report.html" if other is None else f"report-with-{other.resolve().name}.html"
+    if len(others) >= MOST_RUNS:
+        raise UsageError(f"a report compares at most {MOST_RUNS} runs, not {1 + len(others)}")
+    name = "report.html"
+    if others:
+        more = f"-and-{len(others) - 1}-more" if len(others) > 1 else ""
+        name = f"report-with-{others[0].resolve().name}{more}.html"
     path = out or run / name
-    write_page(path, {"runs": [read_run(folder, games=games) for folder in folders]})
+    write_page(path, {"runs": [read_run(folder, games=games) for folder in (run, *others)]})
     return path
 
 

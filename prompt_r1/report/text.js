@@ -3,6 +3,11 @@
 
 const $ = (id) => document.getElementById(id);
 
+const LETTERS = "ABCDEF"; // of the runs of a comparison
+const runStyle = (index) => `run-${LETTERS[index].toLowerCase()}`;
+/** Names as words: "a", "a and b", "a, b and c". */
+const listed = (names) => names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+
 /** An element with attributes and children; strings become text. */
 function element(name, attributes = {}, ...children) {
   const node = document.createElement(name);

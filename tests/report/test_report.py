@@ -155,6 +155,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
 def test_a_page_can_show_two_runs(run, tmp_path):
     path = write_report(run, run, out=tmp_path / "both.html")
     assert [shown["name"] for shown in data_of(path)["runs"]] == ["run", "run"]
+    with pytest.raises(UsageError, match="a report compares at most 6 runs, not 7"):
+        write_report(*[run] * 7)
 
 
 def test_a_large_run_is_shown_by_complete_steps_with_the_first_and_the_last(tmp_path):

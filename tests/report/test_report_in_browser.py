@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.report import write_report
 from prompt_r1.report.page import write_page
 from prompt_r1.report.payload import read_run
@@ -340,6 +341,60 @@ def test_the_tokens_of_the_chat_template_are_folded_until_m_is_pressed(page):
     assert page.evaluate(shown)
 
 
+def test_four_runs_fit_one_page_on_a_desk_and_on_a_phone(browser, run, tmp_path):
+    """A bug of two runs already: readings of the curves widened the page."""
+    others = []
+    for n in range(3):
+        question = Question("q0", "maths" if n else "music", "Who is number 0?", ("Anna",))
+        others.append(write_run(tmp_path / f"run{n}", [[group_of(question)]]))
+    path = write_report(run, *others)
+    assert path.name == "report-with-run0-and-2-more.html"
+    for width, phone in ((1440, False), (390, True)):
+        browser.resize(width, 900, phone=phone)
+        browser.open(path)
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert texts(browser, "#title") == ["run, run0, run1 and run2"]
+    assert texts(browser, "#run-legend .key") == ["A  run", "B  run0", "C  run1", "D  run2"]
+    assert len(texts(browser, ".verdict")) == len(texts(browser, "#summary dl")) == 4
+    assert len(texts(browser, "#detail .players")) == 4  # the question that all have
+    reward = "[...document.querySelectorAll('.chart')].find(chart => chart.textContent.startsWith('Reward'))"
+    colours = f"[...{reward}.querySelectorAll('.dot')].map(dot => getComputedStyle(dot).fill)"
+    assert len(set(browser.evaluate(colours))) == 4
+    browser.evaluate("location.hash = '#step=1&run=D&game=q0/2'")
+    wait(browser)
+    linked = (
+        "[...document.querySelectorAll('#detail .players')].findIndex(row => row.querySelector('.linked'))"
+    )
+    assert browser.evaluate(linked) == 3
+    assert not logged(browser)
+
+
+def test_the_page_of_an_evaluation_shows_its_systems_and_only_the_filters_that_apply(browser, tmp_path):
+    """A bug: it said that no step has been logged yet, and offered filters by game, reward and step."""
+    systems = System("direct", "mini"), System("prompt-r1", "mini", "runs/a")
+    answers = [
+        Prediction(
+            Question(f"q{n}", "maths", "Who?", ("Anna",)), "Anna" if n < good else "Bob", system=system
+        )
+        for system, good in zip(systems, (1, 3), strict=True)
+        for n in range(4)
+    ]
+    lines = [json.dumps(to_row(one)) + "\n" for one in answers]
+    (tmp_path / "predictions.jsonl").write_text("".join(lines))
+    browser.resize(390, 844, phone=True)
+    browser.open(write_report(tmp_path))
+    shown = (
+        "[...document.querySelectorAll('main > section, #filters label')].filter(node => node.offsetParent)"
+    )
+    assert (
+        len(browser.evaluate(f"{shown}.map(node => node.textContent.slice(0, 9))")) == 2 + 4
+    )  # text, dataset, answer, ended
+    assert browser.evaluate("document.getElementById('count').textContent") == "4 questions, 8 answers"
+    figures = [" ".join(text.split()) for text in texts(browser, ".figure")]
+    assert figures[1:] == ["direct, mini1 of 4right: 0.25", "prompt-r1, mini, runs/a3 of 4right: 0.75"]
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390 and not logged(browser)
+
+
 def test_runs_without_a_common_question_say_so(browser, tmp_path):
     runs = []
     for n in range(2):
@@ -373,13 +428,14 @@ def test_importance_weights_are_drawn_only_where_there_are_any(browser, tmp_path
 
 def test_a_live_page_reloads_itself_and_keeps_its_filters(browser, run, tmp_path):
     path = tmp_path / "live.html"
-    write_page(path, {"runs": [read_run(run, games=100)], "live": 0.3})
+    write_page(path, {"runs": [read_run(run, games=100)], "live": 2.0})
     browser.open(path)
     set_filter(browser, "step", "2")
     browser.evaluate("document.activeElement.blur()")
     browser.evaluate("document.documentElement.dataset.seen = 'once'")
     deadline = time.monotonic() + 10
-    while browser.evaluate("document.documentElement.dataset.seen ?? ''") and time.monotonic() < deadline:
+    seen = "document.readyState === 'complete' ? document.documentElement.dataset.seen ?? '' : 'loading'"
+    while browser.evaluate(seen) and time.monotonic() < deadline:
         time.sleep(0.1)
     wait(browser)
     assert browser.evaluate("document.documentElement.dataset.seen === undefined")
