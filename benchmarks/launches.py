@@ -6,9 +6,12 @@ view launch nothing. It needs no GPU, and says nothing about how long anything t
 """
 
 import asyncio
+import copy
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +25,7 @@ from transformers import PreTrainedModel
 from benchmarks.virtual import Launches
 from prompt_r1.agent import attention, decode_kernels
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.fused_kernels import ROTARY, fuse
 from prompt_r1.agent.policy import Policy
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "matmul"}
@@ -61,10 +65,34 @@ class Trace(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts = Traced(Counter())
+        self.in_compiled_region = False
+
+    def compiler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """In place of torch.compile: count the kernels that inductor generates for a function.
+
+        2 for a rotary embedding, of the queries and of the keys, and 1 for the product of a gate. (Counted on
+        a CPU by `torch._inductor.metrics.generated_kernel_count`, with `force_pointwise_cat` as on GPUs.)
+        """
+        kernels = 2 if function.__name__ == ROTARY else 1
+
+        def compiled(*inputs: Tensor) -> Any:
+            self.counts.operations["compiled"] += kernels
+            self.in_compiled_region = True
+            try:
+                return function(*inputs)
+            finally:
+                self.in_compiled_region = False
+
+        return compiled
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operation.overloadpacket.__name__
+        if self.in_compiled_region:
+            return operation(*args, **kwargs)
+        if name == "rms_norm":  # one kernel on a GPU, several operations elsewhere
+            self.counts.operations[name] += 1
+            return torch.empty_like(args[0])
         with self:  # in inference mode, composite operations arrive whole
             parts = operation.decompose(*args, **kwargs)
         if parts is not NotImplemented:
@@ -130,11 +158,31 @@ def _is_view(operation: Any) -> bool:
     return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
-def trace_decode_step(model: PreTrainedModel, *, rows: int) -> Traced:
-    """Trace one decode step of the engine at this batch size; the model is on the meta device."""
+def fuse_without_data(model: PreTrainedModel, trace: Trace) -> None:
+    """Fuse the modules of a model on the meta device: those that agree in a small model of its type."""
+    config = copy.deepcopy(model.config)
+    config.vocab_size, config.num_hidden_layers, config.hidden_size, config.intermediate_size = 8, 1, 32, 32
+    config.layer_types, config.pad_token_id = config.layer_types[:1], None
+    small = type(model)(config)
+    fuse(small, torch.device("cpu"), torch.float32, compiler=trace.compiler)
+    forwards = {
+        type(part): vars(part)["forward"].__func__ for part in small.modules() if "forward" in vars(part)
+    }
+    for module in model.modules():
+        if type(module) in forwards:
+            module.forward = MethodType(forwards[type(module)], module)
+
+
+def trace_decode_step(model: PreTrainedModel, *, rows: int, fused: bool = True) -> Traced:
+    """Trace one decode step of the engine at this batch size; the model is on the meta device.
+
+    `fused`: with fused kernels, as on GPUs.
+    """
     attention.register()
     policy = Policy(model, compute=torch.bfloat16)
     trace = Trace()
+    if fused:
+        fuse_without_data(model, trace)
     before_step: list[Traced] = []
 
     def watch(_: int) -> None:

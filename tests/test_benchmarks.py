@@ -281,11 +281,15 @@ def test_the_launches_and_waits_of_a_small_program_are_counted():
 
 def test_a_decode_step_is_traced_without_its_prompt():
     model = make_model(attention.NAME).to("meta", torch.bfloat16)
-    traced = launches.trace_decode_step(model, rows=3)
+    traced = launches.trace_decode_step(model, rows=3, fused=False)
+    fused = launches.trace_decode_step(model, rows=3)
     layers = model.config.num_hidden_layers
     assert traced.launches.attention == layers
     assert traced.launches.products == 7 * layers + 1
-    assert traced.launches.small > 20 * layers and 1 <= traced.synchronisations <= 6
+    # Four norms of 8 kernels, 10 for the rotary embedding, 2 for the gate; fused, they are 1, 2 and 1.
+    norms = 4 * layers + 1
+    assert traced.launches.small - fused.launches.small == 7 * norms + 8 * layers + layers
+    assert traced.synchronisations == fused.synchronisations == 1
 
 
 def test_the_efficiency_of_the_update_counts_what_ranks_wait_for():
@@ -301,7 +305,7 @@ def test_the_benchmark_of_a_cluster_prints_its_summary_as_the_last_line(monkeypa
     monkeypatch.setattr(sys, "argv", ["cluster", "--questions", "16"])
     cluster.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["launches_decode"] > 36 * 8 and result["syncs_decode"] <= 6
+    assert 36 * 8 < result["launches_decode"] <= 1000 and result["syncs_decode"] <= 2
     assert result["virtual_rollout_s_a100"] > 1 and 0.9 < result["prefill_ratio_a100"] < 4
     assert 0 < result["update_efficiency_16"] <= result["update_efficiency_8"] <= 1
     assert 0 < result["admission_ms_640"] < 50 and 0 < result["step_ms_128"] < 50

@@ -104,6 +104,7 @@ def load_agent(
         weights=weights or compute,
         temperature=config.temperature,
         max_tokens=config.max_tokens,
+        fuse_on=device if config.fused_kernels and device.type == "cuda" else None,
     )
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
 

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.decode_kernels import Chunk, Kernel, RaggedBatch
+from prompt_r1.agent.fused_kernels import own_forwards
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy, attention_shape
@@ -104,7 +105,7 @@ def _logprobs(logits: Tensor, tokens: list[int], temperature: float) -> Tensor:
 def _own_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     """The oracle: the model's own forward of each game."""
     found: list[Tensor] = []
-    with eager_attention(policy.model):
+    with eager_attention(policy.model), own_forwards(policy.model):
         for tokens in games:
             row = torch.tensor([tokens], device=policy.device)
             with torch.autocast(row.device.type, policy.compute, enabled=policy.compute.itemsize < 4):

@@ -145,6 +145,9 @@ class TrainConfig(EnvironmentConfig):
     )
     checkpointing: bool = setting(True, "gradient checkpointing")
     slow_attention: bool = setting(False, "train on a GPU even where FlashAttention cannot be used")
+    fused_kernels: bool = setting(
+        True, "on GPUs, fused RMSNorm, rotary embedding and SwiGLU, where a comparison at load agrees"
+    )
     kv_tokens: int = setting(
         0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE
     )

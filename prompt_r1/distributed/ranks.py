@@ -7,7 +7,7 @@ import asyncio
 import os
 import pickle
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -179,7 +179,8 @@ def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
 def pick_device(name: str) -> torch.device:
     """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
 
-    Raises UsageError for another name, and for cuda without a GPU for this process.
+    Raises UsageError for another name, and for cuda without a GPU for this process. Called before anything is
+    allocated on a GPU, it lets torch's allocator grow its segments, unless the user has configured it.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,10 +192,21 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
+    if device.type == "cuda":
+        expand_segments(os.environ)
     if device.type == "cuda" and device.index is None:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         return torch.device("cuda", number_of_gpu(local_rank, torch.cuda.device_count()))
     return device
+
+
+def expand_segments(environment: MutableMapping[str, str]) -> None:
+    """Let torch's allocator grow its segments: batches of changing sizes then leave fewer holes between them.
+
+    It reads its settings at the first allocation. A user's own settings are kept.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def number_of_gpu(local_rank: int, visible: int) -> int:

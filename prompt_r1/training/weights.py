@@ -84,7 +84,13 @@ def _load_share(
     compute, temperature = agent.policy.compute, agent.policy.temperature
     # The agent has been checked: the same model, whole, on the device of the computation.
     policy = load_policy(
-        start, device=device, compute=compute, weights=weights, temperature=temperature, check=False
+        start,
+        device=device,
+        compute=compute,
+        weights=weights,
+        temperature=temperature,
+        check=False,
+        fuse_on=ranks.device if agent.policy.fused else None,
     )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import ranks as ranks_module
 from prompt_r1.distributed.fsdp import full_tensor
@@ -25,6 +26,7 @@ from prompt_r1.distributed.ranks import (
     _buckets,
     assign_questions,
     choose_parallel,
+    expand_segments,
     make_mesh,
     number_of_gpu,
     run_on_all_ranks,
@@ -59,12 +61,14 @@ class Case:
     recompute: bool = False  # activations, in the backward pass
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
+    fused: bool = False  # kernels, without the compiler
 
 
 CASES = {
     "ddp": Case("ddp"),
     "fsdp": Case("fsdp"),
     "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
+    "fsdp, fused, recomputed activations": Case("fsdp", fused=True, recompute=True),
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "hsdp, two nodes of one": Case("hsdp", ranks_per_node=1),
     "hsdp, one node of two": Case("hsdp"),
@@ -127,6 +131,8 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     reference = Policy(tiny.model(tied=case.tied), compute=case.compute).requires_grad_(False)
     rollout_policy = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
     sampling_policy = tiny.policy(tied=case.tied)
+    if case.fused:
+        assert fuse(policy.model, torch.device("cpu"), case.compute, compiler=lambda function: function)
     if case.recompute:
         policy.checkpoint_activations()
     if ranks.mesh is not None:
@@ -400,3 +406,13 @@ def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     with lock_run(tmp_path / "run", ONE_RANK):
         refused = call(tmp_path, *line, ranks=2)
     assert "train.py: run is in use by process" in refused.stderr and "[rank1]" not in refused.stderr
+
+
+def test_the_allocator_grows_its_segments_unless_the_user_has_configured_it():
+    environment: dict[str, str] = {}
+    expand_segments(environment)
+    assert environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        environment = {name: "max_split_size_mb:128"}
+        expand_segments(environment)
+        assert environment == {name: "max_split_size_mb:128"}
