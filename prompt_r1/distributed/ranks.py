@@ -8,7 +8,8 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.distributed.fsdp import full_tensor
+from prompt_r1.distributed.lost_ranks import Watch
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
 SHARDED = ("fsdp", "hsdp")  # values of --parallel that shard the weights
 BUCKET_ENTRIES = 2**24  # of gradients that are copied to be summed together: 67 MB in float32
+NOTICE = 5.0  # seconds until the loss of a rank is known that has broken a collective
 
 
 class RankLost(Resumable):
@@ -40,6 +43,7 @@ class Ranks:
     mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
     monitored_group: dist.ProcessGroup | None = None  # of `wait_for_all`; gloo, which names a missing rank
     timeout: float = 3600.0  # seconds that a rank waits for another
+    watch: Watch | None = None  # ends this rank when another has died
 
     @property
     def first(self) -> bool:
@@ -247,7 +251,23 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
             backend, timeout=timedelta(seconds=timeout), store=dist.HashStore(), rank=0, world_size=1
         )
     mesh = make_mesh(mode, count, device, timeout=timeout)
-    return Ranks(rank, count, device, mesh, monitored_group, timeout)
+    ranks = Ranks(rank, count, device, mesh, monitored_group, timeout)
+    if count == 1:
+        return ranks
+    return replace(ranks, watch=Watch(rank, count, lambda item: ranks.from_first(lambda: item)))
+
+
+@contextmanager
+def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
+    """Raise RankLost in place of the error of a collective that another rank has left by dying."""
+    try:
+        yield
+    except (FatalEnvError, Resumable, UsageError):
+        raise
+    except RuntimeError:
+        if ranks.watch is not None and ranks.watch.lost.wait(NOTICE):
+            raise RankLost(ranks.watch.sentence) from None
+        raise
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:
@@ -288,6 +308,8 @@ def stop_ranks(ranks: Ranks) -> None:
     """Leave the process group. Without the barrier, gloo can abort a process whose work was done."""
     if ranks.count > 1 or ranks.mesh is not None:
         dist.barrier()
+        if ranks.watch is not None:
+            ranks.watch.say_goodbye()
         dist.destroy_process_group()
 
 

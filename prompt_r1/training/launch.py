@@ -8,7 +8,7 @@ import torch
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import start_ranks, stop_ranks
+from prompt_r1.distributed.ranks import lost_ranks_named, start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.terminal import printable
@@ -37,7 +37,7 @@ def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.parallel, timeout=config.rank_timeout)
         folder = ranks.from_first(lambda: open_run(config, name))
-        with crash_report_in(folder), lock_run(folder, ranks):
+        with crash_report_in(folder), lost_ranks_named(ranks), lock_run(folder, ranks):
             if done := ranks.from_first(lambda: finished_summary(folder, config)):
                 if ranks.first:
                     print(printable(done))

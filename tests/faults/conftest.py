@@ -1,6 +1,7 @@
 """Fixtures of the fault tests: the harness, and a short run with few questions."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,3 +32,10 @@ def arguments(asking_agent, tmp_path_factory) -> list[str]:
     """
     data = ["--data", str(file), "--val-data", str(file), "--test-data", str(file)]
     return ["--agent", str(asking_agent), *data, *settings.split()]
+
+
+@pytest.fixture
+def unresponsive_endpoint() -> Iterator[str]:
+    """An endpoint that accepts connections and never responds."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
+        yield f"mini@http://127.0.0.1:{server.getsockname()[1]}/v1"

@@ -1,9 +1,10 @@
 """Forks the ranks of training runs, so that torch is imported only once.
 
 `python -m tests.faults.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
-`arguments`, `folder`, `events`, `infinite_rank`, `infinite_steps`). For each it forks the ranks of one
-`train.py` and writes two lines: their process ids, and, when all have exited, their exit codes. As torchrun
-does, it terminates the other ranks when one fails: SIGTERM, then SIGKILL after three seconds.
+`arguments`, `folder`, `events`, `infinite_rank`, `infinite_steps`, `launcher`). For each it forks the ranks
+of one `train.py` and writes two lines: their process ids, and, when all have exited, their exit codes. With a
+launcher, it terminates the other ranks when one fails, as torchrun does: SIGTERM, then SIGKILL after three
+seconds.
 
 The forked processes write an event to the named pipe `events` at the start and the end of each phase.
 """
@@ -121,7 +122,7 @@ def run_rank(rank: int, request: dict, port: int) -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def wait_for_exit(ranks: dict[int, int]) -> list[int]:
+def wait_for_exit(ranks: dict[int, int], *, launcher: bool) -> list[int]:
     """Wait for processes {id: rank}; return their exit codes by rank, negative for a signal."""
     codes: dict[int, int] = {}
     kill_at: float | None = None
@@ -133,7 +134,7 @@ def wait_for_exit(ranks: dict[int, int]) -> list[int]:
             if exited:
                 codes[rank] = os.waitstatus_to_exitcode(status)
         running = [process for process, rank in ranks.items() if rank not in codes]
-        if kill_at is None and any(codes.values()):
+        if launcher and kill_at is None and any(codes.values()):
             kill_at = time.monotonic() + 3
             for process in running:
                 os.kill(process, signal.SIGTERM)
@@ -159,7 +160,7 @@ def main() -> None:
             ranks[process] = rank
         responses.write(json.dumps(list(ranks)) + "\n")
         responses.flush()
-        responses.write(json.dumps(wait_for_exit(ranks)) + "\n")
+        responses.write(json.dumps(wait_for_exit(ranks, launcher=request["launcher"])) + "\n")
         responses.flush()
 
 

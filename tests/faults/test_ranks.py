@@ -85,6 +85,32 @@ def test_a_rank_that_raises_stops_the_others_and_torchrun_names_it(arguments, tm
     assert launcher.returncode != 0 and "rank      : 1 " in output and "Is a directory" in output
 
 
+# The rank that is killed, and the phase in which it is. "games": while both wait for an endpoint that never
+# responds, for which the survivor would wait an hour.
+DEATHS = [(1, "games"), (0, "games"), (1, "backward"), (0, "save")]
+
+
+@pytest.mark.parametrize(("victim", "phase"), DEATHS)
+def test_a_rank_that_dies_ends_the_others_even_if_nobody_else_does(
+    arguments, harness, unresponsive_endpoint, tmp_path, victim, phase
+):
+    """A bug: under `srun` the other ranks went on with their games, or ended with a traceback of gloo."""
+    line, fault = arguments, signal_at(phase, occurrence=2, rank=victim, targets=(victim,))
+    if phase == "games":
+        line = [*arguments, "--env", unresponsive_endpoint, "--env-timeout", "3600"]
+        fault = signal_at("rollout", rank=victim, targets=(victim,), delay=1)
+    run = harness.run(tmp_path, line, launcher=False, fault=fault)
+    survivor = 1 - victim
+    log = (tmp_path / f"rank{survivor}.log").read_text()
+    assert run.exit_codes[victim] == -signal.SIGKILL and run.exit_codes[survivor] == 75, log
+    print(f"{phase}: {run.seconds_after_fault:.1f} s")  # shown by -s
+    assert run.seconds_after_fault < 60
+    assert log.count(f"rank {victim} has died") + log.count("did not respond") == 1
+    assert "Traceback" not in log
+    if phase != "games":
+        assert harness.run(tmp_path, line).exit_codes == [0, 0]
+
+
 def test_a_rank_that_hangs_is_named_after_the_rank_timeout(arguments, harness, tmp_path):
     hang = signal_at("rollout", occurrence=2, rank=1, targets=(1,), number=signal.SIGSTOP)
     process_run = harness.run(tmp_path, [*arguments, "--rank-timeout", "5"], fault=hang)

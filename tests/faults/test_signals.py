@@ -2,9 +2,7 @@
 
 import re
 import signal
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,13 +68,6 @@ def test_a_second_signal_during_the_save_has_no_effect(harness, arguments, tmp_p
     stopped = harness.run(tmp_path, arguments, fault=send_both)
     assert stopped.exit_codes == [75, 75] and not signals
     assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
-
-
-@pytest.fixture
-def unresponsive_endpoint() -> Iterator[str]:
-    """An endpoint that accepts connections and never responds."""
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
-        yield f"mini@http://127.0.0.1:{server.getsockname()[1]}/v1"
 
 
 def test_calls_without_a_response_do_not_delay_the_stop(harness, arguments, unresponsive_endpoint, tmp_path):
