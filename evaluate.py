@@ -37,6 +37,7 @@ from prompt_r1.baselines import (
 from prompt_r1.cli.command_line import evaluate_config, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.named import sample_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.environments.opening import Environments
@@ -66,11 +67,12 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = evaluate_config(arguments)
+    own = own_metric(config)
     similarity = load_similarity(config)  # a missing encoder is reported before any call is made
     if config.compare:
         if len(config.compare) != 2:
             raise UsageError("--compare takes two files: --compare A.jsonl B.jsonl")
-        print(compare_files(*config.compare, rules=rules_of(config), similarity=similarity))
+        print(compare_files(*config.compare, rules=rules_of(config), similarity=similarity, own=own))
         return
     agents = resolve_agents(config)
     seed = common_seed(config, agents)
@@ -88,7 +90,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
         predictions = asyncio.run(evaluate(setups, questions, file, folder, config, seed))
-        results = score_predictions(predictions, rules=rules_of(config), similarity=similarity)
+        results = score_predictions(predictions, rules=rules_of(config), similarity=similarity, own=own)
         print(write_results(folder, results, trained_with(agents), notes=leaks))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
@@ -122,6 +124,11 @@ def rules_of(config: EvaluateConfig) -> Rules:
     return "official" if config.metrics == "official" else "strict"
 
 
+def own_metric(config: EvaluateConfig) -> Metric | None:
+    """The metric of --answer-metric; None if it was not given."""
+    return import_metric(config.answer_metric) if config.answer_metric else None
+
+
 def load_similarity(config: EvaluateConfig) -> Similarity | None:
     """SSim with the encoder of --ssim-model; None if it was not requested."""
     if not config.ssim_model:
@@ -153,7 +160,8 @@ async def evaluate(
             for setup in group:
                 missing = [pair for pair in wanted if file.find(setup.setting, *pair) is None]
                 if missing:
-                    await answer_all(setup, await resources.prepare(setup), missing, file, seed)
+                    method = await resources.prepare(setup)
+                    await answer_all(setup, method, missing, file, seed, own=own_metric(config))
     finally:
         await resources.close()
     return [prediction for setup in setups for prediction in file.predictions_for(setup.setting, wanted)]
@@ -265,8 +273,10 @@ async def answer_all(
     missing: Sequence[tuple[Question, int]],
     file: PredictionFile,
     seed: int,
+    *,
+    own: Metric | None,
 ) -> None:
-    """Answer all questions concurrently, and write each answer at once.
+    """Answer all questions concurrently, and write each answer with its scores at once.
 
     A failed call of one question is recorded with its answer; any other error cancels the rest and is raised.
     """
@@ -281,7 +291,7 @@ async def answer_all(
                 sample=sample,
                 system=setup.system,
                 setting=setup.setting,
-                metrics=text_metrics(prediction),
+                metrics=text_metrics(prediction, own=own),
             )
         )
         bar.update()

@@ -12,6 +12,7 @@ a soak test. The last line is JSON.
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -158,6 +159,7 @@ def main() -> None:
     choice = parser.parse_args()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     codec, questions = make_codec(), find_questions(("mini",), "train", 0)
+    gc.freeze()  # as run_program does for train.py
     loads: list[Load] = []
     with (
         served_mini_world(latency=choice.latency, fail=choice.fail) as url,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 
+from prompt_r1.config.functions import Metric
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.statistics import cluster_means, macro_interval, mean_interval
@@ -17,6 +18,7 @@ REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
     "text": ("f1", "ssim"),
 }
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
+OWN = "own"  # the metric of --answer-metric
 
 Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
 """The predictions and the gold answers of each in, the SSim of each out."""
@@ -62,6 +64,12 @@ class Results:
             return {}
         means = cluster_means([one.metrics[metric] for one in scored], ids)
         return dict(zip(dict.fromkeys(ids), map(float, means), strict=True))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The names of the metrics in tables; the user's own metric only if there is one."""
+        measured = any(OWN in one.metrics for group in self.groups.values() for one in group)
+        return LABELS | {OWN: OWN} if measured else LABELS
 
     def errors(self, system: System, datasets: Sequence[str]) -> int:
         """The number of a system's predictions for which the environment failed."""
@@ -116,13 +124,17 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
 
 
 def score_predictions(
-    predictions: Sequence[Prediction], *, rules: Rules = "strict", similarity: Similarity | None = None
+    predictions: Sequence[Prediction],
+    *,
+    rules: Rules = "strict",
+    similarity: Similarity | None = None,
+    own: Metric | None = None,
 ) -> Results:
     """Score predictions by EM, SM, F1 and math and, given a `similarity`, texts by SSim.
 
-    A missing answer is scored as an empty one; failed calls are not scored.
+    `own` is a metric of the user's. A missing answer is scored as an empty one; failed calls are not scored.
     """
-    scored = [replace(one, metrics=text_metrics(one, rules=rules)) for one in predictions]
+    scored = [replace(one, metrics=text_metrics(one, rules=rules, own=own)) for one in predictions]
     texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
     if similarity is not None and texts:
         answers = [scored[number].answer or "" for number in texts]
@@ -132,7 +144,9 @@ def score_predictions(
     return Results(scored)
 
 
-def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str, float]:
+def text_metrics(
+    prediction: Prediction, *, rules: Rules = "strict", own: Metric | None = None
+) -> dict[str, float]:
     """The metrics that need no encoder; `math` only for mathematical questions; none after an error."""
     if prediction.error:
         return {}
@@ -140,4 +154,6 @@ def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str
     metrics = asdict(score_text(prediction.answer or "", question.answers, rules=rules))
     if question.kind != "math":
         del metrics["math"]
+    if own is not None:
+        metrics[OWN] = own(prediction.answer or "", question.answers)
     return metrics

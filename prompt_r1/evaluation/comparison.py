@@ -53,10 +53,20 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Whether the difference is significant; otherwise how large a difference the interval excludes."""
-        if (self.p if self.p_holm is None else self.p_holm) < 0.05:
-            return "significant"
-        largest = min(1.0, max(abs(self.low), abs(self.high)))
-        return f"no difference beyond ±{100 * largest:.1f} shown"
+        return "significant" if self._is_significant else f"no difference beyond {self._bound} shown"
+
+    @property
+    def short_verdict(self) -> str:
+        """The verdict in a word or two: significant, or the bound of the difference in points."""
+        return "significant" if self._is_significant else f"within {self._bound}"
+
+    @property
+    def _is_significant(self) -> bool:
+        return (self.p if self.p_holm is None else self.p_holm) < 0.05
+
+    @property
+    def _bound(self) -> str:
+        return f"±{100 * min(1.0, max(abs(self.low), abs(self.high))):.1f}"
 
 
 @dataclass(frozen=True)

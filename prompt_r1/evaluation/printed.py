@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from prompt_r1.cli.fitted_table import fitted_table
-from prompt_r1.evaluation.aggregate import LABELS, Rate, Results
+from prompt_r1.evaluation.aggregate import Rate, Results
 from prompt_r1.evaluation.comparison import Comparison
 from prompt_r1.evaluation.predictions import System
 
@@ -15,7 +15,7 @@ def printed_results(
     rows = []
     for system, name in names.items():
         own = means[name]
-        rates = [results.pooled(system, list(results.kinds), metric) for metric in LABELS]
+        rates = [results.pooled(system, list(results.kinds), metric) for metric in results.labels]
         texts = [_rate_text(rates[0]), *("" if rate is None else f"{rate.mean:.3f}" for rate in rates[1:])]
         plain = [f"{own[key]:.2f}" if key in own else "" for key in ("format", "turns", "calls")]
         tokens = own.get("tokens_in", 0.0) + own.get("tokens_out", 0.0)
@@ -23,7 +23,7 @@ def printed_results(
         errors = f"{own['errors']:.0f}" if own["errors"] else ""
         spent = [f"{tokens:,.0f}" if tokens else "", f"{usd:.2g}" if usd else ""]
         rows.append([name, f"{own['n']:.0f}", errors, *texts, *plain, *spent])
-    header = ["method", "n", "errors", *LABELS.values(), "format", "turns", "calls", "tokens", "$"]
+    header = ["method", "n", "errors", *results.labels.values(), "format", "turns", "calls", "tokens", "$"]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
     table = [[row[place] for place in kept] for row in (header, *rows)]
     return fitted_table(table[0], table[1:], drop=["SM", "tokens", "turns", "format", "n", "F1", "SSim"])
@@ -34,12 +34,26 @@ def printed_comparisons(full: System, pooled: Sequence[Comparison]) -> str:
     rows = []
     for one in pooled:
         interval = f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        p = one.p if one.p_holm is None else one.p_holm
-        rows.append(
-            [one.dataset, str(one.n), interval, f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", one.verdict]
-        )
+        rows.append([one.dataset, str(one.n), interval, _p_text(one), one.verdict])
     header = [f"{full} against", "n", "points [95 %]", "p", "verdict"]
     return fitted_table(header, rows, drop=["n", "p"])
+
+
+def printed_pair(comparisons: Sequence[Comparison], label: str) -> str:
+    """The differences of system A to system B by one metric: a row for each dataset, and the pooled one."""
+    rows = []
+    for one in comparisons:
+        difference = f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
+        rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}"]
+        rows.append([one.dataset, n, *rates, difference, _p_text(one), one.short_verdict])
+    header = [label, "n", "A", "B", "A - B [95 %]", "p", "verdict"]
+    return fitted_table(header, rows, drop=["p", "n"])
+
+
+def _p_text(one: Comparison) -> str:
+    p = one.p if one.p_holm is None else one.p_holm
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
 def _rate_text(rate: Rate | None) -> str:

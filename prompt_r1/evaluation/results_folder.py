@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import mean
 
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.functions import Metric
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import LABELS, Rate, Results, Similarity, score_predictions
+from prompt_r1.evaluation.aggregate import OWN, Rate, Results, Similarity, score_predictions
 from prompt_r1.evaluation.comparison import (
     Comparison,
     check_pairs,
@@ -25,7 +26,7 @@ from prompt_r1.evaluation.comparison import (
 )
 from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, systems_of
-from prompt_r1.evaluation.printed import printed_comparisons, printed_results
+from prompt_r1.evaluation.printed import printed_comparisons, printed_pair, printed_results
 from prompt_r1.evaluation.tables import rates_to_csv, to_csv, to_latex, to_markdown
 from prompt_r1.metrics.text import Rules
 from prompt_r1.report.svg import Plot, Point, Series, svg
@@ -97,7 +98,7 @@ def results_table(results: Results) -> str:
         rows += [[name, dataset, *_result_cells(results, system, [dataset])] for dataset in datasets]
         if len(datasets) > 1:
             rows.append([f"**{name}**", "**all**", *_result_cells(results, system, datasets)])
-    header = ["method", "dataset", "n", "errors", *LABELS.values()]
+    header = ["method", "dataset", "n", "errors", *results.labels.values()]
     header += ["format", "turns", "calls", "tokens", "$"]
     return markdown_table(header, rows, left=2)
 
@@ -105,7 +106,7 @@ def results_table(results: Results) -> str:
 def _result_cells(results: Results, system: System, datasets: Sequence[str]) -> list[str]:
     means = mean_values(results, system, datasets)
     cells = [str(means["n"]), str(means["errors"])]
-    cells += [_rate_text(results.pooled(system, datasets, metric)) for metric in LABELS]
+    cells += [_rate_text(results.pooled(system, datasets, metric)) for metric in results.labels]
     cells += [f"{means[name]:.2f}" if name in means else "–" for name in ("format", "turns", "calls")]
     tokens = means.get("tokens_in", 0.0) + means.get("tokens_out", 0.0)
     return [*cells, f"{tokens:,.0f}", f"{means.get('usd', 0.0):.2g}"]
@@ -126,7 +127,7 @@ def mean_values(results: Results, system: System, datasets: Sequence[str]) -> di
     answered = [one for one in results.predictions(system, datasets) if not one.error]
     questions = {(one.question.dataset, one.question.id) for one in answered}
     means: dict[str, float] = {"n": len(questions), "errors": results.errors(system, datasets)}
-    for metric in ("em", "sm", "f1", "ssim", "math"):
+    for metric in ("em", "sm", "f1", "ssim", "math", OWN):
         values = [one.metrics[metric] for one in answered if metric in one.metrics]
         if values:
             means[metric] = mean(values)
@@ -191,23 +192,33 @@ def comparison_by_dataset(pair: PairedComparison) -> str:
 
 
 def compare_files(
-    first: str, second: str, *, rules: Rules = "strict", similarity: Similarity | None = None
+    first: str,
+    second: str,
+    *,
+    rules: Rules = "strict",
+    similarity: Similarity | None = None,
+    own: Metric | None = None,
 ) -> str:
-    """Markdown: two systems, given as FILE or FILE:METHOD[:ENV[:AGENT]], compared by every metric.
+    """Two systems, given as FILE or FILE:METHOD[:ENV[:AGENT]], compared by every metric: text for a terminal.
 
     Raises UsageError if a name does not select exactly one system, or if the questions differ.
     """
     predictions = [_select(first), _select(second)]
     check_pairs(predictions[0], predictions[1], names=(first, second))
     sides = [
-        (score_predictions(side, rules=rules, similarity=similarity), side[0].system) for side in predictions
+        (score_predictions(side, rules=rules, similarity=similarity, own=own), side[0].system)
+        for side in predictions
     ]
     parts = [f"A: {sides[0][1]}\nB: {sides[1][1]}"]
-    for metric in LABELS:
+    for metric, label in sides[0][0].labels.items():
         comparisons = compare_systems(sides[0], sides[1], metric=metric)
         if comparisons:
-            parts.append(comparison_table(comparisons, "A", "B"))
-    parts.append(comparison_table(compare_systems(sides[0], sides[1])[-1:], "A", "B"))
+            parts.append(printed_pair(comparisons, label))
+    parts.append(printed_pair(compare_systems(sides[0], sides[1])[-1:], "main metrics"))
+    parts.append(
+        "Rates in percent. p of each dataset with Holm's correction: McNemar's test where\n"
+        "answers are right or wrong, otherwise a sign-flip test."
+    )
     return "\n\n".join(parts)
 
 

@@ -1,6 +1,9 @@
 """Exit codes and error messages of the entry points, and the ranges of their flags."""
 
 import errno
+import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from prompt_r1.cli.command_line import parse_arguments, run_program, train_confi
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from tests.paths import ROOT
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"
@@ -161,3 +165,21 @@ def test_train_refuses_a_value_out_of_range(flag, value, sentence):
 @pytest.mark.parametrize("kind", [EvaluateConfig, InferConfig, SftConfig])
 def test_the_defaults_are_in_range(kind):
     assert parse_arguments(kind, "program.py", "", []) == kind()
+
+
+def test_only_a_program_of_its_own_freezes_what_it_has_imported():
+    """Full garbage collections, which stop the event loop, skip frozen objects. Tests keep theirs."""
+    lines = (
+        "import gc",
+        "from prompt_r1.cli.command_line import run_program",
+        "def main(arguments): print(gc.get_freeze_count())",
+        "run_program(main)",
+    )
+    program = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(program.stdout) > 10_000
+    before = gc.get_freeze_count()
+    with pytest.raises(SystemExit):
+        run_program(lambda arguments: None)
+    assert gc.get_freeze_count() == before

@@ -1,6 +1,7 @@
 """The file of predictions: which answers are found again and which are asked again; comparisons of files."""
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -111,14 +112,27 @@ def test_a_system_in_a_file_of_several_is_selected_by_name(tmp_path):
         compare_files(path, path)
     text = compare_files(f"{path}:prompt-r1", f"{path}:direct:large")
     # Nine wins of nine: McNemar's exact p is 2 / 2^9.
-    assert "| towns | EM | 9 | 100.0 | 0.0 | +100.0 [" in text and "| McNemar | 0.004 | 0.004 |" in text
+    assert re.search(
+        r"^EM +n +A +B +A - B \[95 %\] +p +verdict\ntowns +9  100.0  0.0  \+100.0 \[", text, re.M
+    )
+    assert "  0.004  significant\n" in text and "McNemar" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_comparison_leaves_out_and_counts_questions_whose_call_failed(tmp_path):
     good = [predict(number) for number in range(8)]
     first = write(tmp_path / "a.jsonl", *good, predict(8))
     second = write(tmp_path / "b.jsonl", *good, predict(8, None, error="HTTP 500"))
-    assert "| towns | EM | 8 (1 failed) | 100.0 | 100.0 | +0.0 [" in compare_files(first, second)
+    text = compare_files(first, second)
+    assert "8 (1 failed)  100.0  100.0  +0.0 [" in text and max(map(len, text.splitlines())) <= 80
+    assert "\nown " not in text
+
+    def length(prediction, answers):
+        return len(prediction) / 10
+
+    assert re.search(
+        r"^own +n .*\ntowns +8 \(1 failed\)  50.0  50.0", compare_files(first, second, own=length), re.M
+    )
 
 
 @pytest.mark.parametrize(

@@ -591,3 +591,23 @@ def test_a_damaged_note_of_preparation_is_replaced(tmp_path):
         (tmp_path / "preparation.json").write_bytes(damaged)
         note_preparation(tmp_path, DIRECT, {"calls": 3})
         assert json.loads((tmp_path / "preparation.json").read_text()) == {"direct (large)": {"calls": 3}}
+
+
+def test_the_users_metric_is_one_more_column_only_where_it_was_measured(tmp_path):
+    predictions = [predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")]
+    without = score_predictions(predictions)
+    assert "| own |" not in results_table(without)
+    assert "own" not in next(iter(results_by_system(without).values()))
+    seen = []
+
+    def own(prediction, answers):
+        seen.append((prediction, tuple(answers)))
+        return len(prediction) / 8
+
+    results = score_predictions(predictions, own=own)
+    assert seen == [("Paris", ("Paris", "P.")), ("Lyon", ("Paris", "P."))]  # once each; not for failed calls
+    [shown] = results_by_system(results).values()
+    assert shown["own"] == pytest.approx((5 + 4) / 16)
+    header, _, row = results_table(results).splitlines()[:3]
+    assert header.split(" | ")[8] == "own" and row.split(" | ")[8].startswith("0.562 [")
+    assert re.search(r"^method .* own ", write_results(tmp_path, results, {}), re.M)
