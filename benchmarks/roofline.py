@@ -21,6 +21,7 @@ import torch
 from benchmarks.rollout import load
 from benchmarks.runs import clock
 from prompt_r1.agent import attention
+from prompt_r1.agent.cuda_graphs import Decoded, Record
 from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, choose_kernel, one_by_one
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy, attention_shape
@@ -100,13 +101,24 @@ class Prefill:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The same decode step, run directly and as a CUDA graph."""
+
+    eager: Callable[[], Decoded]
+    recorded: Callable[[], Decoded] | None  # None: the engine records nothing on this device
+
+
 class Bench:
     """Forwards of an engine without games: its cache holds random keys and values."""
 
-    def __init__(self, policy: Policy, *, rows: int, longest: int, rounds: int) -> None:
+    def __init__(
+        self, policy: Policy, *, rows: int, longest: int, rounds: int, record: Record | None = None
+    ) -> None:
+        """`record` as in `Engine`."""
         self.policy = policy
         self.rounds = rounds
-        self.engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest, kv_tokens=rows)
+        self.engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest, kv_tokens=rows, record=record)
         self.engine._allocate_arena()
         self.graphs = self.engine._graphs
         assert self.engine._arena is not None
@@ -120,22 +132,28 @@ class Bench:
         if head.weight is not embedding.weight:
             self.multiplied_weights -= embedding.weight.numel()
 
-    def decode(self, sequences: int, context: int) -> DecodeStep:
-        """Measure a step, sampling included, with `context` tokens in each sequence."""
+    def steps(self, sequences: int, context: int) -> Steps:
+        """A decode step, sampling included, with `context` tokens in each sequence."""
         chunks = [Chunk(n, 1, n * (context + 1), context + 1) for n in range(sequences)]
         tokens = [0] * sequences
-
         sampling, mix = [settings_row(Sampling(), 0.5)] * sequences, SamplingMix.of([Sampling()])
         settings = torch.tensor(sampling, dtype=torch.float64, device=self.policy.device)
+        graphs = self.graphs
 
-        def step() -> list[list[float]]:
-            return self.engine._sample(self.engine._forward(tokens, chunks), settings, mix).tolist()
+        def eager() -> Decoded:
+            hidden = self.engine._forward(tokens, chunks)
+            return Decoded(hidden, self.engine._sample(hidden, settings, mix))
 
-        eager = best = seconds(step, self.rounds)
+        return Steps(eager, None if graphs is None else lambda: graphs(tokens, chunks, sampling, mix))
+
+    def decode(self, sequences: int, context: int) -> DecodeStep:
+        """Measure a decode step."""
+        steps = self.steps(sequences, context)
+        eager = best = seconds(lambda: steps.eager().drawn.tolist(), self.rounds)
         graphs_vs_eager = None
         if self.graphs is not None:
-            graphs = self.graphs
-            with_graphs = seconds(lambda: graphs(tokens, chunks, sampling, mix).drawn.tolist(), self.rounds)
+            recorded = steps.recorded
+            with_graphs = seconds(lambda: recorded().drawn.tolist(), self.rounds)
             best = min(eager, with_graphs)
             if not self.graphs.broken:
                 graphs_vs_eager = round(eager / with_graphs, 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -13,12 +14,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks import calls, cluster, launches, models, rollout, roofline, virtual
+from benchmarks import calls, cluster, gpu_check, launches, models, rollout, roofline, virtual
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
-from prompt_r1.agent import attention
+from prompt_r1.agent import attention, cuda_graphs
 from tests import tiny
+from tests.agent.test_cuda_graphs import attend_from_offsets
 from tests.paths import ROOT
 
 SHORT = Lengths(prompt=24, turns=(1, 1, 1), new=(3, 6), reply=(2, 5), latency=0.01, sigma=0.5)
@@ -309,3 +311,75 @@ def test_the_benchmark_of_a_cluster_prints_its_summary_as_the_last_line(monkeypa
     assert result["virtual_rollout_s_a100"] > 1 and 0.9 < result["prefill_ratio_a100"] < 4
     assert 0 < result["update_efficiency_16"] <= result["update_efficiency_8"] <= 1
     assert 0 < result["admission_ms_640"] < 50 and 0 < result["step_ms_128"] < 50
+
+
+ONE_RANK = gpu_check.Ranks(rank=0, count=1, device=torch.device("cpu"))
+
+
+def test_a_check_that_raises_is_a_row_that_fails():
+    def broken(_: gpu_check.Machine) -> gpu_check.Found:
+        raise ValueError("first line\nsecond line")
+
+    def absent(_: gpu_check.Machine) -> gpu_check.Found:
+        raise gpu_check.Skipped("no GPU")
+
+    def slow(_: gpu_check.Machine) -> gpu_check.Found:
+        return gpu_check.at_least(3.0, 4.0, "GB/s", "copy")
+
+    def wrong(_: gpu_check.Machine) -> gpu_check.Found:
+        return gpu_check.at_most(float("nan"), 4.0, "", "error")
+
+    machine = gpu_check.Machine(ONE_RANK)
+    rows = [gpu_check.run_check("row", check, machine) for check in (broken, absent, slow, wrong)]
+    assert [row.verdict for row in rows] == ["FAIL", "SKIP", "SLOW", "FAIL"]
+    assert rows[0].note == "ValueError: first line" and rows[1].note == "no GPU"
+    assert rows[2].note == "copy; at least 4 expected"
+
+
+@pytest.fixture
+def recording_machine(monkeypatch):
+    """A machine whose decode steps are recorded by a kernel in plain torch."""
+    monkeypatch.setattr(gpu_check, "small_model", lambda **options: make_model(options["attention"]))
+    monkeypatch.setattr(gpu_check.Policy, "decode_kernel", lambda self: attend_from_offsets)
+    return gpu_check.Machine(ONE_RANK, record=lambda step: step)
+
+
+def test_a_replay_sees_new_weights(recording_machine):
+    found = gpu_check.replay_after_new_weights(recording_machine)
+    assert found.verdict == "PASS" and found.value < 1e-5
+
+
+@pytest.mark.slow
+def test_every_size_of_graph_is_recorded(recording_machine):
+    found = gpu_check.graphs_of_every_size(recording_machine)
+    assert (found.verdict, found.value) == ("PASS", len(cuda_graphs.SIZES))
+
+
+def test_a_replay_with_old_weights_fails(recording_machine):
+    """What a graph of other addresses would do: its result stays as it was recorded."""
+
+    def record(step):
+        recorded = step()
+        return lambda: recorded
+
+    recording_machine.record = record
+    assert gpu_check.replay_after_new_weights(recording_machine).verdict == "FAIL"
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_has_no_failing_row_on_two_cpu_processes():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "benchmarks.gpu_check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=True,
+    )
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["name"] for row in rows] == list(gpu_check.CHECKS)
+    verdicts = {row["name"]: row["verdict"] for row in rows}
+    assert not [row for row in rows if row["verdict"] == "FAIL"]
+    skipped = {name for name, verdict in verdicts.items() if verdict == "SKIP"}
+    assert skipped == {"free memory", "graphs of every size", "replay with new weights"}
