@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks import calls, cluster, gpu_check, launches, models, rollout, roofline, virtual
+from benchmarks import bfloat16, calls, cluster, gpu_check, launches, models, rollout, roofline, virtual
 from benchmarks.rivals import Vllm, play_continuous, play_generate
 from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, large_model, longest, plan, totals
@@ -383,3 +383,12 @@ def test_the_check_of_a_gpu_has_no_failing_row_on_two_cpu_processes():
     assert not [row for row in rows if row["verdict"] == "FAIL"]
     skipped = {name for name, verdict in verdicts.items() if verdict == "SKIP"}
     assert skipped == {"free memory", "graphs of every size", "replay with new weights"}
+
+
+@pytest.mark.slow
+def test_float32_logits_make_the_gap_of_bfloat16_smaller(capsys):
+    bfloat16.measure_gap(1)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    rounded, exact = ([float(row[2]) for row in rows if kind in row[0]] for kind in ("bfloat16", "float32"))
+    assert len(rounded) == len(exact) == 2
+    assert all(0 < after < before < 0.05 for after, before in zip(exact, rounded, strict=True))
