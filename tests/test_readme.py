@@ -100,7 +100,7 @@ def test_every_flag_in_the_text_exists():
         flags |= set(re.findall(r'"(--[a-z-]+)"', source))
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
-    slurm = "--kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
+    slurm = "--minutes --kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
     others = "--live --config --help --help-all --port --fail --faults --no-deps --served-model-name"
     flags |= {*slurm.split(), *others.split()}
     text = "\n".join(page.read_text("utf-8") for page in MANUALS)

@@ -25,6 +25,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--games", type=int, default=GAMES, help=f"most games shown of each run ({GAMES})")
     given = parser.parse_args(arguments)
     check_number("--games", given.games, POSITIVE)
+    if given.out is not None and not given.out.name:
+        raise UsageError(f"--out {str(given.out)!r}: give the name of a file")
     if given.live:
         if given.others:
             raise UsageError("--live follows one run: give one folder")

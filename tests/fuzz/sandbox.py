@@ -21,6 +21,7 @@ import train
 from prompt_r1.baselines import sft
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data import __main__ as data
+from prompt_r1.miniworld import serve as mini_world
 from prompt_r1.report import __main__ as report
 from prompt_r1.serving import __main__ as serving
 from prompt_r1.studies import __main__ as studies
@@ -35,6 +36,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "report.py": report.main,
     "studies.py": studies.main,
     "serving": serving.main,
+    "miniworld.serve": lambda arguments: mini_world.main(),  # reads sys.argv itself
 }
 DONE, REFUSED, RESUMABLE, INTERRUPTED = 0, 2, 75, 130
 QUESTIONS = [
@@ -100,15 +102,23 @@ class Sandbox:
             (folder / "mine" / name).write_text(f"{name} of the user\n")
         self.keep_as_it_is()
 
-    def run(self, kind: str, *command: str, seconds: float = 20.0, own: tuple[str, ...] = ()) -> int:
+    def run(
+        self,
+        kind: str,
+        *command: str,
+        seconds: float = 20.0,
+        own: tuple[str, ...] = (),
+        ended: tuple[int, ...] = (),
+    ) -> int:
         """Run a program and note its outcome. What it may write is in the folders `own`.
 
-        After some seconds it gets Ctrl-C. A broken promise is recorded in `broken`.
+        `ended` are exit codes of this program besides those of all. After some seconds it gets Ctrl-C. A
+        broken promise is recorded in `broken`.
         """
         before = self._state(own)
         code, output = self._ended(list(command), seconds)
         promise = ""
-        if code not in (DONE, REFUSED, RESUMABLE, INTERRUPTED):
+        if code not in (DONE, REFUSED, RESUMABLE, INTERRUPTED, *ended):
             promise = f"exit code {code}"
         elif "Traceback" in output:
             promise = "a traceback"

@@ -56,3 +56,5 @@ def test_live_takes_one_run_that_exists(tmp_path):
         main([str(tmp_path / "nowhere"), "--live"])
     with pytest.raises(UsageError, match="--live follows one run"):
         main([str(tmp_path), str(tmp_path), "--live"])
+    with pytest.raises(UsageError, match=r"--out .*: give the name of a file"):
+        main([str(tmp_path), "--out="])  # was reported as a bug of ours
