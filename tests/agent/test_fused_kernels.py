@@ -47,6 +47,7 @@ def test_gradients_are_those_of_the_unmodified_model(checkpointing):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_compiled_kernels_compute_what_the_model_computes_with_checkpointing_and_with_new_sizes():
     policy = tiny.policy()
     policy.checkpoint_activations()
