@@ -55,7 +55,16 @@ def test_each_game_is_assigned_once_and_no_micro_batch_exceeds_the_limit(games, 
     batches = [batch for share in assigned for batch in share]
     assert sorted(number for batch in batches for number in batch) == list(range(len(games)))
     assert all(tokens_of(games, batch) <= limit or len(batch) == 1 for batch in batches)
-    assert len(assigned) == ranks and len({len(share) for share in assigned}) == 1
+    assert len(assigned) == ranks
+    spreads = []
+    smallest = packed_tokens(games)
+    for batches in zip(*assigned, strict=True):
+        tokens = [tokens_of(games, batch) for batch in batches]
+        assert max(tokens) <= smallest  # ranks run their batches in order of size
+        smallest = min(tokens)
+        spreads.append(max(tokens) - smallest)
+    totals = [sum(tokens_of(games, batch) for batch in share) for share in assigned]
+    assert max(totals) - min(totals) <= max(spreads, default=0)  # no rank gets the largest each time
     assert assigned == assign_games(games, ranks=ranks, tokens_per_batch=limit)
 
 
