@@ -39,6 +39,7 @@ from prompt_r1.agent.attention_choice import check_attention
 from prompt_r1.agent.cuda_graphs import SIZES, TOLERANCE, Record
 from prompt_r1.agent.decode_kernels import Chunk
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.kv_cache import affordable_rows
 from prompt_r1.agent.packing import Group
 from prompt_r1.agent.policy import Policy, attention_shape
@@ -150,7 +151,14 @@ class Machine:
     @cached_property
     def policy(self) -> Policy:
         """The weights that play."""
-        return Policy(self.model(self.dtype), compute=self.dtype)
+        return self.new_policy(self.dtype)
+
+    def new_policy(self, weights: torch.dtype) -> Policy:
+        """A policy with weights of this dtype and, on a GPU, fused kernels as in training."""
+        policy = Policy(self.model(weights), compute=self.dtype)
+        if self.cuda:
+            policy.fused = fuse(policy.model, self.device, self.dtype)
+        return policy
 
     @cached_property
     def bench(self) -> roofline.Bench:
@@ -227,7 +235,8 @@ def matrix_product(machine: Machine) -> Found:
 def kernels(machine: Machine) -> Found:
     line = check_attention(machine.policy, allow_slow=True)
     slow = "one_by_one" in line or "game_by_game" in line
-    return Found(None, "", line, FAIL if slow and machine.cuda else PASS)
+    fused = ", ".join(machine.policy.fused) or "none"
+    return Found(None, "", f"{line}; fused modules: {fused}", FAIL if slow and machine.cuda else PASS)
 
 
 def arena_attention(machine: Machine) -> Found:
@@ -351,9 +360,10 @@ def decode(sequences: int) -> Callable[[Machine], Found]:
             decoded.drawn.tolist()
         machine.measured[f"decode_{sequences}"] = step.seconds
         share = step.bytes / machine.limits.bandwidth / step.seconds
+        graphs = f"; with graphs {step.graphs_vs_eager} × as fast" if step.graphs_vs_eager else ""
         note = (
-            f"× {context} tokens: {1e3 * step.seconds:.2f} ms, of which the host {1e3 * median(host):.2f}; "
-            f"{_waits(machine, run)}; graphs {step.graphs_vs_eager} × as fast; share of the roofline"
+            f"of the roofline with {context} tokens each; {1e3 * step.seconds:.2f} ms, host until it waits "
+            f"{1e3 * median(host):.2f}; {_waits(machine, run)}{graphs}"
         )
         return machine.share(share, 0.5, note)
 
@@ -435,7 +445,7 @@ def out_of_memory(machine: Machine) -> Found:
 def update(machine: Machine) -> Found:
     """One optimiser step in float32 weights and the compute dtype: MFU, and its peak against --dry-run."""
     machine.free()
-    learner = Policy(machine.model(torch.float32), compute=machine.dtype)
+    learner = machine.new_policy(torch.float32)
     learner.checkpoint_activations()
     # The copy that plays is allocated too, as in training.
     playing = learner if machine.dtype == torch.float32 else machine.policy
