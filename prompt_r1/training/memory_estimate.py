@@ -1,10 +1,12 @@
-"""`train.py --dry-run`: estimate the memory that training takes on each GPU.
+"""`train.py --dry-run`: estimate the memory that training takes on each GPU, or in each process on a CPU.
 
-The estimate is computed from the shapes of the model. It leaves out what CUDA and NCCL reserve (1 to 2 GB)
-and what the allocator cannot use. The KV cache stays allocated during an update, so all parts add up.
+The estimate is computed from the shapes of the model. On GPUs it leaves out what CUDA and NCCL reserve (1 to
+2 GB) and what the allocator cannot use. The KV cache stays allocated during an update, so all parts add up.
+`benchmarks.memory` compares it with what processes on a CPU take.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -17,6 +19,7 @@ from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
 SHARDS = (1, 2, 4, 8, 16)
+PROCESS_BYTES = 350e6  # Python, torch and transformers, on a CPU (measured with torch 2.13)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class ModelShape:
     query: int  # heads × head dim
     key: int  # key-value heads × head dim
     vocabulary: int
+    tied: bool = True  # the head is the embedding
+    sizes: tuple[int, ...] = ()  # of the single weights
 
     @property
     def root(self) -> int:
@@ -48,6 +53,7 @@ class Setup:
     reference: bool = True  # there is a frozen reference
     offload: str = "none"
     checkpointing: bool = True  # activations are recomputed
+    device: str = "cuda"
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -65,6 +71,8 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
         query=attention.heads * attention.dim,
         key=attention.kv_heads * attention.dim,
         vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        sizes=tuple(weight.numel() for weight in model.parameters()),
     )
 
 
@@ -105,9 +113,10 @@ def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, f
     kept = 4 if setup.full else width  # under autocast the residual stream is float32
     saved = block_activations(shape, width=width, kept=kept)
     # Of a chunk: logits and probabilities in float32, and their gradient in the compute dtype.
-    logits = min(tokens, CHUNK_TOKENS["cuda"]) * shape.vocabulary * (width + 8)
-    # The gradient of the head in float32 and of a chunk in the compute dtype; gathered or cast weights.
-    head = logits + shape.root * (4 + 2 * width)
+    logits = min(tokens, CHUNK_TOKENS[setup.device]) * shape.vocabulary * (8 + (width if width < 4 else 0))
+    # The gradient of the head in float32; in 16 bits that of a chunk and cast weights, else gathered weights.
+    extra = 2 * width if width < 4 else 0 if setup.full else width
+    head = logits + shape.root * (4 + extra)
     # The weights of a block and of the next, gathered or cast; their gradients, and the sum in float32.
     gathered = shape.block * (4 * width + 8) + shape.root * 2 * width
     recomputed = saved if setup.checkpointing else 0
@@ -115,10 +124,31 @@ def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, f
     between = shape.layers * tokens * (kept * shape.hidden if setup.checkpointing else saved)
     # Autocast keeps all cast weights until the forward ends.
     cast = shape.weights * width if setup.full and width < 4 else 0
+    # The gathered weights, the gradients of head and embedding, and the sum that is reduced.
+    tied = shape.root * 4 * width + shape.block * 2 * width if shape.tied and not setup.full else 0
+    # On a CPU AdamW is not fused: two temporary tensors for each weight, the largest of them an embedding.
+    step = 8 * shape.vocabulary * shape.hidden / setup.shards if setup.device == "cpu" else 0
     return {
         "inputs of the blocks" if setup.checkpointing else "activations": between,
-        "a block or the head": max(head, inside + gathered, cast),
+        "a block or the head": max(head, inside + gathered, cast, tied, step),
     }
+
+
+def offloaded_bytes(shape: ModelShape, setup: Setup) -> float:
+    """Bytes of CPU memory that `--offload` takes for each rank.
+
+    Weights and gradients are in pinned memory, in blocks whose sizes torch rounds up to powers of two.
+    """
+
+    def pinned(width: int) -> int:
+        return sum(1 << (math.ceil(size / setup.shards) * width - 1).bit_length() for size in shape.sizes)
+
+    total = 0.0
+    if setup.reference and setup.offload != "none":
+        total += pinned(setup.width)
+    if setup.offload == "all":
+        total += 2 * pinned(4) + 8 * shape.weights / setup.shards
+    return total
 
 
 def memory_table(config: TrainConfig) -> str:
@@ -138,7 +168,8 @@ def table_of(model: PretrainedConfig, config: TrainConfig) -> str:
     setups = [_setup(config, shards) for shards in SHARDS]
     columns = [_column(shape, config, setup) for setup in setups]
     names = [f"{setup.shards} (whole)" if setup.full else str(setup.shards) for setup in setups]
-    lines = [_line("GB of each GPU, sharded over", names)]
+    where = "process on a CPU" if config.device == "cpu" else "GPU"
+    lines = [_line(f"GB of each {where}, sharded over", names)]
     for name in columns[0]:
         lines.append(_line(name, [column[name] for column in columns]))
     return "\n".join(lines)
@@ -152,10 +183,11 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
     return Setup(
         shards=shards,
         full=shards == 1 and config.offload == "none" and config.parallel != "fsdp",
-        width=getattr(torch, config.dtype).itemsize,
+        width=4 if config.device == "cpu" else getattr(torch, config.dtype).itemsize,
         reference=config.kl_coef > 0,
         offload=config.offload,
         checkpointing=config.checkpointing,
+        device="cpu" if config.device == "cpu" else "cuda",
     )
 
 
@@ -163,8 +195,16 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     """The cells for one number of shards, from top to bottom."""
     states = state_bytes(shape, setup)
     update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    if setup.device == "cpu":  # where --offload moves nothing
+        cache = config.kv_tokens * 2 * shape.layers * shape.key * setup.width
+        states = state_bytes(shape, replace(setup, offload="none"))
+        states |= {"KV cache of --kv-tokens": cache, "Python and torch": PROCESS_BYTES}
     total = sum(states.values()) + sum(update.values())
     column = {name: f"{value / 1e9:.1f}" for name, value in {**states, **update, "together": total}.items()}
+    if setup.device == "cpu":
+        return column
+    if setup.offload != "none":
+        column["CPU memory of each rank"] = f"{offloaded_bytes(shape, setup) / 1e9:.1f}"
     # The KV cache is allocated before the first update, when there are no gradients and moments.
     before = states["float32 weights"] + states["copy that plays"] + states["frozen reference"]
     token_bytes = 2 * shape.layers * shape.key * setup.width

@@ -1,5 +1,6 @@
 """The memory estimate against the tensors that autograd saves and the weights of real models."""
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import memory as benchmark
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, _ChunkedLogprobs
 from prompt_r1.config.train import PRESETS, TrainConfig
@@ -15,6 +17,7 @@ from prompt_r1.training.memory_estimate import (
     Setup,
     block_activations,
     memory_table,
+    offloaded_bytes,
     shape_of,
     state_bytes,
     update_bytes,
@@ -122,6 +125,41 @@ def test_checkpointing_saves_most_of_the_activations():
     kept = update_bytes(shape, replace(setup, checkpointing=False), tokens=16_384)
     recomputed = update_bytes(shape, setup, tokens=16_384)
     assert sum(kept.values()) > 8 * sum(recomputed.values())
+
+
+def test_offloaded_memory_is_counted_in_the_blocks_that_torch_pins():
+    """Weights, gradients and the reference in powers of two, moments as they are."""
+    shape = shape_of(tiny.model().config)
+    whole = Setup(shards=1, full=False, width=2, offload="all", reference=False)
+    tensors = [weight.numel() for weight in tiny.model().parameters()]
+    pinned = sum(2 ** math.ceil(math.log2(4 * size)) for size in tensors)
+    assert offloaded_bytes(shape, whole) == 2 * pinned + 8 * sum(tensors)
+    reference = replace(whole, offload="reference", reference=True)
+    assert offloaded_bytes(shape, reference) == sum(2 ** math.ceil(math.log2(2 * size)) for size in tensors)
+    assert offloaded_bytes(shape, replace(whole, offload="none")) == 0
+
+
+def test_the_dry_run_names_the_cpu_memory_of_offloading_as_documented(tmp_path):
+    tiny.qwen3_4b_config().save_pretrained(tmp_path)
+    config = TrainConfig(agent=str(tmp_path), parallel="fsdp", offload="all")
+    [row] = [row for row in memory_table(config).splitlines() if row.startswith("CPU memory")]
+    assert row.split()[-5] == "88.9" and "in 89 GB of CPU memory" in CLUSTER
+
+
+def test_on_a_cpu_the_table_counts_processes_instead_of_gpus(tmp_path):
+    tiny.qwen3_4b_config().save_pretrained(tmp_path)
+    rows = memory_table(TrainConfig(agent=str(tmp_path), device="cpu", offload="all", parallel="fsdp"))
+    assert rows.startswith("GB of each process on a CPU") and "Python and torch" in rows
+    assert "40 GB" not in rows and float(rows.split("AdamW's moments")[1].split()[0]) == 32.2
+
+
+@pytest.mark.slow
+def test_the_estimate_for_a_cpu_is_what_a_process_takes(tmp_path):
+    """A random Qwen3 of 10 M parameters; `benchmarks.memory` does the same with 0.6 B and with two ranks."""
+    benchmark.save_model(tmp_path, "small")
+    for part in benchmark.PARTS:
+        expected = benchmark.estimated(tmp_path, part, 1, 1000)
+        assert expected == pytest.approx(benchmark.measured(tmp_path, part, 1, 1000), rel=0.1), part
 
 
 def test_without_the_config_of_the_agent_there_is_no_estimate(tmp_path):
