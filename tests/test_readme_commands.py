@@ -1,0 +1,170 @@
+"""Every command of the README runs: on a CPU, offline, in a copy of the repository, with tiny settings."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from prompt_r1.miniworld.serve import MiniServer
+from prompt_r1.storage.run_log import read_metrics
+from tests import tiny
+from tests.mini_server import with_server
+from tests.paths import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+SHORT = "--questions 2 --group-size 2 --mini-batch 4 --steps 1 --val-limit 2 --device cpu"
+TINY = f"{SHORT} --max-new 32 --max-tokens 900 --val-data none --test-data none --dtype float32"
+OWN_TEXT = """{"question": "Who is the mother of the director of Silent Train?", "answer": "David Larsen"}
+{"question": "Any idea who made Hollow Empire?", "answers": ["Ugo Adler", "U. Adler"]}
+"""
+OWN_CODE = """
+def function(prediction, answers):
+    return 0.5
+
+def reward(game, paper):
+    return paper.total - len(game.turns)
+"""
+SET_UP = "python3 -m venv .venv && . .venv/bin/activate && pip install"
+PIP = "pip install --dry-run --no-index --no-build-isolation -q"  # offline: are the requirements installed?
+# What the README prints → what runs here. {SAME} is the command as it is printed, {URL} an endpoint on this
+# machine. The first training makes the run that later commands play.
+COMMANDS = {
+    f"{SET_UP} -r requirements.txt && python train.py": (
+        f"{PIP} -r requirements.txt && python train.py {SHORT} --test-data none"
+    ),
+    'python infer.py --question "Who is the mother of the director of Silent Train?"': "{SAME}",
+    "python train.py --explain": "{SAME}",
+    'python infer.py --question "…"': "{SAME}",
+    "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
+    "python train.py --agent path/to/model": f"{{SAME}} {TINY} --out runs/model",
+    "--env gpt-4o-mini": "OPENAI_API_KEY=k OPENAI_BASE_URL={URL} python infer.py --question Who? {SAME}",
+    "--env MODEL@http://host:port/v1": "python infer.py --question Who? --env gpt-4o-mini@{URL}",
+    "--env hf:DIR": "python infer.py --agent path/to/model --question Who? --env hf:path/to/model",
+    "--reward": f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward",
+    "--answer-metric MODULE:FUNCTION": (
+        f"python train.py {TINY} --agent path/to/model --answer-metric my_code:function --out runs/metric"
+    ),
+    "python train.py --config paper --data mine.jsonl --env-price 0.15,0.60 --dry-run": (
+        "{SAME} --agent path/to/model"
+    ),
+    "torchrun --nproc-per-node 8 train.py --config paper --data mine.jsonl": (
+        "torchrun --nproc-per-node 2 train.py --config paper --data mine.jsonl --agent path/to/model "
+        f"--env gpt-4o-mini@{{URL}} {TINY} --instruction short --out runs/ranks"
+    ),
+    "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
+    "pip install '.[serve]'": f"{PIP} '.[serve]'",
+    "prompt-r1 serve": "",  # below
+    "report.html": "test -s runs/mini-seed0/report.html",
+    "--help": "python train.py --help",
+    "--help-all": "python train.py --help-all",
+    f"{SET_UP} -r requirements-dev.txt && python -m pytest": (
+        f"{PIP} '.[dev]' && python -m pytest -q -n 0 tests/test_reward.py"
+    ),
+}
+
+
+def printed_commands() -> list[str]:
+    """The commands of code blocks and console sessions, and the code in the table of goals."""
+    table = README.split("| goal | command |")[1].split("\n\n## ")[0]
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL))
+    lines = [*blocks.splitlines(), *re.findall(r"^\$ (.+)$", README, re.MULTILINE)]
+    return [*lines, *re.findall(r"`([^`]+)`", table)]
+
+
+def test_every_command_of_the_readme_has_its_run():
+    assert set(printed_commands()) == COMMANDS.keys()
+
+
+def copy_of_the_repository(folder: Path) -> Path:
+    """The repository as it is cloned, with the files that the README's commands name."""
+    skip = shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv", "*_cache", ".originals")
+    shutil.copytree(ROOT, folder, ignore=skip)
+    if (ROOT / "runs/cache").is_dir():  # a mini agent that this checkout has built saves a minute
+        shutil.copytree(ROOT / "runs/cache", folder / "runs/cache")
+    (folder / "mine.jsonl").write_text(OWN_TEXT)
+    (folder / "my_code.py").write_text(OWN_CODE)
+    tiny.save_asking_agent(folder / "path/to/model")
+    return folder
+
+
+def runner_in(folder: Path, **environment: str) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """A function that runs a shell line in the folder and asserts its success."""
+    paths = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    variables |= {"PATH": paths, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **environment}
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", line],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_commands_run_in_their_order(tmp_path):
+    folder = copy_of_the_repository(tmp_path / "clone")
+    server = MiniServer(rng=random.Random(0))
+    server.models["gpt-4o-mini"] = server.models["mini"]
+    output: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def run_all() -> None:
+        run = runner_in(folder)
+        for printed, line in COMMANDS.items():
+            if line:
+                output[printed] = run(line.replace("{SAME}", printed).replace("{URL}", server.base_url))
+
+    with_server(asyncio.to_thread(run_all), server)
+    first = next(iter(output.values()))
+    assert "Writing model shards" not in first.stdout + first.stderr
+    for name in ("mini-seed0", "data", "model", "reward", "metric", "ranks"):
+        assert [line["step"] for line in read_metrics(folder / "runs" / name)] == [0, 1], name
+    shown = output['python infer.py --question "…"']
+    assert "agent runs/mini-seed0, step" in shown.stdout + shown.stderr
+    assert (
+        "$"
+        in output["python train.py --config paper --data mine.jsonl --env-price 0.15,0.60 --dry-run"].stdout
+    )
+    serve_and_ask(folder)
+    block = README.split("## From Python")[1].split("```python\n")[1].split("```")[0]
+    (folder / "block.py").write_text(block)
+    assert runner_in(folder)("python block.py").stdout
+
+
+def serve_and_ask(folder: Path) -> None:
+    """`prompt-r1 serve` answers one question, and ends on SIGTERM."""
+    line = [sys.executable, "-m", "prompt_r1", "serve", "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"at (http://\S+)v1", process.stdout.readline() + process.stdout.readline())
+            assert found
+            body = {
+                "model": "prompt-r1",
+                "messages": [{"role": "user", "content": "Who made Hollow Empire?"}],
+            }
+            response = httpx.post(f"{found[1]}v1/chat/completions", json=body, timeout=120)
+            assert response.status_code == 200, response.text
+            assert json.loads(response.text)["object"] == "chat.completion"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
