@@ -13,6 +13,7 @@ The table has medians. The last line is JSON; its first entries are the worst ov
 import argparse
 import gc
 import json
+import math
 import random
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from benchmarks.workload import plan, small_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.gap import NAME, Limit
 from prompt_r1.training.update import Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from train import learn
@@ -109,6 +111,7 @@ class Variant:
                 grad_clip=1.0,
                 token_mean=False,
                 tokens_per_batch=TOKENS_PER_BATCH,
+                gap_limit=Limit(NAME, math.inf, math.inf),  # no engine played these games
             )
         if name == "trl":
             batches = len(games) // GAMES
