@@ -36,9 +36,10 @@ from benchmarks.workload import (
 )
 from prompt_r1.agent import attention
 from prompt_r1.agent.cuda_graphs import Decoded
-from prompt_r1.agent.engine import Engine, Schedule
-from prompt_r1.agent.kv_cache import CachedPrefix, Segment, find_prefix
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import Prefix
 from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
 
 RIVALS = ("lockstep", "static", "continuous", "vllm")
 VLLM_SHARE = 0.4  # of the GPU's memory
@@ -66,27 +67,24 @@ class TimedEngine(Engine):
         return decoded
 
 
-class UnsharedEngine(TimedEngine):
-    """Computes the question for every game of a group: reuses only sequences that the tokens continue."""
+class UnsharedScheduler(Scheduler):
+    """Computes the question for every game of a group: games continue only their own sequences."""
 
-    def _prefix_is_coming(self, _: object) -> bool:
-        return False
-
-    def _find_prefix(self, tokens: list[int], busy: set[Segment]) -> CachedPrefix | None:
-        own = [segment for segment in self._segments if segment.tokens == tokens[: len(segment.tokens)]]
-        return find_prefix(own, busy, tokens)
+    def _find_prefix(self, job: Job) -> Prefix | None:
+        prefix = super()._find_prefix(job)
+        return prefix if prefix is not None and prefix.segment is job.game.segment else None
 
 
-class ForgetfulEngine(TimedEngine):
+class ForgetfulScheduler(Scheduler):
     """Keeps no sequence from turn to turn."""
 
-    def _admit(self) -> None:
-        busy = set(self._running.values())
-        self._segments = [segment for segment in self._segments if segment in busy]
-        super()._admit()
+    def admit(self) -> None:
+        for segment in [segment for segment in self._arena.segments if not segment.busy]:
+            self._evict(segment)
+        super().admit()
 
 
-class ForgetfulUnsharedEngine(UnsharedEngine, ForgetfulEngine):
+class ForgetfulUnsharedScheduler(UnsharedScheduler, ForgetfulScheduler):
     """Neither shares questions nor keeps sequences."""
 
 
@@ -95,7 +93,7 @@ def play_ours(
     games: list[PlannedGame],
     *,
     latency: bool,
-    engine_class: type[TimedEngine] = TimedEngine,
+    scheduler: type[Scheduler] = Scheduler,
     lockstep: bool = False,
     **options: int,
 ) -> PlayedRun:
@@ -103,7 +101,9 @@ def play_ours(
     if policy.device.type == "cpu":
         # A cache that holds all games. On a GPU the engine sizes it as in training.
         options = {"kv_tokens": len(games) * longest(games) * 5 // 4, **options}
-    engine = engine_class(policy, stop_ids=frozenset(), max_tokens=longest(games), **options)
+    engine = TimedEngine(
+        policy, stop_ids=frozenset(), max_tokens=longest(games), scheduler=scheduler, **options
+    )
 
     async def generate(tokens: list[int], max_new: int) -> list[int]:
         return (await engine.generate(tokens, max_new=max_new, seed="", temperature=0.0)).tokens
@@ -234,11 +234,11 @@ def ablate(policy: Policy, games: list[PlannedGame], work: Totals, rounds: int) 
     ours = partial(play_ours, policy, games, latency=True)
     variants: dict[str, Callable[[], PlayedRun]] = {
         "ours": ours,
-        "- sharing the question": partial(ours, engine_class=UnsharedEngine),
-        "- KV over turns": partial(ours, engine_class=ForgetfulEngine),
-        "- both": partial(ours, engine_class=ForgetfulUnsharedEngine),
+        "- sharing the question": partial(ours, scheduler=UnsharedScheduler),
+        "- KV over turns": partial(ours, scheduler=ForgetfulScheduler),
+        "- both": partial(ours, scheduler=ForgetfulUnsharedScheduler),
         "- waiting apart (lockstep turns)": partial(ours, lockstep=True),
-        "- all three": partial(ours, engine_class=ForgetfulUnsharedEngine, lockstep=True),
+        "- all three": partial(ours, scheduler=ForgetfulUnsharedScheduler, lockstep=True),
         "- memory (5,000 tokens)": partial(ours, kv_tokens=5000),
         "- rows (16 games decode at a time)": partial(ours, max_games=16),
         "- small chunks (prefill of 100,000 at once)": partial(ours, prefill_tokens=100_000),

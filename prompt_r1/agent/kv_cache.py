@@ -1,7 +1,9 @@
 """The KV cache: an arena with one row for each token, where a sequence occupies consecutive rows."""
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -10,60 +12,121 @@ from torch import Tensor
 
 from prompt_r1.agent.policy import Policy, attention_shape
 
-# Extend a sequence in place unless copying would save at least this many more prefix tokens.
-IN_PLACE_BONUS = 16
 # Share of the free memory that the arena takes if no size is given. The update needs the rest.
 MEMORY_SHARE = 0.3
+
+
+@dataclass(eq=False)
+class Game:
+    """Whose sequences these are: the calls of one asyncio task."""
+
+    over: bool = False
+    segment: "Segment | None" = None  # the sequence that its next turn will probably continue
+
+    def forget(self, segment: "Segment") -> None:
+        """Do not expect this sequence to be continued."""
+        if self.segment is segment:
+            self.segment = None
 
 
 @dataclass(eq=False)
 class Segment:
     """The rows of one sequence: its cached tokens, and space for more."""
 
-    start: int  # first row
-    size: int  # rows
-    tokens: list[int]  # whose keys and values are cached
+    game: Game
+    start: int = 0  # first row
+    size: int = 0  # rows
+    tokens: list[int] = field(default_factory=list)  # whose keys and values are cached
     # The last hidden state (hidden,) of each prompt that ended in this sequence, by the prompt's length. The
     # next game with the same prompt samples from it without a forward.
     end_states: dict[int, Tensor] = field(default_factory=dict)
+    busy: bool = False  # a running job extends it
     last_used: int = 0  # step number
 
     @property
     def end(self) -> int:
         return self.start + self.size
 
-    def usable_prefix(self, prompt: list[int]) -> int:
-        """How many first tokens of a prompt need no forward.
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether no game is expected to continue it."""
+        return not self.busy and (self.game.over or self.game.segment is not self)
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first tokens."""
+        del self.tokens[length:]
+        self.end_states = {end: state for end, state in self.end_states.items() if end <= length}
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A sequence that begins like a prompt."""
+
+    segment: Segment
+    shared: int  # first tokens that both have; those of a running job may not be computed yet
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a running job is still computing it."""
+        return self.segment.busy and len(self.segment.tokens) < self.shared
+
+    def usable_by(self, prompt: list[int]) -> int:
+        """How many first tokens of the prompt need no forward.
 
         Sampling begins with the hidden state of the prompt's last token, so that token must be computed
         unless its state is stored.
         """
-        shared = common_prefix_length(self.tokens, prompt)
-        if shared == len(prompt) and shared not in self.end_states:
-            return shared - 1
-        return shared
+        cached = min(self.shared, len(self.segment.tokens))
+        return cached - 1 if cached == len(prompt) and cached not in self.segment.end_states else cached
+
+
+class PrefixIndex:
+    """Finds the sequence that shares the longest prefix with a prompt.
+
+    The sequences are sorted by their tokens. Wherever a prompt would be inserted, no sequence shares more of
+    it than one of the two neighbours. So a search takes log2(sequences) comparisons of bytes, even if all of
+    them begin alike.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[bytes, int, Segment]] = []  # the number makes entries unique
+        self._entries: dict[Segment, tuple[bytes, int, Segment]] = {}
+
+    def add(self, key: bytes, segment: Segment) -> None:
+        """Add a sequence, or replace its key."""
+        self.remove(segment)
+        self._entries[segment] = entry = (key, id(segment), segment)
+        insort(self._sorted, entry)
+
+    def remove(self, segment: Segment) -> None:
+        """Remove a sequence if it is here."""
+        entry = self._entries.pop(segment, None)
+        if entry is not None:
+            del self._sorted[bisect_left(self._sorted, entry)]
+
+    def find(self, key: bytes) -> Prefix | None:
+        """The sequence that shares most tokens with a prompt; None if no sequence begins like it."""
+        place = bisect_left(self._sorted, (key,))
+        best: Prefix | None = None
+        for other, _, segment in self._sorted[max(place - 1, 0) : place + 1]:
+            shared = common_prefix_length(key, other) // array("i").itemsize
+            if shared > (best.shared if best is not None else 0):
+                best = Prefix(segment, shared)
+        return best
+
+
+def prefix_key(tokens: list[int]) -> bytes:
+    """Tokens in a form that is compared quickly."""
+    return array("i", tokens).tobytes()
 
 
 @dataclass(frozen=True)
-class CachedPrefix:
-    """A cached sequence that begins like a prompt."""
+class Move:
+    """A range of rows to copy."""
 
-    segment: Segment
-    length: int  # first tokens of the prompt that need no forward
-    in_place: bool  # the prompt continues the whole sequence, and no running job uses it
-
-    @property
-    def value(self) -> int:
-        """Prefix tokens saved, plus a bonus if nothing has to be copied."""
-        return self.length + IN_PLACE_BONUS if self.in_place else self.length
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Free rows of the arena for a sequence, and the segments that remain after eviction."""
-
-    start: int
-    remaining: list[Segment]
+    source: int  # first row
+    target: int  # first row
+    count: int
 
 
 class Arena:
@@ -81,104 +144,88 @@ class Arena:
         self.values = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.layers)]
         self.rows = rows
         self.spare = rows
+        self.free = rows  # rows that belong to no segment
+        self.segments: list[Segment] = []  # in the order of their rows
+        self.copied = 0  # rows, for tests and reports
 
-    def find_gap(self, size: int, segments: Iterable[Segment]) -> int | None:
-        """The first of the first `size` consecutive rows that are free; None if there are none."""
-        end = 0
-        for segment in sorted(segments, key=attrgetter("start")):
-            if segment.start - end >= size:
-                return end
-            end = segment.end
-        return end if self.rows - end >= size else None
+    def resize(self, segment: Segment, size: int) -> None:
+        """Give a segment, which may be a new one, `size` rows: where it is, or in another gap.
 
-    def allocate(
-        self,
-        size: int,
-        segments: Sequence[Segment],
-        busy: Container[Segment],
-        prefix: CachedPrefix | None,
-    ) -> Allocation | None:
-        """Find `size` free rows, evicting as few idle segments as possible, the least recently used first.
-
-        The segment of `prefix` is evicted last, because it is about to be copied. A prefix that continues in
-        place gives up its segment: the result may overlap it, and starts where it starts if there is space
-        to grow. Returns None if evicting every idle segment would not be enough.
+        If no gap is large enough, the fewest rows are moved that make one. There must be as many free rows as
+        the segment grows by.
         """
-        source = prefix.segment if prefix is not None else None
-        grows_in_place = prefix is not None and prefix.in_place
-        kept = [segment for segment in segments if not (grows_in_place and segment is source)]
-        idle = [segment for segment in kept if segment not in busy]
-        idle.sort(key=lambda segment: (segment is source, segment.last_used))
+        assert size - segment.size <= self.free, f"{size - segment.size} more rows, {self.free} free"
+        self.free -= size - segment.size
+        if segment.size:
+            place = self._place_of(segment)
+            following = self.segments[place + 1 : place + 2]
+            if segment.start + size <= (following[0].start if following else self.rows):
+                segment.size = size
+                return
+            del self.segments[place]
+        first, last = self._segments_to_move(size)
+        end = self.segments[first - 1].end if first else 0
+        starts: dict[Segment, int] = {}
+        for moved in self.segments[first:last]:
+            starts[moved] = end
+            end += moved.size
+        starts[segment] = end
+        self._move(starts)
+        segment.size = size
+        self.segments.insert(last, segment)
 
-        remaining = kept
-        start = self.find_gap(size, remaining)
-        if start is None:
-            remaining = self._evict_fewest(size, kept, idle)
-            start = self.find_gap(size, remaining)
-        if start is None:
-            return None
-        if source is not None and grows_in_place:
-            limit = self.rows
-            for segment in remaining:
-                if segment.start > source.start:
-                    limit = min(limit, segment.start)
-            if source.start + size <= limit:
-                start = source.start
-        return Allocation(start, remaining)
+    def remove(self, segment: Segment) -> None:
+        """Free the rows of a segment."""
+        del self.segments[self._place_of(segment)]
+        self.free += segment.size
 
-    def _evict_fewest(self, size: int, kept: list[Segment], idle: list[Segment]) -> list[Segment]:
-        """Remove as few of the first segments of `idle` as leave `size` free rows, or all of them.
+    def copy_prefix(self, source: Segment, target: Segment, length: int) -> None:
+        """Copy the first tokens of a sequence to a new one."""
+        self.copy([Move(source.start, target.start, length)])
+        target.tokens = source.tokens[:length]
+        target.end_states = {end: state for end, state in source.end_states.items() if end <= length}
 
-        Each further eviction can only enlarge the gaps, so the number is found by bisection.
+    def _place_of(self, segment: Segment) -> int:
+        return bisect_left(self.segments, segment.start, key=attrgetter("start"))
+
+    def _segments_to_move(self, size: int) -> tuple[int, int]:
+        """The consecutive segments, as a range of indices, that have the fewest rows among those with `size`
+        free rows between them and beside them. No segment, if a gap is large enough.
         """
+        best, fewest = (0, len(self.segments)), self.rows + 1
+        ends = [0, *(segment.end for segment in self.segments)]
+        starts = [*(segment.start for segment in self.segments), self.rows]
+        last = occupied = 0  # of the range that begins at `first`
+        for first, begin in enumerate(ends):
+            while starts[last] - begin - occupied < size:
+                if last == len(self.segments):
+                    return best
+                occupied += self.segments[last].size
+                last += 1
+            if occupied < fewest:
+                best, fewest = (first, last), occupied
+            if first == last:
+                return best
+            occupied -= self.segments[first].size
+        return best
 
-        def without_first(count: int) -> list[Segment]:
-            evicted = set(idle[:count])
-            return [segment for segment in kept if segment not in evicted]
+    def _move(self, starts: dict[Segment, int]) -> None:
+        """Move sequences to their new first rows."""
+        self.copy([Move(segment.start, start, len(segment.tokens)) for segment, start in starts.items()])
+        for segment, start in starts.items():
+            segment.start = start
 
-        fewest, most = 1, len(idle)
-        while fewest < most:
-            middle = (fewest + most) // 2
-            if self.find_gap(size, without_first(middle)) is None:
-                fewest = middle + 1
-            else:
-                most = middle
-        return without_first(most)
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy rows; the two ranges may overlap."""
-        if source == target or not count:
+    def copy(self, moves: Iterable[Move]) -> None:
+        """Copy ranges of rows. They may overlap: all of a layer's rows are read before any is written."""
+        moves = [move for move in moves if move.count and move.source != move.target]
+        if not moves:
             return
-        overlap = abs(source - target) < count
+        device = self.keys[0].device
+        sources = torch.cat([torch.arange(move.count, device=device) + move.source for move in moves])
+        targets = torch.cat([torch.arange(move.count, device=device) + move.target for move in moves])
         for cache in (*self.keys, *self.values):
-            rows = cache[:, source : source + count]
-            cache[:, target : target + count] = rows.clone() if overlap else rows
-
-
-def find_prefix(
-    segments: Iterable[Segment], busy: Container[Segment], prompt: list[int]
-) -> CachedPrefix | None:
-    """The most valuable cached prefix of a prompt; None if no cached sequence begins like it."""
-
-    def likely_length(segment: Segment) -> int:
-        """The sequence's length if the prompt has its last token at the same position, else 0."""
-        length = len(segment.tokens)
-        return length if segment.tokens[-1:] == prompt[length - 1 : length] else 0
-
-    best: CachedPrefix | None = None
-    position = 0
-    # The likely prefixes first, the longest of them first: then few of the others are compared in full.
-    for segment in sorted(segments, key=likely_length, reverse=True):
-        # A sequence that differs from the prompt at `position` cannot be more valuable than the best so far.
-        if segment.tokens[position : position + 1] != prompt[position : position + 1]:
-            continue
-        length = segment.usable_prefix(prompt)
-        in_place = segment not in busy and length == len(segment.tokens)
-        prefix = CachedPrefix(segment, length, in_place)
-        if length and (best is None or prefix.value > best.value):
-            best = prefix
-            position = max(best.value - IN_PLACE_BONUS, 0)
-    return best
+            cache.index_copy_(1, targets, cache.index_select(1, sources))
+        self.copied += len(sources)
 
 
 def affordable_rows(policy: Policy) -> int:
@@ -193,8 +240,8 @@ def affordable_rows(policy: Policy) -> int:
     return int(MEMORY_SHARE * free) // row_bytes
 
 
-def common_prefix_length(a: list[int], b: list[int]) -> int:
-    """The number of equal tokens at the start. Bisection over slices, which compare at C speed."""
+def common_prefix_length(a: bytes, b: bytes) -> int:
+    """The number of equal bytes at the start. Bisection over slices, which compare at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

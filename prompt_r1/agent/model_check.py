@@ -19,7 +19,7 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.decode_kernels import Chunk, Kernel, RaggedBatch
 from prompt_r1.agent.fused_kernels import own_forwards
-from prompt_r1.agent.kv_cache import Arena
+from prompt_r1.agent.kv_cache import Arena, Move
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy, attention_shape
 from prompt_r1.errors import UsageError
@@ -180,7 +180,7 @@ def _cached_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     for ends in TURNS:
         if ends[0] > cached[0] == TURNS[0][0]:  # the second game copies the opening, except its last token
             cached[1] = OPENING - 1
-            arena.copy(starts[0], starts[1], cached[1])
+            arena.copy([Move(starts[0], starts[1], cached[1])])
         moved = [game for game in (0, 1) if ends[game] > cached[game]]
         tokens: list[int] = []
         chunks: list[Chunk] = []

@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 from prompt_r1.agent import decode_kernels
 from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
-from prompt_r1.agent.engine import MAX_PROMPT_WAIT, Engine
+from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import SamplingMix
+from prompt_r1.agent.scheduler import MAX_PROMPT_WAIT
 from tests import tiny
 
 
@@ -131,9 +132,9 @@ def test_memory_that_runs_out_while_recording_halves_the_batch_until_the_next_ro
         tokens, engine = play(record)
     assert tokens == play(None)[0]
     assert record.recorded == 1 and not engine._graphs.broken
-    assert engine.max_games < 9 and engine.prefill_tokens < 512
+    assert engine._scheduler.max_games < 9 and engine._scheduler.prefill_tokens < 512
     engine.clear_cache()
-    assert (engine.max_games, engine.prefill_tokens) == (256, 512)
+    assert (engine._scheduler.max_games, engine._scheduler.prefill_tokens) == (256, 512)
 
     prompts = [tiny.random_tokens(9, seed=number) for number in range(9)]
 

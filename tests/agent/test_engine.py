@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from benchmarks.workload import plan, play_async, totals
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.kv_cache import IN_PLACE_BONUS, Segment, find_prefix
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
@@ -149,51 +148,6 @@ def test_no_workload_changes_a_token_or_deadlocks(workload):
             assert completion.tokens == logprobs.argmax(1).tolist()
 
 
-BITS = st.lists(st.integers(0, 1), max_size=40)
-
-
-@dataclass(frozen=True)
-class Cached:
-    """A cached sequence: first tokens of the prompt, then others."""
-
-    shared: int
-    others: list[int]
-    knows_prompt_end: bool
-    busy: bool
-
-
-@given(BITS.filter(bool), st.lists(st.builds(Cached, st.integers(0, 40), BITS), max_size=8))
-def test_the_chosen_prefix_is_as_valuable_as_any(prompt, sequences):
-    """Sequences that the search skips are never better: whether they are busy, extended in place, or know the
-    last hidden state of the prompt.
-    """
-    segments, busy = [], set()
-    for cached in sequences:
-        segment = Segment(0, 80, prompt[: cached.shared] + cached.others)
-        if cached.knows_prompt_end:
-            segment.end_states[len(prompt)] = torch.zeros(1)
-        if cached.busy:
-            busy.add(segment)
-        segments.append(segment)
-
-    def value(segment: Segment) -> int:
-        equal = 0
-        while segment.tokens[: equal + 1] == prompt[: equal + 1] and equal < len(prompt):
-            equal += 1
-        if equal == len(prompt) and not segment.end_states:
-            equal -= 1
-        in_place = equal == len(segment.tokens) and segment not in busy
-        return equal + IN_PLACE_BONUS if equal and in_place else equal
-
-    prefix = find_prefix(segments, busy, prompt)
-    best = max(map(value, segments), default=0)
-    if prefix is None:
-        assert best == 0
-        return
-    assert prefix.value == value(prefix.segment) == best
-    assert prefix.segment.tokens[: prefix.length] == prompt[: prefix.length]
-
-
 def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[list[int]]]:
     """Play the benchmark's games with a tiny model: 5 of each question, greedy."""
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens)
@@ -216,9 +170,60 @@ def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     assert ample.prefilled == wanted.prefill
     assert ample.prefilled == wanted.question_tokens + wanted.reply_tokens + wanted.turns - wanted.games
     assert ample.sampled == wanted.new_tokens
+    assert ample._scheduler.preempted == 0
     scarce, same_tokens = play_plan(policy, 4, kv_tokens=5000)  # half of the questions, to save time
     assert same_tokens == tokens[:20]
     assert scarce.prefilled > totals(plan(4, 5, seed=1)).prefill
+    assert scarce._scheduler.preempted > 0
+
+
+def test_preempted_games_have_the_tokens_and_log_probabilities_of_games_that_are_not():
+    """Eight sampled games of 30 + 60 tokens in 200 rows: all are admitted, and most have to give way."""
+    policy = tiny.policy()
+
+    async def play(engine: Engine) -> list[Completion]:
+        calls = (engine.generate(tiny.random_tokens(30, seed=n), max_new=60, seed=str(n)) for n in range(8))
+        return await asyncio.gather(*calls)
+
+    ample = make_engine(policy, max_games=8, capacity=100)
+    scarce = make_engine(policy, max_games=8, capacity=100, kv_tokens=200, prefill_tokens=16)
+    expected, found = asyncio.run(play(ample)), asyncio.run(play(scarce))
+    assert ample._scheduler.preempted == 0 and scarce._scheduler.preempted > 4
+    for one, other in zip(expected, found, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_the_oldest_call_is_never_preempted():
+    """Games end in the order in which they came, if each of them needs most of the arena."""
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=100, kv_tokens=110)
+    ended: list[int] = []
+
+    async def game(number: int) -> None:
+        await engine.generate(tiny.random_tokens(20, seed=number), max_new=70, seed=str(number))
+        ended.append(number)
+
+    async def play() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(game, range(5))), timeout=20)
+
+    asyncio.run(play())
+    assert ended == [*range(5)]
+    assert engine._scheduler.preempted > 0
+
+
+def test_a_game_that_waits_does_not_lock_the_arena():
+    """The first task holds a cached sequence, and waits for games that need its rows."""
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=100)
+
+    async def play() -> Completion:
+        await engine.generate(tiny.random_tokens(60, seed=0), max_new=10, seed="0")
+        games = [
+            asyncio.create_task(engine.generate(tiny.random_tokens(70, seed=n), max_new=20, seed="0"))
+            for n in (1, 2)
+        ]
+        return (await asyncio.gather(*games))[0]
+
+    assert len(asyncio.run(asyncio.wait_for(play(), timeout=20)).tokens) == 20
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
@@ -416,7 +421,7 @@ def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) 
 def test_a_request_that_does_not_fit_yet_is_served_before_smaller_later_ones():
     """First come, first served: otherwise a long game could starve."""
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, kv_tokens=100)
-    sizes = {"running": (40, 20), "large": (60, 10), "small": (30, 10), "tiny": (3, 2)}
+    sizes = {"running": (40, 20), "large": (70, 10), "small": (30, 10), "tiny": (3, 2)}
     assert order_of_first_tokens(engine, sizes)[:2] == ["running", "large"]
 
 
@@ -574,7 +579,7 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
         assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
         for turn, other in zip(turns, others, strict=True):
             assert turn.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    assert len(engine._running) == len(engine._waiting) == 0
+    assert engine._scheduler.idle
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

@@ -1,95 +1,142 @@
 """The KV cache's arena: allocation, eviction and copies of rows."""
 
 import os
-from functools import cache
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.kv_cache import MEMORY_SHARE, Allocation, Arena, CachedPrefix, Segment, affordable_rows
+from prompt_r1.agent.kv_cache import (
+    MEMORY_SHARE,
+    Arena,
+    Game,
+    Move,
+    PrefixIndex,
+    Segment,
+    affordable_rows,
+    prefix_key,
+)
 from tests import tiny
 
 ROWS = 40
 
 
-@cache
-def small_arena() -> Arena:
-    return Arena(tiny.policy(layers=1), ROWS)
+SIZES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=40)
 
 
-def occupied(segments: list[Segment]) -> set[int]:
-    return {row for segment in segments for row in range(segment.start, segment.start + segment.size)}
+@given(SIZES)
+def test_sequences_keep_their_rows_whichever_of_them_grow_shrink_and_move(requests):
+    """Each request gives one of seven sequences another size; 0 removes it. Every row holds a number that
+    says whose it is.
+    """
+    arena = Arena(tiny.policy(layers=1), ROWS)
+    segments: dict[int, Segment] = {}
+    for name, size in requests:
+        segment = segments.get(name)
+        if segment is not None and size == 0:
+            arena.remove(segments.pop(name))
+        elif size and size - (segment.size if segment else 0) <= arena.free:
+            if segment is None:
+                segment = segments[name] = Segment(Game())
+            segment.cut(size)
+            arena.resize(segment, size)
+            for row in range(len(segment.tokens), size):
+                segment.tokens.append(100 * name + row)
+                arena.keys[0][:, segment.start + row] = 100 * name + row
+        assert arena.free == ROWS - sum(segment.size for segment in segments.values())
+        assert arena.segments == sorted(segments.values(), key=lambda segment: segment.start)
+        ends = [0, *(segment.end for segment in arena.segments)]
+        starts = [*(segment.start for segment in arena.segments), ROWS]
+        assert all(end <= start for end, start in zip(ends, starts, strict=True))
+        for segment in arena.segments:
+            rows = arena.keys[0][0, segment.start : segment.end, 0]
+            assert rows.tolist() == segment.tokens
 
 
-def first_free(size: int, segments: list[Segment]) -> int | None:
-    """The first of the first `size` consecutive free rows, searched row by row."""
-    taken = occupied(segments)
-    starts = range(ROWS - size + 1)
-    return next((start for start in starts if taken.isdisjoint(range(start, start + size))), None)
+def place(arena: Arena, *sizes: int) -> list[Segment]:
+    """Sequences one after the other, with all of their rows in use."""
+    segments = [Segment(Game(), tokens=[0] * size) for size in sizes]
+    for segment in segments:
+        arena.resize(segment, len(segment.tokens))
+    arena.copied = 0
+    return segments
 
 
-PLACES = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 8), st.booleans()), max_size=7
-)  # of each sequence: free rows before it, rows, and whether it is busy
+def test_as_few_rows_as_possible_move_to_make_a_gap():
+    """Free rows: 5 after the 10, 5 after the 3, 4 at the end. A gap of 10 needs only the 3 rows to move."""
+    arena = Arena(tiny.policy(layers=1), ROWS)
+    first, gap, small, other, last = place(arena, 10, 5, 3, 5, 13)
+    arena.remove(gap)
+    arena.remove(other)
+    new = Segment(Game())
+    arena.resize(new, 10)
+    assert [first.start, small.start, new.start, last.start] == [0, 10, 13, 23]
+    assert arena.copied == 3
 
 
-@given(PLACES, st.randoms(use_true_random=False), st.integers(1, ROWS), st.booleans())
-def test_the_fewest_idle_sequences_are_evicted_the_least_recently_used_first(places, rng, size, in_place):
-    """Compared with a search row by row. Busy sequences are never evicted, the source of a copy last."""
-    segments, busy, end = [], set(), 0
-    for before, length, is_busy in places:
-        segment = Segment(end + before, length, [])
-        end = segment.end
-        if end > ROWS:
-            break
-        segments.append(segment)
-        if is_busy:
-            busy.add(segment)
-    for when, segment in enumerate(rng.sample(segments, len(segments))):
-        segment.last_used = when
-    idle = [segment for segment in segments if segment not in busy]
-    candidates = idle if in_place else segments
-    source = rng.choice(candidates) if candidates else None
-    prefix = CachedPrefix(source, 1, in_place) if source is not None else None
-    found = small_arena().allocate(size, segments, busy, prefix)
-
-    kept = [segment for segment in segments if not (in_place and segment is source)]
-    order = sorted((s for s in idle if s in kept), key=lambda segment: segment.last_used)
-    if source in order:
-        order = [*(segment for segment in order if segment is not source), source]
-    for evicted in range(len(order) + 1):
-        remaining = [segment for segment in kept if segment not in order[:evicted]]
-        start = first_free(size, remaining)
-        if start is not None:
-            break
-    if start is None:
-        assert found is None
-        return
-    if source is not None and in_place and source.start + size <= ROWS:
-        own = range(source.start, source.start + size)
-        start = source.start if occupied(remaining).isdisjoint(own) else start
-    assert found == Allocation(start, remaining)
+def test_a_sequence_grows_where_it_is_if_the_next_rows_are_free():
+    arena = Arena(tiny.policy(layers=1), ROWS)
+    first, gap, last = place(arena, 10, 6, 20)
+    arena.remove(gap)
+    arena.resize(first, 16)
+    assert first.start == 0 and arena.copied == 0
+    arena.resize(last, 24)
+    assert last.start == 16 and arena.copied == 0
 
 
-def test_the_source_of_a_copy_is_evicted_last():
-    """Even if it is the least recently used: the next game of its group needs it too."""
-    source, other = Segment(0, 20, [1, 2], last_used=1), Segment(20, 20, [3], last_used=9)
-    prefix = CachedPrefix(source, 2, in_place=False)
-    assert small_arena().allocate(10, [source, other], set(), prefix) == Allocation(20, [source])
-    assert small_arena().allocate(30, [source, other], set(), prefix) == Allocation(0, [])
+BITS = st.lists(st.integers(0, 1), max_size=12)
 
 
-@pytest.mark.parametrize(
-    ("start", "size", "found"),
-    [(28, 12, 28), (28, 13, 0), (14, 11, 14), (14, 12, 0)],  # up to the last row, and up to the neighbour
-)
-def test_a_sequence_that_is_extended_stays_in_place_if_it_can_grow_there(start, size, found):
-    source, neighbour = Segment(start, 8, [1, 2]), Segment(25, 3, [3])
-    segments = [source, neighbour] if start < 25 else [neighbour, source]
-    prefix = CachedPrefix(source, 2, in_place=True)
-    assert small_arena().allocate(size, segments, {neighbour}, prefix) == Allocation(found, [neighbour])
+@given(BITS.filter(bool), st.lists(BITS.filter(bool), max_size=12), st.data())
+def test_no_sequence_shares_more_of_a_prompt_than_the_one_that_is_found(prompt, sequences, data):
+    index = PrefixIndex()
+    segments = [Segment(Game(), tokens=tokens) for tokens in sequences]
+    for segment in segments:
+        index.add(prefix_key(segment.tokens), segment)
+    removed = data.draw(st.sets(st.integers(0, 11)))
+    for number in removed & set(range(len(segments))):
+        index.remove(segments[number])
+    left = [segment for number, segment in enumerate(segments) if number not in removed]
+
+    def shared(tokens: list[int]) -> int:
+        pairs = zip(tokens, prompt, strict=False)
+        return next(
+            (n for n, (one, other) in enumerate(pairs) if one != other), min(len(tokens), len(prompt))
+        )
+
+    best = max((shared(segment.tokens) for segment in left), default=0)
+    found = index.find(prefix_key(prompt))
+    assert (found.shared if found is not None else 0) == best
+    assert found is None or (found.segment in left and shared(found.segment.tokens) == best)
+
+
+class CountedKey(bytes):
+    """Counts how often keys are compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: bytes) -> bool:
+        CountedKey.comparisons += 1
+        return bytes(self) < bytes(other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.comparisons += 1
+        return isinstance(other, bytes) and bytes(self) == bytes(other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_a_common_instruction_does_not_make_the_search_compare_every_sequence():
+    index = PrefixIndex()
+    instruction = [*range(400)]
+    for number in range(640):
+        tokens = [*instruction, 1000 + 7 * number % 640]
+        index.add(CountedKey(prefix_key(tokens)), Segment(Game(), tokens=tokens))
+    CountedKey.comparisons = 0
+    found = index.find(CountedKey(prefix_key([*instruction, 1320, 5])))
+    assert found is not None and found.shared == 401
+    assert 0 < CountedKey.comparisons <= 2 * 11
 
 
 @pytest.mark.parametrize(
@@ -104,7 +151,7 @@ def test_rows_are_copied_in_all_layers_even_if_the_ranges_overlap(source, target
     expected = [rows.clone() for rows in caches]
     for rows in expected:
         rows[:, target : target + count] = rows[:, source : source + count].clone()
-    arena.copy(source, target, count)
+    arena.copy([Move(source, target, count)])
     assert all(torch.equal(rows, wanted) for rows, wanted in zip(caches, expected, strict=True))
 
 

@@ -1,0 +1,321 @@
+"""What the engine computes next: admission of jobs, memory of the arena, and the tokens of a step.
+
+A sequence takes rows of the arena as it grows. Calls are served in the order in which they came: a job takes
+rows from idle sequences, then from jobs that came later, the newest first. A running job that loses its rows
+is preempted: it waits again with its sampled tokens, and their keys and values are recomputed when it
+returns. So the oldest job never waits for memory, and every job becomes the oldest in time.
+
+The calls of one asyncio task are taken to be the turns of one game, which is over when the task has ended.
+Sequences of games that are over are evicted first. A caller that plays its games differently gets the same
+results, only with more tokens computed twice.
+"""
+
+import asyncio
+import random
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from prompt_r1.agent.decode_kernels import Chunk
+from prompt_r1.agent.kv_cache import Arena, Game, Prefix, PrefixIndex, Segment, prefix_key
+from prompt_r1.agent.sampling import Sampling
+from prompt_r1.types import Completion
+
+# With CUDA graphs, prompts wait at most this many steps to be computed together.
+MAX_PROMPT_WAIT = 16
+# A sequence takes this many rows more than it needs, so that it seldom moves; fewer in a small arena.
+GROWTH = 64
+# Share of the arena that stays free when a job is admitted beside others, for those to grow.
+RESERVE = 1 / 16
+
+
+@dataclass(eq=False)
+class Job:
+    """One call of `generate`."""
+
+    number: int  # in the order of the calls
+    game: Game
+    tokens: list[int]  # prompt, then the sampled tokens
+    prompt_length: int
+    max_new: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    random: random.Random
+    done: asyncio.Future[Completion]
+    watch: Callable[[int], None] | None = None
+    logprobs: list[float] = field(default_factory=list)
+    uniform: float = field(init=False)  # in [0, 1): the random number for its next token
+    key: bytes = b""  # of its tokens when it was queued
+    awaited: Prefix | None = None  # another job computes it, and this job is going to copy it
+
+    def __post_init__(self) -> None:
+        self.uniform = self.random.random()
+
+
+@dataclass
+class Schedule:
+    """The work of one step."""
+
+    tokens: list[int] = field(default_factory=list)  # (T,) the packed row
+    chunks: list[Chunk] = field(default_factory=list)  # its sequences
+    # Jobs that sample without a forward: the last hidden state of their prompt is stored.
+    known: list[Job] = field(default_factory=list)
+    # Jobs that sample after the forward, with the column of their newest token.
+    columns: dict[Job, int] = field(default_factory=dict)
+    prefilled: int = 0  # prompt tokens among them
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs that sample in this step."""
+        return [*self.known, *self.columns]
+
+    def add(self, job: Job, segment: Segment, count: int) -> None:
+        """Append the job's next tokens to the row, and count them as cached."""
+        cached = len(segment.tokens)
+        new = job.tokens[cached : cached + count]
+        assert cached + count <= segment.size, f"{cached} + {count} tokens in {segment.size} rows"
+        segment.tokens += new
+        self.chunks.append(Chunk(len(self.tokens), count, segment.start, cached + count))
+        self.tokens += new
+        if len(segment.tokens) == len(job.tokens):
+            self.columns[job] = len(self.tokens) - 1
+
+
+class Scheduler:
+    """Waiting and running jobs, and the cached sequences in the arena."""
+
+    def __init__(self, arena: Arena, *, max_games: int, prefill_tokens: int, prompts_wait: bool) -> None:
+        """`prompts_wait`: whether prompts wait for each other, because a step without them is far cheaper."""
+        self.max_games = max_games
+        self.prefill_tokens = prefill_tokens
+        self.running: dict[Job, Segment] = {}
+        self.waiting: list[Job] = []  # the oldest first
+        self.preempted = 0
+        self._arena = arena
+        self._prompts_wait = prompts_wait
+        self._index = PrefixIndex()
+        self._growth = max(1, min(GROWTH, arena.rows // 512))
+        self._reserve = int(RESERVE * arena.rows)
+        self._games: WeakKeyDictionary[asyncio.Task[object], Game] = WeakKeyDictionary()
+        self._does_not_fit: Job | None = None  # and no rows were released since it was tried
+        self._prompt_wait = 0  # steps that prompts have waited
+        self._steps = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self.waiting and not self.running
+
+    def current_game(self) -> Game:
+        """The game of the running asyncio task."""
+        task = asyncio.current_task()
+        assert task is not None, "`generate` runs in a task"
+        game = self._games.get(task)
+        if game is None:
+            game = self._games[task] = Game()
+            task.add_done_callback(lambda _: self._end(game))
+        return game
+
+    def _end(self, game: Game) -> None:
+        game.over = True
+        self._does_not_fit = None
+
+    def add(self, job: Job) -> None:
+        """Let a job wait for admission."""
+        job.key = prefix_key(job.tokens)
+        insort(self.waiting, job, key=lambda other: other.number)
+
+    def finish(self, job: Job) -> None:
+        """Remove a running job. Its sequence stays cached for later turns and other games."""
+        segment = self.running.pop(job)
+        segment.busy = False
+        segment.last_used = self._steps
+        if segment.tokens:
+            self._arena.resize(segment, len(segment.tokens))
+            self._index.add(prefix_key(segment.tokens), segment)
+        else:
+            self._evict(segment)
+        self._does_not_fit = None
+
+    def drop_cancelled(self) -> None:
+        """Remove the jobs that are no longer awaited."""
+        self.waiting = [job for job in self.waiting if not job.done.done()]
+        for job in [job for job in self.running if job.done.done()]:
+            self.finish(job)
+
+    def drop_cache(self) -> None:
+        """Drop every cached sequence. Running jobs wait again."""
+        for segment in [*self._arena.segments]:
+            self._evict(segment)
+
+    # Admission
+
+    def admit(self) -> None:
+        """Start waiting jobs, the oldest first.
+
+        A job that does not fit waits, and so do all jobs behind it, so that none starves. It is not tried
+        again before rows are released.
+        """
+        if not self.waiting:
+            return
+        for job in [*self.waiting]:
+            if len(self.running) == self.max_games or job is self._does_not_fit:
+                break
+            if job.awaited is not None and job.awaited.is_coming:
+                continue
+            prefix = self._find_prefix(job)
+            if prefix is not None and prefix.is_coming and prefix.shared > len(job.tokens) // 2:
+                job.awaited = prefix  # copying it is cheaper than computing it again
+            elif not self._start(job, prefix):
+                self._does_not_fit = job
+                break
+        self.waiting = [job for job in self.waiting if job not in self.running]
+
+    def _find_prefix(self, job: Job) -> Prefix | None:
+        """The cached sequence of the job's game if the job continues it, else the longest prefix of any."""
+        own = job.game.segment
+        if own is not None and own.tokens == job.tokens[: len(own.tokens)]:
+            return Prefix(own, len(own.tokens))
+        job.game.segment = None
+        return self._index.find(job.key)
+
+    def _start(self, job: Job, prefix: Prefix | None) -> bool:
+        """Run a job in a segment that begins with a cached prefix. False if the job does not fit.
+
+        A prefix that is a whole sequence is continued where it is, a part of one is copied. If there is no
+        room for both, the sequence is cut to the prefix, or evicted.
+        """
+        source = prefix.segment if prefix is not None else None
+        length = prefix.usable_by(job.tokens) if prefix is not None else 0
+        whole = source is not None and not source.busy and length == len(source.tokens)
+        size = self._wanted_rows(job)
+        needed = size if whole or not self.running else size + self._reserve
+        if source is not None and not whole and self._make_room(needed, job, keep=source):
+            segment = Segment(job.game)
+            self._arena.resize(segment, size)
+            self._arena.copy_prefix(source, segment, length)
+        elif (
+            source is not None
+            and (whole or source.is_abandoned)
+            and self._make_room(needed - source.size, job, keep=source)
+        ):
+            segment = source
+            segment.cut(length)
+            self._arena.resize(segment, size)
+        elif self._make_room(needed, job):
+            segment = Segment(job.game)
+            self._arena.resize(segment, size)
+        else:
+            return False
+        segment.game, job.game.segment = job.game, segment
+        segment.busy = True
+        self._index.add(job.key, segment)
+        self.running[job] = segment
+        return True
+
+    def _wanted_rows(self, job: Job) -> int:
+        """Rows for the tokens of a job and some more; never more than it can come to need."""
+        return min(len(job.tokens) + self._growth, job.prompt_length + job.max_new - 1)
+
+    def _make_room(self, rows: int, job: Job, *, keep: Segment | None = None) -> bool:
+        """Evict sequences for a job until so many rows are free. Evicts none if that is not possible."""
+        missing = rows - self._arena.free
+        evicted: list[Segment] = []
+        for segment in self._victims(job) if missing > 0 else []:
+            if missing > 0 and segment is not keep:
+                evicted.append(segment)
+                missing -= segment.size
+        if missing > 0:
+            return False
+        for segment in evicted:
+            self._evict(segment)
+        return True
+
+    def _victims(self, job: Job) -> list[Segment]:
+        """The sequences that a job may displace, in this order: those that no game will continue, the least
+        recently used first; those of games that wait for a reply, the most recently used first, because their
+        replies will probably come last; those of newer jobs, the newest first.
+        """
+        idle = [segment for segment in self._arena.segments if not segment.busy]
+        idle.sort(key=lambda segment: segment.last_used)
+        abandoned = [segment for segment in idle if segment.is_abandoned]
+        expected = [segment for segment in idle if not segment.is_abandoned]
+        newer = [other for other in self.running if other.number > job.number]
+        newer.sort(key=lambda other: other.number, reverse=True)
+        return [*abandoned, *reversed(expected), *(self.running[other] for other in newer)]
+
+    def _evict(self, segment: Segment) -> None:
+        """Drop a sequence. A job that runs in it waits again."""
+        for job in [job for job, own in self.running.items() if own is segment]:
+            del self.running[job]
+            self._requeue(job)
+        segment.busy = False
+        segment.game.forget(segment)
+        self._arena.remove(segment)
+        self._index.remove(segment)
+
+    def _requeue(self, job: Job) -> None:
+        self.preempted += 1
+        self.add(job)
+
+    # The tokens of a step
+
+    def schedule(self) -> Schedule:
+        """Choose the tokens of the next forward, and the jobs that sample after it."""
+        self._steps += 1
+        self._grow()
+        schedule = Schedule()
+        prompts: dict[Job, int] = {}  # and sequences that lost their cache, with their uncached tokens
+        for job, segment in self.running.items():
+            uncached = len(job.tokens) - len(segment.tokens)
+            if not uncached:  # another game has computed the same prompt
+                schedule.known.append(job)
+            elif uncached == 1 and job.logprobs:
+                schedule.add(job, segment, 1)
+            else:
+                prompts[job] = uncached
+        budget = self._prompt_budget(prompts)
+        # The shortest prompts first: a short reply does not wait for a long question.
+        for job in sorted(prompts, key=prompts.__getitem__):
+            count = min(prompts[job], budget)
+            if count:
+                schedule.add(job, self.running[job], count)
+                schedule.prefilled += count
+                budget -= count
+        return schedule
+
+    def _grow(self) -> None:
+        """Give running jobs rows for their next token. A job for which there are none waits again, and its
+        sequence stays cached.
+        """
+        short = [job for job, segment in self.running.items() if segment.size < len(job.tokens)]
+        for job in sorted(short, key=lambda job: job.number):
+            if job not in self.running:  # preempted for an older one
+                continue
+            segment, size = self.running[job], self._wanted_rows(job)
+            if self._make_room(size - segment.size, job):
+                self._arena.resize(segment, size)
+            else:
+                self.finish(job)
+                self._requeue(job)
+
+    def _prompt_budget(self, prompts: dict[Job, int]) -> int:
+        """How many prompt tokens this step may compute.
+
+        With CUDA graphs, a step that only decodes is far cheaper. So prompts wait until they fill a forward,
+        have waited for MAX_PROMPT_WAIT steps, or no job decodes.
+        """
+        nothing_decodes = len(prompts) == len(self.running)
+        fills_forward = sum(prompts.values()) >= self.prefill_tokens
+        if (
+            not self._prompts_wait
+            or not prompts
+            or nothing_decodes
+            or fills_forward
+            or self._prompt_wait >= MAX_PROMPT_WAIT
+        ):
+            self._prompt_wait = 0
+            return self.prefill_tokens
+        self._prompt_wait += 1
+        return 0
