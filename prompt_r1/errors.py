@@ -13,6 +13,10 @@ class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2)."""
 
 
+class QuestionTooLong(UsageError):
+    """A question leaves the agent no room to write."""
+
+
 class InternalError(Exception):
     """A bug of ours ended the program: one sentence that says what to report (exit code 1)."""
 

@@ -14,7 +14,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.types import Completion, GameSettings, Question
 
@@ -146,12 +146,12 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def check_question_lengths(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:
-    """Raise UsageError for a question that leaves the agent no room to write."""
+    """Raise QuestionTooLong for a question that leaves the agent no room to write."""
     for question in questions:
         length = len(codec.opening(question.text))
         if length >= max_tokens:
             name = f"question {question.id!r}" if question.id else f"the question {question.text[:40]!r}…"
-            raise UsageError(
+            raise QuestionTooLong(
                 f"{name} takes {length} tokens of a game of {max_tokens}: shorten it, or "
                 "train with a larger --max-tokens"
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prompt_r1.api.asking import Answer, Kind, LimitReached, Piece
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.serving.chat_request import BadRequest
 
 LABELS: dict[Kind, str] = {
@@ -140,7 +140,7 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case BadRequest():
             return Failure(400, "invalid_request_error", message, field=error.field or None)
-        case UsageError():  # the question is too long
+        case QuestionTooLong():
             return Failure(400, "invalid_request_error", message, "context_length_exceeded", "messages")
         case LimitReached(limit="seconds"):
             return Failure(504, "time_limit", message, headers=NO_RETRY)

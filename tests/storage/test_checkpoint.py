@@ -425,6 +425,7 @@ IDENTIFYING = {
     "grad_clip": 0.5,
     "clip": 0.5,
     "kl_coef": 0.5,
+    "importance_cap": 1.5,
     "loss": "token-mean",
     "temperature": 0.5,
 }
