@@ -134,7 +134,8 @@ async def ask_pair(
 ) -> Answer:
     """Play one game in the running event loop; many may run at once. `on_piece` gets the dialogue.
 
-    Raises LimitReached, QuestionTooLong, and what `Pool.call` raises except EnvError: then `stop` is "env_error".
+    Raises LimitReached, QuestionTooLong, and what `Pool.call` raises except EnvError: then `stop` is
+    "env_error".
     """
     limits = limits or Limits()
     asked = Question("asked", "asked", question, answers=())
