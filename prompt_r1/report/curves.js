@@ -10,7 +10,7 @@ const FAMILIES = [
     { title: "Reward", word: "reward", names: ["reward/mean"], ceiling: 1, about: "Mean of the sampled games. The answer counts only in games of the right form." },
     { title: "EM of sampled games", word: "EM", names: ["em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in the training games." },
     { title: "Well-formed games", word: "well-formed", names: ["format"], floor: 0, ceiling: 1, about: "Share of games with a think block and one action in every turn, and an answer in the last." },
-    { title: "Parts of the reward", word: "format", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer: F1 (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
+    { title: "Parts of the reward", word: "format", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
     { title: "Groups without spread", word: "spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "Share of questions whose games all have the same reward: nothing is learned from them. Normal once most are right." },
   ]],
   ["How does it play?", [

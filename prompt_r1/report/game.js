@@ -27,7 +27,7 @@ function drawEntry(entry, runs, view) {
     if (!group) return;
     if (runs.length > 1) parts.push(element("p", { class: "group-of key" }, runKey(index), element("b", {}, plain(runs[index].name)), element("span", {}, ...spreadOf(group))));
     else parts.push(element("p", { class: "group-of muted" }, element("span", {}, ...spreadOf(group))));
-    const cards = group.games.map((game, place) => drawGame(game, place, runs[index].epsilon, { ...view, own: runs[index].settings.reward, link: linkOf(entry, index, place) }));
+    const cards = group.games.map((game, place) => drawGame(game, place, runs[index].epsilon, { ...view, settings: runs[index].settings, link: linkOf(entry, index, place) }));
     parts.push(...withMore(element("div", { class: "players", role: "group", "aria-label": `Games of ${runs[index].name}` }, ...cards)));
   });
   return parts;
@@ -66,7 +66,7 @@ function drawGame(game, place, epsilon, view) {
   const card = element("section", { class: `game${view.matches(game) ? "" : " dim"}`, tabindex: "-1", "aria-label": `Game ${place + 1}` },
     element("header", {}, element("h3", {}, name, " ", link), total), element("p", { class: "outcome" }, ...outcome(game)));
   if (game.advantage !== null) card.append(meter(game.advantage));
-  if (game.reward) card.append(...rewardParts(game.reward, epsilon, view.own));
+  if (game.reward) card.append(...rewardParts(game.reward, epsilon, view.settings));
   if (game.answer !== null) card.append(appendText(element("p", { class: "answer" }, element("span", { class: "muted" }, "answer  ")), game.answer.slice(0, LONG), view.needle));
   if (game.error) card.append(appendText(element("p", { class: "answer shut" }), game.error.slice(0, LONG)));
   let turn = 0;
@@ -129,12 +129,12 @@ function meter(advantage) {
     shape("text", { x: 150, y: 24, "text-anchor": "middle" }, `advantage ${signed(advantage)}`));
 }
 
-/** Eq. 12 as a bar with the cap ε, and eq. 15 in numbers; `own` names the user's function in place of eq. 15, if there is one. */
-function rewardParts(reward, epsilon, own) {
+/** Eq. 12 as a bar with the cap ε, and eq. 15 in numbers. The settings name the user's functions in place of F1 and eq. 15, if there are any. */
+function rewardParts(reward, epsilon, { answer_metric: metric, reward: own }) {
   const shut = element("span", { class: "shut" }, term("gate", "gate shut"));
   const open = element("span", { class: "open" }, term("gate", "gate open"));
   const isOpen = reward.gate_is_open ?? (epsilon !== null && reward.format >= epsilon - 1e-9);
-  const sum = element("p", { class: "sum" }, term("format"), ` ${fixed(reward.format)}${epsilon === null ? "" : ` of ${fixed(epsilon)}`} · `, isOpen ? open : shut, " · ", term("F1"), ` ${fixed(reward.answer)}`);
+  const sum = element("p", { class: "sum" }, term("format"), ` ${fixed(reward.format)}${epsilon === null ? "" : ` of ${fixed(epsilon)}`} · `, isOpen ? open : shut, " · ", metric ? plain(metric) : term("F1"), ` ${fixed(reward.answer)}`);
   const formula = own ? [element("p", { class: "sum muted" }, `reward = ${own} = ${fixed(reward.total)}`)] : epsilon === null ? [] : [element("p", { class: "sum muted" },
     `reward = −${fixed(epsilon)} + ${fixed(reward.format)}${isOpen ? ` + ${fixed(reward.answer)}` : ""} = ${fixed(reward.total)}`)];
   return [...(reward.terms ? [termsBar(reward, epsilon ?? 1), termsKey(reward)] : []), sum, ...formula];

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.report import write_report
 from prompt_r1.report.page import write_page
@@ -136,6 +138,17 @@ def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
     blue, none = page.evaluate(tint.format("wrote")), page.evaluate(tint.format("read"))
     assert blue.startswith("rgba(0, 103, 168") and none == "rgba(0, 0, 0, 0)"
     assert page.evaluate("document.querySelector('#detail .token').title") == "token 1: sampled with 60 %"
+
+
+def test_a_game_names_the_functions_of_the_user_that_scored_it(browser, tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(Question("q", "music", "Who?", ("Anna",)))]])
+    write_yaml(
+        TrainConfig(agent="mini", env="mini", answer_metric="mine:overlap", reward="mine:value"),
+        run / "config.yaml",
+    )
+    browser.open(write_report(run))
+    right = texts(browser, "#detail .game")[0]
+    assert "mine:overlap 1.00" in right and "F1" not in right and "reward = mine:value = 1.00" in right
 
 
 def test_the_keys_work_as_their_table_says(page):
