@@ -163,6 +163,18 @@ def test_a_tokenizer_that_changes_pieces_of_a_text_is_refused():
         Codec(tokenizer, INSTRUCTION)
 
 
+@pytest.mark.parametrize("part", ["opening", "reply"])
+def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monkeypatch, part):
+    right = getattr(Codec, part)
+
+    def wrong(self, *given, **options):
+        return right(self, *given, **options) + self.encode_trusted("more")
+
+    monkeypatch.setattr(Codec, part, wrong)
+    with pytest.raises(UsageError, match="encodes a text in pieces otherwise than as a whole"):
+        Codec(tiny.tokenizer(), INSTRUCTION)
+
+
 def test_a_kept_frame_is_used_as_it_is():
     """The template writes today's date; a game that goes on tomorrow keeps the date of its run."""
     tokenizer = tokenizer_of(KINDS["SmolLM3, with a date"], "byte level")
