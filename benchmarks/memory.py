@@ -51,6 +51,7 @@ def save_model(folder: Path, size: str) -> None:
         "num_key_value_heads": 8,
         "head_dim": 128,
         "intermediate_size": 3072,
+        "tie_word_embeddings": True,
     }
     if size == "small":
         sizes |= {"vocab_size": 16_384, "hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 768}

@@ -118,7 +118,7 @@ def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, f
     extra = 2 * width if width < 4 else 0 if setup.full else width
     head = logits + shape.root * (4 + extra)
     # The weights of a block and of the next, gathered or cast; their gradients, and the sum in float32.
-    gathered = shape.block * (4 * width + 8) + shape.root * 2 * width
+    gathered = 0 if setup.full and width == 4 else shape.block * (4 * width + 8) + shape.root * 2 * width
     recomputed = saved if setup.checkpointing else 0
     inside = tokens * (recomputed + 3 * shape.intermediate * width)
     between = shape.layers * tokens * (kept * shape.hidden if setup.checkpointing else saved)
