@@ -69,7 +69,7 @@ def train(run: Run) -> None:
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
         generate = partial(agent.generate, temperature=config.temperature)
-        ask = partial(environment.ask, sample=sample, session=question.id)
+        ask = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=config.game_deadline)
         return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 
     run.begin(models, update, sampler, environment, partial(validate, run, agent, validation, environment))

@@ -64,6 +64,11 @@ class TrainConfig(EnvironmentConfig):
     )
     force_answer: bool = setting(False, "tell the agent when its last turn has come", identifies=True)
     stop_tags: bool = setting(False, "end a turn at </interaction_prompt> or </answer>", identifies=True)
+    game_deadline: float = setting(
+        0.0,
+        "most seconds that a training game waits for replies; late, it leaves its group; 0: no limit",
+        range=NOT_NEGATIVE,
+    )
     rule: str = setting(
         "paper",
         "reward rule (eqs 12-15); alone: for --env none",

@@ -77,9 +77,10 @@ class Connection:
 
 @dataclass
 class Delivery:
-    """Whether the request of an attempt has been sent completely, so that the provider may bill it."""
+    """Which attempts of a call the provider may bill although they brought no reply."""
 
-    sent: bool = False
+    sent: bool = False  # the request of the running attempt has been sent completely
+    lost: int = 0  # attempts before it
 
 
 class EndpointClient:
@@ -124,13 +125,21 @@ class EndpointClient:
         self._connection: Connection | None = None
 
     async def send(self, request: Request) -> Outcome:
-        """Send a request, with retries, and return the final outcome, without the key in any of its texts."""
-        connection = self._connect()
-        async with connection.slots:
-            wait = self._rate_limit_wait(connection, request)
-            if wait > 0:
-                await self._sleep(wait)  # not counted against the call's deadline
-            outcome = await self._send_with_retries(connection, request)
+        """Send a request, with retries, and return the final outcome, without the key in any of its texts.
+
+        When a timeout cancels it, the argument of the CancelledError is the number of lost attempts.
+        """
+        connection, delivery = self._connect(), Delivery()
+        try:
+            async with connection.slots:
+                wait = self._rate_limit_wait(connection, request)
+                if wait > 0:
+                    await self._sleep(wait)  # not counted against the call's deadline
+                outcome = await self._send_with_retries(connection, request, delivery)
+        except asyncio.CancelledError as cancelled:
+            if not cancelled.args:  # anyio recognises its own by theirs
+                cancelled.args = (delivery.lost + delivery.sent,)
+            raise
         return self._readable(outcome)
 
     async def check(self, probe: Request) -> None:
@@ -196,13 +205,14 @@ class EndpointClient:
             )
         return self._connection
 
-    async def _send_with_retries(self, connection: Connection, request: Request) -> Outcome:
+    async def _send_with_retries(
+        self, connection: Connection, request: Request, delivery: Delivery
+    ) -> Outcome:
         """Send the same request until it succeeds, cannot succeed, or attempts or time run out.
 
         The outcome counts the attempts of the whole call that were lost.
         """
-        failures, lost, wait = 0, 0, 0.0
-        delivery = Delivery()  # of the running attempt
+        failures, wait = 0, 0.0
         outcome = Outcome("retry", reason="no attempt ended")
         try:
             async with asyncio.timeout(self._limits.call_deadline):
@@ -212,14 +222,14 @@ class EndpointClient:
                         await self._sleep(wait)
                     sent_fields = self._accepted_fields
                     outcome = await self._attempt(connection, request, sent_fields, delivery)
-                    lost += outcome.lost
-                    delivery = Delivery()
+                    delivery.lost += outcome.lost
+                    delivery.sent = False
                     if outcome.rejected in sent_fields:
                         self._drop_field(outcome.rejected)
                         wait = self._rate_limit_wait(connection, request)
                         continue
                     if outcome.verdict != "retry":
-                        return replace(outcome, lost=lost)
+                        return replace(outcome, lost=delivery.lost)
                     failures += 1
                     wait = outcome.wait or back_off(failures, self._rng)
                     wait = max(wait, self._rate_limit_wait(connection, request))
@@ -228,12 +238,11 @@ class EndpointClient:
                         connection.paused_until = max(connection.paused_until, paused_until)
         except TimeoutError:
             limit = f"in {self._limits.call_deadline:g} s"
-            if delivery.sent:
-                lost += 1
+            delivery.lost += delivery.sent
         else:
             limit = f"in {failures} attempts"
         reason = f"{limit}, the last problem: {outcome.reason}"
-        return replace(outcome, verdict="retry", reason=reason, lost=lost)
+        return replace(outcome, verdict="retry", reason=reason, lost=delivery.lost)
 
     async def _attempt(
         self, connection: Connection, request: Request, fields: Mapping[str, object], delivery: Delivery

@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
@@ -102,10 +102,20 @@ class MeteredEnvironment:
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._longest_reply = 0  # tokens
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
-        """Return the reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up."""
+    async def call(
+        self,
+        messages: list[Message],
+        *,
+        sample: int = 0,
+        session: str = "",
+        limit: asyncio.Timeout | None = None,
+    ) -> Reply:
+        """Return the reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up.
+
+        Attempts that were sent before `limit` cancelled the call are counted as lost.
+        """
         call = Call(self.name, messages, self._source.parameters, sample, session)
-        outcome = await self._find_or_pay(call)
+        outcome = await self._find_or_pay(call, limit)
         cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         return Reply(reply_of(outcome, self.name), outcome.tokens_in, outcome.tokens_out, cost.usd)
 
@@ -130,9 +140,9 @@ class MeteredEnvironment:
         self._latencies.clear()
         return counts
 
-    async def _find_or_pay(self, call: Call) -> Outcome:
+    async def _find_or_pay(self, call: Call, limit: asyncio.Timeout | None) -> Outcome:
         if not self._journal.reuses:
-            return await self._pay(call)
+            return await self._pay(call, limit)
         while call.key in self._running:
             await self._running[call.key].wait()  # another game makes the same call: pay for it once
         outcome = self._journal.find(call)
@@ -146,17 +156,23 @@ class MeteredEnvironment:
             )
         self._running[call.key] = asyncio.Event()
         try:
-            return await self._pay(call)
+            return await self._pay(call, limit)
         finally:
             self._running.pop(call.key).set()
 
-    async def _pay(self, call: Call) -> Outcome:
+    async def _pay(self, call: Call, limit: asyncio.Timeout | None) -> Outcome:
         estimate, actual = self._estimate(call), Spending()
         await self._budget.reserve(estimate)
         begin = time.perf_counter()
         try:
             outcome = await self._source.call(call.messages, sample=call.sample)
             actual = self._cost(outcome, estimate)
+        except asyncio.CancelledError as cancelled:
+            if limit is not None and limit.expired():
+                # EndpointClient.send says how many attempts; other sources have one.
+                lost = next((count for count in cancelled.args if isinstance(count, int)), 1)
+                actual = self._record_cut_off(call, estimate, lost, time.perf_counter() - begin)
+            raise
         finally:
             self._budget.settle(estimate, actual)
         latency = time.perf_counter() - begin
@@ -169,14 +185,19 @@ class MeteredEnvironment:
             self._counts["errors"] += 1
         return outcome
 
+    def _record_cut_off(self, call: Call, estimate: Spending, lost: int, latency: float) -> Spending:
+        """Record the attempts of a call that was cut off; returns what they may have cost."""
+        spent = _lost(estimate, lost)
+        if lost:
+            outcome = Outcome("retry", reason="its game was late", lost=lost)
+            self._journal.write(call, outcome, spent=spent, latency=latency)
+        self._counts.update(lost=lost, errors=1)
+        return spent
+
     def _cost(self, outcome: Outcome, estimate: Spending) -> Spending:
         """What a call cost: its reply, and the estimate for each attempt that was lost but may be billed."""
-        return replace(
-            self._price.of_call(outcome.tokens_in, outcome.tokens_out),
-            lost_calls=outcome.lost,
-            lost_tokens=outcome.lost * estimate.tokens,
-            lost_usd=outcome.lost * estimate.usd,
-        )
+        reply = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
+        return reply + _lost(estimate, outcome.lost)
 
     def _estimate(self, call: Call) -> Spending:
         """Estimate the cost of a call from above.
@@ -188,3 +209,10 @@ class MeteredEnvironment:
         limit = call.parameters.get("max_tokens") or call.parameters.get("max_completion_tokens")
         reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
         return self._price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
+
+
+def _lost(estimate: Spending, attempts: int) -> Spending:
+    """What attempts without a reply may have cost, from above."""
+    return Spending(
+        lost_calls=attempts, lost_tokens=attempts * estimate.tokens, lost_usd=attempts * estimate.usd
+    )

@@ -119,7 +119,7 @@ class Environments:
             )
             for name, price in zip(names, price_of_each, strict=True)
         ]
-        return Pool(members, budget=self._budget, route=self._config.route)
+        return Pool(members, budget=self._budget, route=self._config.route, journal=self._journal)
 
     def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
         if name in BUILT_IN:

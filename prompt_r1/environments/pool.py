@@ -8,16 +8,20 @@ A game keeps its environment unless that one is down, and then the next one is u
 the question and the number of the game, so a resumed run uses the same environments.
 """
 
+import asyncio
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prompt_r1.environments.budget import Budget
+from prompt_r1.environments.deadline import TimedGame
+from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.types import Message
+from prompt_r1.types import Ask, Message
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +31,10 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls among the last WAT
 
 
 class Pool:
-    """One or several environments. Raises UsageError for a route that does not match their number."""
+    """One or several environments. Raises UsageError for a route that does not match their number.
+
+    `journal` records which games were late.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class Pool:
         *,
         budget: Budget,
         route: str = "session",
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = ",".join(member.name for member in members)
@@ -47,13 +55,43 @@ class Pool:
         self._down_until = [0.0] * len(members)
         self._failed: deque[bool] = deque(maxlen=WATCHED)
         self._warned = False
+        self._journal = journal or Journal(None)
+        self._late_games = 0  # since `take_metrics`
+        self._warned_of_late = False
+
+    def ask_in_game(self, seed: str, *, sample: int, session: str, deadline: float) -> Ask:
+        """`ask` for one training game, with the seed of that game.
+
+        It raises EnvError once the game has waited `deadline` seconds in all for its replies (0: no limit).
+        """
+        if not deadline:
+            return partial(self.ask, sample=sample, session=session)
+        game = TimedGame(
+            self.call,
+            self._journal,
+            seconds=deadline,
+            seed=seed,
+            sample=sample,
+            session=session,
+            report_late=self._record_late_game,
+        )
+        return game.ask
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The text of the reply of `call`."""
         return (await self.call(messages, sample=sample, session=session)).text
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
+    async def call(
+        self,
+        messages: list[Message],
+        *,
+        sample: int = 0,
+        session: str = "",
+        limit: asyncio.Timeout | None = None,
+    ) -> Reply:
         """Return the reply of the routed environment, or of the next one if that fails.
+
+        When `limit` cancels the call, its attempts that were sent are counted as lost.
 
         Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
         is used up or too many calls fail.
@@ -61,7 +99,7 @@ class Pool:
         failures: list[EnvError | FatalEnvError] = []
         for index in self._order(session, sample):
             try:
-                reply = await self.members[index].call(messages, sample=sample, session=session)
+                reply = await self.members[index].call(messages, sample=sample, session=session, limit=limit)
             except (EnvError, FatalEnvError) as error:
                 failures.append(error)
                 self._mark_down(index, error)
@@ -100,6 +138,7 @@ class Pool:
             f"env/{name}": sum(counts[name] for counts in counts_of_each)
             for name in ("paid", "lost", "reused", "tokens_in", "tokens_out")
         }
+        metrics["env/late_games"], self._late_games = float(self._late_games), 0
         if len(self.members) == 1:
             return metrics
         for number, (member, counts) in enumerate(zip(self.members, counts_of_each, strict=True), start=1):
@@ -121,6 +160,18 @@ class Pool:
         if len(self.members) > 1 and self._down_until[index] <= now:
             logger.warning("%s; using the next environment", error)
         self._down_until[index] = float("inf") if isinstance(error, FatalEnvError) else now + DOWN_SECONDS
+
+    def _record_late_game(self, repeated: bool) -> None:
+        """Count a late game. Unless it is `repeated` from the journal, its call has failed now."""
+        self._late_games += 1
+        if not self._warned_of_late:
+            logger.warning(
+                "a game waited for %s past --game-deadline and left its group (counted in env/late_games)",
+                self.name,
+            )
+        self._warned_of_late = True
+        if not repeated:
+            self._record_result(failed=True)
 
     def _record_result(self, *, failed: bool) -> None:
         """Record whether a call failed. Warns of, or raises Resumable for, too many failures."""

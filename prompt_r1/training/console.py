@@ -188,6 +188,7 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
     changes = [_validation_change(lines, best_step), _training_change(lines)]
     calls = count_calls(lines)
     games = int(sum(line.get("games", 0.0) for line in lines))
+    late = int(sum(line.get("env/late_games", 0.0) for line in lines))
     totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls.total:,} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
         lost = _lost_dollars(lines[-1])
@@ -200,6 +201,7 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         f"  took         {', '.join(totals)}",
         *filter(None, [_time_to_good_em(lines)]),
         *([f"  calls        {calls}"] if calls.total else []),
+        *([f"  late         {late:,} games left their groups (--game-deadline)"] if late else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
