@@ -132,6 +132,12 @@ REFUSED = {
     "{% for m in messages %}{{ m.content | replace('<think>', '') }}</s>{% endfor %}": (
         "changes the text of the first message"
     ),
+    "{% for m in messages | sort(attribute='role', reverse=true) %}{{ m.content }}</s>{% endfor %}": (
+        "does not keep the messages' texts in order"
+    ),
+    "{{ messages[0].content }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
+        "does not keep the messages' texts in order"
+    ),
     "{% for m in messages %}{% if loop.last %}LAST {% endif %}{{ m.content }}</s>{% endfor %}": (
         "changes earlier messages"
     ),

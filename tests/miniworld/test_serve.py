@@ -13,6 +13,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import torch
@@ -278,6 +279,20 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         assert all(isinstance(reply, EnvError) for reply in replies)
         assert spent.lost_calls == (server.counts[fault] if fault in BILLED else 0)
         assert server.counts[fault] == 2 * len(questions) and not server.counts["replies"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("types", 200), ("garbage", 200), ("usage", 200), ("429", 429)]
+)
+def test_a_fault_has_the_status_that_a_provider_sends_with_it(fault: str, status: int) -> None:
+    server = MiniServer(fail=1.0, faults=[fault], rng=random.Random(0))
+
+    async def call() -> int:
+        async with httpx.AsyncClient() as client:
+            body = {"model": "mini", "messages": HELLO}
+            return (await client.post(f"{server.base_url}/chat/completions", json=body)).status_code
+
+    assert with_server(call(), server) == status
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import trained_turns
+from prompt_r1.studies import trained_turns, turns
 from prompt_r1.studies.distance import Measurements, Mixture, distance_table, share_of, study_distance
 from prompt_r1.studies.runs import find_runs, greedy, load_run, seed_groups
 from prompt_r1.studies.study import Study
@@ -183,6 +183,32 @@ def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     assert find_runs(tmp_path / "runs") == []  # its agent is not the mini one
     kinds = {question.dataset for question in mini_world(0).test}
     assert all(f"| {kind} | 1 | " in printed for kind in kinds)
+
+
+def test_turns_are_counted_by_agent_kind_and_seed(monkeypatch):
+    """The trained agent needs one interaction with seed 0 and two with seed 1; the untrained one fails."""
+    questions = [Question("p", "pop", "?", ("Anna",)), Question("m", "math", "?", ("Anna",))]
+    names = {"untrained": "untrained", "trained": "trained"}
+    runs = [SimpleNamespace(seed=seed, agents=names, questions=questions) for seed in (0, 1)]
+
+    def play_and_answer(run, agent, interactions):
+        right = agent == "trained" and interactions > run.seed
+        return [SimpleNamespace(answer="Anna" if right else None, question=one) for one in questions]
+
+    monkeypatch.setattr(turns, "play_and_answer", play_and_answer)
+    rows = {}
+    for row in turns.study_turns(runs, most=2).table.splitlines():
+        name, count, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        rows[name] = (count, [cell.split(" ")[0] for cell in cells])
+    del rows["agent, questions"], rows["---"]
+    assert rows == {
+        "trained, all": ("4", ["0.000", "0.500", "1.000"]),
+        "untrained, all": ("4", ["0.000", "0.000", "0.000"]),
+        "math": ("2", ["0.000", "0.500", "1.000"]),
+        "pop": ("2", ["0.000", "0.500", "1.000"]),
+        "trained, seed 0": ("2", ["0.000", "1.000", "1.000"]),
+        "trained, seed 1": ("2", ["0.000", "0.000", "1.000"]),
+    }
 
 
 def test_seed_0_is_reported_apart_from_the_others():
