@@ -61,6 +61,12 @@ def test_an_answer_has_its_turns_calls_tokens_and_score(pair):
     assert answer.tokens_written == sum(answer.trajectory.sampled) > 0
 
 
+def test_a_pair_that_is_not_closed_does_not_keep_a_program_alive(pair):
+    pair.ask("Who?")
+    [thread] = [one for one in threading.enumerate() if one.name == "prompt-r1"]
+    assert thread.daemon  # Python waits at its end for all other threads
+
+
 def test_the_price_of_a_game_is_that_of_its_own_calls():
     with pair_of(paid_pool()) as pair:
         answers = pair.ask_all(["1: a", "3: b"])
