@@ -144,13 +144,11 @@ class Update:
         """Old and reference log-probabilities, of the weights before the first optimiser step.
 
         In the first optimiser step the old ones are those of its own forward: `old` stays None. In later ones
-        they are the engine's in float32; the engine's bfloat16 strays too far from the policy's, so there
-        they are computed anew.
+        they are computed anew. The engine's would do in float32, but their last bits depend on which games
+        decoded together, so a run over a network would never be the same twice.
         """
         if not first:
-            in_float32 = self.policy.compute == torch.float32
-            old = batch.engine if in_float32 else self.policy(batch.packed).logprobs
-            batch = replace(batch, old=old)
+            batch = replace(batch, old=self.policy(batch.packed).logprobs)
         if self._reference is not None:
             batch = replace(batch, ref=self._reference(batch.packed).logprobs)
         return batch
