@@ -22,7 +22,7 @@ TRAIN = [*COMMANDS["train.py"][1].split(), "--save-every", "1"]
 # Games that ask the environment and differ in their rewards, so that every step changes the weights.
 ASKING = [
     *TRAIN,
-    *"--max-turns 2 --max-new 60 --max-tokens 700 --group-size 4 --lr 1e-3 --mini-batch 8".split(),
+    *"--max-turns 2 --max-new 60 --max-tokens 700 --group-size 4 --lr 1e-3 --mini-batch 4".split(),
 ]
 EVALUATE = "--agent agent --env mini --data questions.jsonl --method direct prompt-r1 --out out --device cpu"
 # What the README tells a user to do with a folder or file, by the damaged file.

@@ -156,8 +156,8 @@ def test_failed_replies_to_every_first_attempt_do_not_change_the_weights(
 ):
     """Weights and Adam states equal those of the run that only got proper replies, bit for bit.
 
-    Each step is one optimiser step: a later one in a step would see the engine's log-probabilities, whose
-    last bits depend on which games are decoded together.
+    A step has two optimiser steps: the old log-probabilities of the later one must not depend on which games
+    decode together.
     """
     line = [*ASKING, "--env", f"m@{endpoint.url}"]
     assert sandbox.run("replies: none is hostile", "train.py", *line) == DONE
