@@ -57,6 +57,7 @@ def test_a_failed_call_gives_an_error_instead_of_an_answer():
         "env_error",
         1,
     )
+    assert prediction.turns == 1, "a method without an agent has one turn"
 
 
 def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):

@@ -1,13 +1,14 @@
 """The script that writes prompts: it reads the requests of each search, and finds what went wrong."""
 
 import asyncio
+import random
 
 import pytest
 
 from prompt_r1.baselines.gepa import reflection
 from prompt_r1.baselines.opro import meta_prompt
 from prompt_r1.baselines.textgrad import conversation, criticise_prompt, criticise_reply
-from prompt_r1.environments.mini_optimizer import ANYTHING, CAUSES, FORM, MiniOptimizer
+from prompt_r1.environments.mini_optimizer import ANYTHING, CAUSES, FORM, MiniOptimizer, _rewrite
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import find_advice
@@ -71,6 +72,13 @@ def test_some_of_its_advice_harms_and_some_is_not_understood():
     understood = [find_advice(sentence) for sentence in ANYTHING]
     assert {"quick", "sentences", "doubt", "fantasy"} <= set().union(*understood)
     assert understood.count(frozenset()) == 2
+
+
+def test_a_new_prompt_has_one_or_two_pieces_of_advice_more():
+    prompts = [_rewrite("<VARIABLE></VARIABLE>", random.Random(seed)) for seed in range(60)]
+    one, two = set(ANYTHING), {f"{first} {second}" for first in ANYTHING for second in ANYTHING}
+    assert set(prompts) <= one | two
+    assert sum(prompt in one for prompt in prompts) > sum(prompt in two for prompt in prompts) > 5
 
 
 def test_it_counts_tokens():
