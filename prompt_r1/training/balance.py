@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from prompt_r1.agent.packing import fill
 from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.batch import full_batches
 from prompt_r1.types import ScoredGame
 
 
@@ -143,8 +143,8 @@ def share_games(
     games, compute the same assignment, and exchange the games once; every rank then has equally many
     micro-batches, some of them perhaps empty.
     """
-    if ranks.count == 1:
-        return [_fill_in_order(games, tokens_per_batch) for games in mini_batches]
+    if ranks.count == 1:  # no other rank waits, so equal sizes gain nothing
+        return [full_batches(games, tokens_per_batch) for games in mini_batches]
     sizes_RM = ranks.gather([[size_of(game) for game in games] for games in mini_batches])
     shares: list[list[list[int]]] = []
     outgoing: list[dict[tuple[int, int], ScoredGame]] = [{} for _ in range(ranks.count)]
@@ -161,12 +161,6 @@ def share_games(
         [[received[step, number] for number in batch] for batch in batches]
         for step, batches in enumerate(shares)
     ]
-
-
-def _fill_in_order(games: Sequence[ScoredGame], tokens_per_batch: int) -> list[list[ScoredGame]]:
-    """The micro-batches of a single rank: full ones first, since no other rank waits."""
-    batches = fill([game.trajectory for game in games], tokens_per_batch)
-    return [[games[number] for number in chain(*batch)] for batch in batches]
 
 
 def _without_text(game: ScoredGame) -> ScoredGame:

@@ -43,11 +43,14 @@ def collate(
 
     The weights are fixed for the whole step, so no split into micro-batches changes the sum of the gradients.
     """
+    batches = full_batches(games, tokens_per_batch)
+    return [make_batch(batch, token_weight, device) for batch in batches]
+
+
+def full_batches(games: Sequence[ScoredGame], tokens_per_batch: int) -> list[list[ScoredGame]]:
+    """The games of each micro-batch of at most `tokens_per_batch` tokens (or one game), full ones first."""
     batches = fill([game.trajectory for game in games], tokens_per_batch)
-    return [
-        make_batch([games[number] for group in batch for number in group], token_weight, device)
-        for batch in batches
-    ]
+    return [[games[number] for group in batch for number in group] for batch in batches]
 
 
 def make_batch(
