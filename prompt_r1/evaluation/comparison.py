@@ -51,6 +51,16 @@ class Comparison:
         return self.first - self.second
 
     @property
+    def points(self) -> str:
+        """The difference in points, with its interval: +1.2 [-0.3, +2.7]."""
+        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
+    @property
+    def questions(self) -> str:
+        """How many questions were compared, and how many failed."""
+        return f"{self.n} ({self.failed} failed)" if self.failed else str(self.n)
+
+    @property
     def verdict(self) -> str:
         """Whether the difference is significant; otherwise how large a difference the interval excludes."""
         return "significant" if self._is_significant else f"no difference beyond {self._bound} shown"
@@ -61,8 +71,13 @@ class Comparison:
         return "significant" if self._is_significant else f"within {self._bound}"
 
     @property
+    def corrected_p(self) -> float:
+        """p, with Holm's correction where there is one."""
+        return self.p if self.p_holm is None else self.p_holm
+
+    @property
     def _is_significant(self) -> bool:
-        return (self.p if self.p_holm is None else self.p_holm) < 0.05
+        return self.corrected_p < 0.05
 
     @property
     def _bound(self) -> str:
@@ -187,23 +202,23 @@ def comparison_table(
     header.append("verdict")
     rows = []
     for one in comparisons:
-        interval = f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
         rows.append(
             [
                 one.dataset,
                 LABELS.get(one.metric, one.metric),
-                f"{one.n} ({one.failed} failed)" if one.failed else str(one.n),
+                one.questions,
                 f"{100 * one.first:.1f}",
                 f"{100 * one.second:.1f}",
-                f"{100 * one.difference:+.1f} {interval}",
+                one.points,
                 one.test,
-                _p_text(one.p),
-                "" if one.p_holm is None else _p_text(one.p_holm),
+                p_text(one.p),
+                "" if one.p_holm is None else p_text(one.p_holm),
                 one.verdict,
             ]
         )
     return markdown_table(header, rows, left=2)
 
 
-def _p_text(p: float) -> str:
+def p_text(p: float) -> str:
+    """A p-value for a table: 0.012, or 3e-05."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"

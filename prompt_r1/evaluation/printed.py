@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.evaluation.aggregate import Rate, Results
-from prompt_r1.evaluation.comparison import Comparison
+from prompt_r1.evaluation.comparison import Comparison, p_text
 from prompt_r1.evaluation.predictions import System
 
 
@@ -33,8 +33,7 @@ def printed_comparisons(full: System, pooled: Sequence[Comparison]) -> str:
     """The difference of a system to each other one, in points; `dataset` of each names the other system."""
     rows = []
     for one in pooled:
-        interval = f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        rows.append([one.dataset, str(one.n), interval, _p_text(one), one.verdict])
+        rows.append([one.dataset, str(one.n), one.points, p_text(one.corrected_p), one.verdict])
     header = [f"{full} against", "n", "points [95 %]", "p", "verdict"]
     return fitted_table(header, rows, drop=["n", "p"])
 
@@ -43,17 +42,11 @@ def printed_pair(comparisons: Sequence[Comparison], label: str) -> str:
     """The differences of system A to system B by one metric: a row for each dataset, and the pooled one."""
     rows = []
     for one in comparisons:
-        difference = f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
         rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}"]
-        rows.append([one.dataset, n, *rates, difference, _p_text(one), one.short_verdict])
+        p = p_text(one.corrected_p)
+        rows.append([one.dataset, one.questions, *rates, one.points, p, one.short_verdict])
     header = [label, "n", "A", "B", "A - B [95 %]", "p", "verdict"]
     return fitted_table(header, rows, drop=["p", "n"])
-
-
-def _p_text(one: Comparison) -> str:
-    p = one.p if one.p_holm is None else one.p_holm
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
 def _rate_text(rate: Rate | None) -> str:
