@@ -2,6 +2,8 @@
 
 Without RUN it studies the mini runs under runs/, the longest of each seed. If there are none, it first trains
 one for a few steps.
+
+`python -m prompt_r1.studies options` and `… comparison` are studies of their own.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +24,16 @@ if TYPE_CHECKING:
     from prompt_r1.studies.study import Study
 
 FEW_STEPS = 20
+OTHERS = ("comparison", "options")  # modules with a command line of their own
 
 
 def main(arguments: list[str]) -> None:
     """Make the studies from a command line."""
+    if arguments and arguments[0] in OTHERS:
+        import_module(f"prompt_r1.studies.{arguments[0]}").main(arguments[1:])
+        return
     name = program_name("python -m prompt_r1.studies")
-    parser = argparse.ArgumentParser(name, description=__doc__.split("\n\n")[1])
+    parser = argparse.ArgumentParser(name, description="\n".join(__doc__.split("\n\n")[1:]))
     parser.add_argument("run", type=Path, nargs="*", help="run folders (the mini runs under runs/)")
     parser.add_argument("--out", type=Path, help="folder of plots and tables (runs/studies)")
     parser.add_argument(
