@@ -13,7 +13,6 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
     check_usage(train_config)
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -65,6 +64,7 @@ def train(run: Run) -> None:
         token_mean=config.loss == "token-mean",
         tokens_per_batch=config.tokens_per_batch,
         importance_cap=config.importance_cap,
+        ratio=config.ratio,
     )
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
@@ -83,7 +83,7 @@ def train(run: Run) -> None:
                 counted = run.console.counted(play_one, len(mine) * config.group_size)
                 games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
                 trajectories_PG = run.wait_for(games)
-            games_PG = score_and_compare(trajectories_PG, config.reward_rule)
+            games_PG = run.assign_credit(score_and_compare(trajectories_PG, config.reward_rule))
             with run.clock.phase("update"):
                 mini_batches = split(
                     games_PG,
@@ -91,8 +91,9 @@ def train(run: Run) -> None:
                     group_size=config.group_size,
                     mini_batch=config.games_per_update,
                     numbers=mine,
+                    drop_even=config.drop_even_groups,
                 )
-                metrics = learn(update, mini_batches, clip=config.clip, kl_coef=config.kl_coef)
+                metrics = learn(update, mini_batches, clip=config.clip_range, kl_coef=config.kl_coef)
                 models.refresh()  # play with the new weights
             run.finish_step(step, games_PG, metrics)
         if test:
@@ -110,7 +111,7 @@ def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> li
 
 
 def learn(
-    update: Update, mini_batches: Sequence[Sequence[ScoredGame]], *, clip: float, kl_coef: float
+    update: Update, mini_batches: list[list[ScoredGame]], *, clip: float | tuple[float, float], kl_coef: float
 ) -> dict[str, float]:
     """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
 
@@ -133,6 +134,7 @@ def learn(
                 clip=clip,
                 kl_coef=kl_coef,
                 importance=importance_weights(old, batch.engine, cap=update.importance_cap),
+                ratio_of=partial(update.ratio, batch.games),
             )
             loss.total.backward()
             update.record(batch, scores, loss)

@@ -1,6 +1,6 @@
 """GRPO (paper, eqs 16-17): advantages within a group, clipped surrogate, KL to the frozen reference."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
@@ -58,9 +58,10 @@ def grpo_loss(
     advantages: Tensor,
     weights: Tensor,
     *,
-    clip: float,
+    clip: float | tuple[float, float],
     kl_coef: float,
     importance: Tensor | float = 1.0,
+    ratio_of: Callable[[Tensor], Tensor] = torch.exp,
 ) -> Loss:
     """Eq. 17: clipped surrogate plus KL to the frozen reference, a weighted sum over the N agent tokens.
 
@@ -73,10 +74,11 @@ def grpo_loss(
     game. `weights` hold mask and normalisation together and sum to 1 over one optimiser step and all ranks,
     so that neither padding nor micro-batches nor the number of GPUs can change the loss. `importance` is that
     of `importance_weights`, without gradient; the paper's loss has c = 1. As in TRL 1.16 (GRPOTrainer), it
-    weights the policy term only.
+    weights the policy term only. Options: a pair `clip` is ε below and above 1; `ratio_of` is r of log r.
     """
-    ratio = (logprobs - old).exp()
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    below, above = clip if isinstance(clip, tuple) else (clip, clip)
+    ratio = ratio_of(logprobs - old)
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - below, 1 + above) * advantages)
     log_ratio_to_ref = ref - logprobs
     kl = log_ratio_to_ref.exp() - log_ratio_to_ref - 1
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()

@@ -110,6 +110,7 @@ def make_update(
     token_mean: bool = False,
     tokens_per_batch: int = 64,
     importance_cap: float = 0.0,
+    ratio: str = "token",
     gap_limit: Limit | None = ANY_GAP,
 ) -> Update:
     """An update of a policy with AdamW, by default on games of any policy."""
@@ -122,5 +123,6 @@ def make_update(
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
         importance_cap=importance_cap,
+        ratio=ratio,
         gap_limit=gap_limit,
     )

@@ -12,7 +12,7 @@ from tests.paths import ROOT
 # Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
 ROOMS = (
     "version", "errors", "types", "terminal", "foreign", "metrics", "chat_template", "protocol", "rollout",
-    "reward", "grpo", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data",
+    "reward", "grpo", "options", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data",
     "environments", "report", "storage", "evaluation", "training", "baselines", "studies", "api",
     "serving", "doctor",
 )  # fmt: skip

@@ -15,6 +15,7 @@ from prompt_r1.config.fields import (
 )
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
+from prompt_r1.options.advantages import ADVANTAGES
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
@@ -99,6 +100,24 @@ class TrainConfig(EnvironmentConfig):
     weight_decay: float = setting(0.01, "AdamW", range=NOT_NEGATIVE, identifies=True)
     grad_clip: float = setting(1.0, "largest gradient norm", range=POSITIVE, identifies=True)
     clip: float = setting(0.2, "clip range of the ratio (eq. 17)", range=POSITIVE, identifies=True)
+    clip_high: float = setting(
+        0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", range=NOT_NEGATIVE, identifies=True
+    )
+    ratio: str = setting(
+        "token",
+        "ratio of each token, or of each game (GSPO; needs a --clip of about 3e-4)",
+        choices=("token", "sequence"),
+        identifies=True,
+    )
+    advantages: str = setting(
+        "group",
+        "eq. 16; or with the std of the step; or without std (Dr. GRPO)",
+        choices=tuple(ADVANTAGES),
+        identifies=True,
+    )
+    drop_even_groups: bool = setting(
+        False, "train on no group whose games all did equally well (DAPO)", identifies=True
+    )
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
     )
@@ -173,6 +192,11 @@ class TrainConfig(EnvironmentConfig):
         return replace(rule, own=import_reward(self.reward)) if self.reward else rule
 
     @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the ratio may be below and above 1."""
+        return self.clip, self.clip_high or self.clip
+
+    @property
     def games_per_update(self) -> int:
         """Games of an optimiser step."""
         if self.mini_batch_of == "questions":
@@ -235,6 +259,11 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
             "give 1 or more, or 0 (no weights)"
+        )
+    if config.explain and (config.advantages != "group" or config.ratio != "token" or config.clip_high):
+        raise UsageError(
+            "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --ratio and "
+            "--clip-high"
         )
     if config.on_collapse == "rollback" and not config.val_data:
         raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")

@@ -18,6 +18,7 @@ class Batch:
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game
     engine: Tensor  # (N,) log-probabilities that the engine recorded while sampling
+    games: Tensor  # (N,) int64 number of each token's game in the micro-batch
     old: Tensor | None = None  # (N,) of the policy that sampled; None: the weights have not moved since
     ref: Tensor | None = None  # (N,) of the frozen reference; None: there is none
 
@@ -63,7 +64,8 @@ def make_batch(
     weights: list[float] = []
     advantages: list[float] = []
     recorded: list[float] = []
-    for game in (game for group in groups for game in group):
+    numbers: list[int] = []
+    for number, game in enumerate(game for group in groups for game in group):
         trajectory = game.trajectory
         assert game.advantage is not None, "a game that left its group is not trained on"
         count = sum(trajectory.sampled)
@@ -71,8 +73,10 @@ def make_batch(
         advantages += [game.advantage] * count
         pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
         recorded += [logprob for logprob, sampled in pairs if sampled]
+        numbers += [number] * count
     columns = torch.tensor([weights, advantages, recorded], dtype=torch.float32, device=device)  # (3, N)
-    return Batch(packed, weights=columns[0], advantages=columns[1], engine=columns[2])
+    number_of_game = torch.tensor(numbers, device=device)
+    return Batch(packed, weights=columns[0], advantages=columns[1], engine=columns[2], games=number_of_game)
 
 
 def empty_batch(device: torch.device) -> Batch:
@@ -81,4 +85,4 @@ def empty_batch(device: torch.device) -> Batch:
     no_index = torch.zeros(0, dtype=torch.long, device=device)
     no_value = torch.zeros(0, device=device)
     packed = Packed(token, token, (Group(0, 1, ()),), sources=no_index, targets=no_index)
-    return Batch(packed, weights=no_value, advantages=no_value, engine=no_value)
+    return Batch(packed, weights=no_value, advantages=no_value, engine=no_value, games=no_index)

@@ -12,6 +12,7 @@ from prompt_r1.distributed.ranks import RankLost, Ranks, run_on_all_ranks, stop_
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.options.advantages import ADVANTAGES
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training.console import Console, nothing_to_learn, summary
@@ -124,6 +125,10 @@ class Run:
                 yield self.state.step + 1
                 self._complete()
         self._lifecycle.save(self.state, wait=True)
+
+    def assign_credit(self, games_PG: list[list[ScoredGame]]) -> list[list[ScoredGame]]:
+        """The games with the advantages of --advantages; by default they have them already. Collective."""
+        return ADVANTAGES[self.config.advantages](games_PG, self.ranks.sum)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
         """Write the games of a step, and record its metrics: the weights are now those after `step`."""

@@ -16,6 +16,8 @@ from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
+from prompt_r1.options.advantages import has_spread
+from prompt_r1.options.objectives import RATIOS
 from prompt_r1.training.balance import share_games
 from prompt_r1.training.batch import (
     Batch,
@@ -40,15 +42,18 @@ def split(
     group_size: int,
     mini_batch: int,
     numbers: Sequence[int],
+    drop_even: bool = False,
 ) -> list[list[ScoredGame]]:
     """This rank's games to train on, by optimiser step of `mini_batch` games out of `games` in all.
 
     `numbers` are the numbers of this rank's questions in the whole step. A game's place follows from the
     number of its question, so it does not depend on how many ranks there are. Groups stay whole where
-    `mini_batch` is a multiple of `group_size`.
+    `mini_batch` is a multiple of `group_size`. `drop_even` leaves groups without spread out.
     """
     mini_batches: list[list[ScoredGame]] = [[] for _ in range(math.ceil(games / mini_batch))]
     for number, group in zip(numbers, groups_PG, strict=True):
+        if drop_even and not has_spread(group):
+            continue
         trained_on = [game for game in group if game.advantage is not None]
         for position, game in enumerate(trained_on):
             mini_batches[(number * group_size + position) // mini_batch].append(game)
@@ -78,14 +83,17 @@ class Update:
         token_mean: bool,
         tokens_per_batch: int,
         importance_cap: float = 0.0,
+        ratio: str = "token",
         gap_limit: Limit | None = None,
     ) -> None:
         """`reference` is the frozen start; None: the KL is to the policy that sampled.
 
         `token_mean` averages the loss over tokens, not over games (eq. 17). `importance_cap` is that of the
-        importance weights in 16 bits (0: none). `gap_limit` None: that of the compute dtype.
+        importance weights in 16 bits (0: none). `ratio` is a key of RATIOS. `gap_limit` None: that of the
+        compute dtype.
         """
         self.policy = policy
+        self.ratio = RATIOS[ratio]
         # In float32 the weights would be 1 up to rounding.
         self.importance_cap = importance_cap if policy.compute.itemsize < 4 else 0.0
         self.optimizer = optimizer

@@ -58,6 +58,12 @@ def test_a_cap_that_truncates_nearly_all_importance_weights_is_refused():
         train_config(["--importance-cap", "0.5"])
 
 
+@pytest.mark.parametrize("flags", ["--advantages no-std", "--ratio sequence", "--clip-high 0.28"])
+def test_explain_refuses_an_algorithm_that_it_does_not_show(flags):
+    with pytest.raises(UsageError, match="--explain shows eqs 16 and 17"):
+        train_config(["--explain", *flags.split()])
+
+
 def test_a_config_that_is_written_reads_back_equal(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")

@@ -30,12 +30,20 @@ from train import learn
 class Learner:
     """An `Update` with the settings of these tests, and the loop of train.py over it."""
 
-    def __init__(self, policy: Policy, *, kl_coef: float = 0.01, **settings) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        kl_coef: float = 0.01,
+        clip: float | tuple[float, float] = 0.2,
+        **settings,
+    ) -> None:
         self.update = make_update(policy, **settings)
         self.kl_coef = kl_coef
+        self.clip = clip
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        return learn(self.update, mini_batches, clip=0.2, kl_coef=self.kl_coef)
+        return learn(self.update, mini_batches, clip=self.clip, kl_coef=self.kl_coef)
 
 
 def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
@@ -286,16 +294,20 @@ def naive_gradients(
     olds: list[torch.Tensor],
     references: list[torch.Tensor],
     *,
-    clip: float,
+    clip: tuple[float, float],
     kl_coef: float,
     token_mean: bool,
+    ratio_of_game: bool,
 ) -> torch.Tensor:
-    """The gradients of eq. 17 in float64, game by game."""
+    """The gradients of eq. 17 in float64, game by game; with GSPO's ratio, one for all tokens of a game."""
     tokens = sum(sum(game.trajectory.sampled) for game in games)
     for game, old, reference in zip(games, olds, references, strict=True):
         new = naive_logprobs(model, game.trajectory)
         ratio, advantage = (new - old).exp(), game.advantage
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        if ratio_of_game:
+            ratio = ratio.prod() ** (1 / len(new)) * torch.ones_like(new)
+        limited = ratio.clamp(1 - clip[0], 1 + clip[1])
+        surrogate = torch.minimum(ratio * advantage, limited * advantage)
         kl = (reference - new).exp() - (reference - new) - 1
         terms = -surrogate + kl_coef * kl
         loss = terms.sum() / tokens if token_mean else terms.mean() / len(games)
@@ -310,9 +322,16 @@ def logprobs_under(policy: Policy, games: list[ScoredGame]) -> list[torch.Tensor
     return [naive_logprobs(model, game.trajectory) for game in games]
 
 
-@pytest.mark.parametrize("token_mean", [False, True])
+@pytest.mark.parametrize(
+    ("token_mean", "ratio", "clip"),
+    [
+        (False, "token", (0.2, 0.2)),
+        (True, "token", (0.2, 0.28)),
+        (False, "sequence", (0.02, 0.03)),
+    ],
+)
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 10_000])
-def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, tokens_per_batch):
+def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ratio, clip, tokens_per_batch):
     """In the second optimiser step: the first has moved the weights, so that some ratios are clipped. What
     the engine has recorded plays no part.
     """
@@ -326,6 +345,8 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, to
         lr=0.003,
         grad_clip=math.inf,
         kl_coef=0.1,
+        clip=clip,
+        ratio=ratio,
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
     )
@@ -336,7 +357,16 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, to
     [_, got], metrics = gradients_of_steps(learner, [games[:1], games])
     model = learned_from[1]
     model.zero_grad()
-    expected = naive_gradients(model, games, olds, references, clip=0.2, kl_coef=0.1, token_mean=token_mean)
+    expected = naive_gradients(
+        model,
+        games,
+        olds,
+        references,
+        clip=clip,
+        kl_coef=0.1,
+        token_mean=token_mean,
+        ratio_of_game=ratio == "sequence",
+    )
     assert (got - expected).norm() < 1e-5 * expected.norm()
     assert 0.05 < metrics["clip_frac"] < 0.5
 

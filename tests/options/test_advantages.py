@@ -1,0 +1,97 @@
+"""Other advantages against a recomputation from their formulas, and groups without spread."""
+
+from statistics import mean, stdev
+
+import pytest
+
+from prompt_r1.grpo import group_advantages
+from prompt_r1.options.advantages import ADVANTAGES, Groups, has_spread
+from prompt_r1.training.update import split
+from prompt_r1.types import Reward, ScoredGame
+from tests import tiny
+from tests.games import make_update, random_game, random_scored_games, record_logprobs_of
+from train import learn
+
+REWARDS: list[list[float | None]] = [
+    [1.0, -0.25, 0.5, 1.0],
+    [0.3, 0.3, 0.3, 0.3],
+    [-1.0, None, 1.0, 0.9],  # the environment broke a game
+    [None, None, 1.0, 0.0],  # it broke too many: the group left
+    [-1.0, -1.0, -1.0, -0.9],
+]
+INTACT = [[1.0, -0.25, 0.5, 1.0], [0.3, 0.3, 0.3, 0.3], [-1.0, 1.0, 0.9], [], [-1.0, -1.0, -1.0, -0.9]]
+
+
+def groups_of(rewards_PG: list[list[float | None]]) -> Groups:
+    """Games with these rewards, compared by eq. 16."""
+    advantages_PG = group_advantages(rewards_PG)
+    return [
+        [
+            ScoredGame(random_game(number), None if reward is None else Reward(1, 0, reward), advantage)
+            for number, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
+        ]
+        for rewards, advantages in zip(rewards_PG, advantages_PG, strict=True)
+    ]
+
+
+def advantages_of(groups: Groups) -> list[list[float | None]]:
+    return [[game.advantage for game in group] for group in groups]
+
+
+def same(values: list[float]) -> list[float]:
+    """The sums of one rank alone."""
+    return values
+
+
+def test_by_default_games_keep_the_advantages_of_eq_16():
+    groups = groups_of(REWARDS)
+    assert ADVANTAGES["group"](groups, same) is groups
+
+
+@pytest.mark.parametrize("name", ["group-mean-batch-std", "no-std"])
+def test_other_advantages_are_those_of_their_formulas(name):
+    """A game that left is in no mean and in no standard deviation."""
+    divisor = 1.0
+    if name == "group-mean-batch-std":
+        divisor = stdev([reward for rewards in INTACT for reward in rewards]) + 1e-6
+    got = advantages_of(ADVANTAGES[name](groups_of(REWARDS), same))
+    rows = zip(got, REWARDS, INTACT, strict=True)
+    for advantages, rewards, intact in rows:
+        assert [value is None for value in advantages] == [not intact or reward is None for reward in rewards]
+        expected = [(reward - mean(intact)) / divisor for reward in intact]
+        values = [value for value in advantages if value is not None]
+        assert values == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert got[1] == [0.0] * 4
+
+
+def test_an_empty_share_of_a_rank_and_a_step_without_spread_have_finite_advantages():
+    for name, compare in ADVANTAGES.items():
+        assert compare([], same) == [], name
+        assert advantages_of(compare(groups_of([[0.5, 0.5]]), same)) == [[0.0, 0.0]]
+        assert advantages_of(compare(groups_of([[None, None]]), same)) == [[None, None]]
+
+
+def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
+    """The gradient of a step with an even group between two others, which are all that is trained on."""
+    groups = [random_scored_games(9)[start : start + 3] for start in (0, 3, 6)]
+    groups[1] = [ScoredGame(game.trajectory, game.reward, 0.0) for game in groups[1]]
+    assert [has_spread(group) for group in groups] == [True, False, True]
+    gradients = []
+    for trained_on, drop_even in ((groups, True), ([groups[0], groups[2]], False), (groups, False)):
+        policy = tiny.policy()
+        for group in trained_on:
+            record_logprobs_of(policy, group)
+        count = len(trained_on)
+        steps = split(
+            trained_on,
+            games=3 * count,
+            group_size=3,
+            mini_batch=9,
+            numbers=range(count),
+            drop_even=drop_even,
+        )
+        update = make_update(policy, grad_clip=float("inf"))
+        metrics = learn(update, steps, clip=0.2, kl_coef=0.0)
+        gradients.append(metrics["grad_norm"])
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-6)
+    assert gradients[2] == pytest.approx(gradients[1] * 2 / 3, rel=1e-6)  # the even group dilutes
