@@ -127,7 +127,7 @@ class EndpointClient:
     async def send(self, request: Request) -> Outcome:
         """Send a request, with retries, and return the final outcome, without the key in any of its texts.
 
-        When a timeout cancels it, the argument of the CancelledError is the number of lost attempts.
+        When it is cancelled, the argument of the CancelledError is the number of lost attempts.
         """
         connection, delivery = self._connect(), Delivery()
         try:

@@ -7,24 +7,14 @@ key of the call would not do: a later epoch makes the same call again.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Spending
 from prompt_r1.environments.journal import Call, Journal
-from prompt_r1.environments.metered import Reply
 from prompt_r1.errors import EnvError
-from prompt_r1.types import Message
+from prompt_r1.types import Ask, Message
 
 LATE = "late"  # the label of the decision in the journal
-
-
-class LimitedCall(Protocol):
-    """A call of the environment that `limit` may cancel."""
-
-    async def __call__(
-        self, messages: list[Message], *, sample: int, session: str, limit: asyncio.Timeout
-    ) -> Reply: ...
 
 
 class TimedGame:
@@ -36,7 +26,7 @@ class TimedGame:
 
     def __init__(
         self,
-        call: LimitedCall,
+        ask: Ask,
         journal: Journal,
         *,
         seconds: float,
@@ -45,7 +35,7 @@ class TimedGame:
         session: str,
         report_late: Callable[[bool], None],
     ) -> None:
-        self._call = call
+        self._ask = ask
         self._journal = journal
         self._seconds = self._left = seconds
         self._seed = seed
@@ -64,7 +54,7 @@ class TimedGame:
         begin = loop.time()
         try:
             async with asyncio.timeout(self._left) as limit:
-                reply = await self._call(messages, sample=self._sample, session=self._session, limit=limit)
+                reply = await self._ask(messages)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -74,4 +64,4 @@ class TimedGame:
             self._report_late(False)
             raise EnvError(reason) from None
         self._left -= loop.time() - begin
-        return reply.text
+        return reply

@@ -102,20 +102,13 @@ class MeteredEnvironment:
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._longest_reply = 0  # tokens
 
-    async def call(
-        self,
-        messages: list[Message],
-        *,
-        sample: int = 0,
-        session: str = "",
-        limit: asyncio.Timeout | None = None,
-    ) -> Reply:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
         """Return the reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up.
 
-        Attempts that were sent before `limit` cancelled the call are counted as lost.
+        When the call is cancelled, the attempts that were sent are counted as lost.
         """
         call = Call(self.name, messages, self._source.parameters, sample, session)
-        outcome = await self._find_or_pay(call, limit)
+        outcome = await self._find_or_pay(call)
         cost = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         return Reply(reply_of(outcome, self.name), outcome.tokens_in, outcome.tokens_out, cost.usd)
 
@@ -140,9 +133,9 @@ class MeteredEnvironment:
         self._latencies.clear()
         return counts
 
-    async def _find_or_pay(self, call: Call, limit: asyncio.Timeout | None) -> Outcome:
+    async def _find_or_pay(self, call: Call) -> Outcome:
         if not self._journal.reuses:
-            return await self._pay(call, limit)
+            return await self._pay(call)
         while call.key in self._running:
             await self._running[call.key].wait()  # another game makes the same call: pay for it once
         outcome = self._journal.find(call)
@@ -156,11 +149,11 @@ class MeteredEnvironment:
             )
         self._running[call.key] = asyncio.Event()
         try:
-            return await self._pay(call, limit)
+            return await self._pay(call)
         finally:
             self._running.pop(call.key).set()
 
-    async def _pay(self, call: Call, limit: asyncio.Timeout | None) -> Outcome:
+    async def _pay(self, call: Call) -> Outcome:
         estimate, actual = self._estimate(call), Spending()
         await self._budget.reserve(estimate)
         begin = time.perf_counter()
@@ -168,10 +161,9 @@ class MeteredEnvironment:
             outcome = await self._source.call(call.messages, sample=call.sample)
             actual = self._cost(outcome, estimate)
         except asyncio.CancelledError as cancelled:
-            if limit is not None and limit.expired():
-                # EndpointClient.send says how many attempts; other sources have one.
-                lost = next((count for count in cancelled.args if isinstance(count, int)), 1)
-                actual = self._record_cut_off(call, estimate, lost, time.perf_counter() - begin)
+            # EndpointClient.send says how many attempts; other sources have one.
+            lost = next((count for count in cancelled.args if isinstance(count, int)), 1)
+            actual = self._record_cut_off(call, estimate, lost, time.perf_counter() - begin)
             raise
         finally:
             self._budget.settle(estimate, actual)
@@ -189,7 +181,7 @@ class MeteredEnvironment:
         """Record the attempts of a call that was cut off; returns what they may have cost."""
         spent = _lost(estimate, lost)
         if lost:
-            outcome = Outcome("retry", reason="its game was late", lost=lost)
+            outcome = Outcome("retry", reason="the call was cancelled", lost=lost)
             self._journal.write(call, outcome, spent=spent, latency=latency)
         self._counts.update(lost=lost, errors=1)
         return spent

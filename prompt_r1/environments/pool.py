@@ -8,7 +8,6 @@ A game keeps its environment unless that one is down, and then the next one is u
 the question and the number of the game, so a resumed run uses the same environments.
 """
 
-import asyncio
 import logging
 import random
 import time
@@ -64,10 +63,11 @@ class Pool:
 
         It raises EnvError once the game has waited `deadline` seconds in all for its replies (0: no limit).
         """
+        ask = partial(self.ask, sample=sample, session=session)
         if not deadline:
-            return partial(self.ask, sample=sample, session=session)
+            return ask
         game = TimedGame(
-            self.call,
+            ask,
             self._journal,
             seconds=deadline,
             seed=seed,
@@ -81,17 +81,8 @@ class Pool:
         """The text of the reply of `call`."""
         return (await self.call(messages, sample=sample, session=session)).text
 
-    async def call(
-        self,
-        messages: list[Message],
-        *,
-        sample: int = 0,
-        session: str = "",
-        limit: asyncio.Timeout | None = None,
-    ) -> Reply:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
         """Return the reply of the routed environment, or of the next one if that fails.
-
-        When `limit` cancels the call, its attempts that were sent are counted as lost.
 
         Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
         is used up or too many calls fail.
@@ -99,7 +90,7 @@ class Pool:
         failures: list[EnvError | FatalEnvError] = []
         for index in self._order(session, sample):
             try:
-                reply = await self.members[index].call(messages, sample=sample, session=session, limit=limit)
+                reply = await self.members[index].call(messages, sample=sample, session=session)
             except (EnvError, FatalEnvError) as error:
                 failures.append(error)
                 self._mark_down(index, error)

@@ -14,7 +14,7 @@ import torch
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price, Spending, parse_price
+from prompt_r1.environments.budget import Budget, OutOfBudget, Price, Spending, parse_price
 from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
 from prompt_r1.environments.opening import Environments
@@ -494,20 +494,46 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
     assert ask(raised, sample=2) == "reply 3"
 
 
-def test_a_cancelled_call_releases_its_reservation() -> None:
-    source = CountingSource()
+class UnsentSource(CountingSource):
+    """Knows, as an endpoint's client does, that nothing had been sent when its call was cancelled."""
+
+    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+        try:
+            return await super().call(messages, sample=sample)
+        except asyncio.CancelledError as cancelled:
+            cancelled.args = (0,)
+            raise
+
+
+async def cancel_first(environment: MeteredEnvironment, source: CountingSource) -> str:
+    """Cancel the first of two calls while it runs, and return the reply to the second."""
+    first = asyncio.create_task(text_of(environment))
+    second = asyncio.create_task(text_of(environment, sample=1))
+    while not source.calls:
+        await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(5):
+        return await second
+
+
+def test_a_call_that_is_cancelled_before_it_was_sent_releases_its_reservation() -> None:
+    source = UnsentSource()
     environment = metered(source, budget=Budget(max_calls=1))
+    assert asyncio.run(cancel_first(environment, source)) == "reply 2"
+    assert environment.take_counts()["lost"] == 0
 
-    async def cancel_first() -> str:
-        first = asyncio.create_task(text_of(environment))
-        second = asyncio.create_task(text_of(environment, sample=1))
-        while not source.calls:
-            await asyncio.sleep(0)
-        first.cancel()
-        async with asyncio.timeout(5):
-            return await second
 
-    assert asyncio.run(cancel_first()) == "reply 2"
+def test_a_call_that_is_cancelled_after_it_was_sent_counts_as_lost_in_budget_and_journal(tmp_path) -> None:
+    """A signal, another game's error or a client that has gone cancels calls that may be billed."""
+    source = CountingSource()
+    with pytest.raises(OutOfBudget, match="for lost attempts at most 1"):
+        asyncio.run(cancel_first(metered(source, tmp_path / "tight", budget=Budget(max_calls=1)), source))
+    roomy = metered(source := CountingSource(), tmp_path / "roomy", budget=Budget(max_calls=2))
+    assert asyncio.run(cancel_first(roomy, source)) == "reply 2"
+    counts = roomy.take_counts()
+    assert (counts["paid"], counts["lost"]) == (1, 1)
+    spent = Journal(tmp_path / "roomy").spent
+    assert (spent.calls, spent.lost_calls) == (1, 1) and spent.lost_usd > 0
 
 
 def test_counts_are_by_outcome_and_reset_when_taken(tmp_path: Path) -> None:
