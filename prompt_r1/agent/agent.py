@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.loading import load_policy, load_tokenizer
@@ -123,7 +124,9 @@ def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
     """Open the agent that a user named, in this process or behind an endpoint."""
     remote = parse_remote(str(spec.path))
     if remote is None:
-        return load_agent(spec.path, spec.config, device)
+        agent = load_agent(spec.path, spec.config, device)
+        warn_if_slow(agent.policy, str(spec.path))
+        return agent
     codec = codec_of(spec)
     return Agent(RemoteEngine(*remote, codec, prompts=spec.prompts), codec, spec.config.game)
 

@@ -1,8 +1,12 @@
 """Which implementations of attention a GPU uses, and why; refuses slow ones that nobody allowed."""
 
+import logging
+
 from prompt_r1.agent import decode_kernels, packed_attention
 from prompt_r1.agent.policy import Policy, attention_shape
 from prompt_r1.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 
 def check_attention(policy: Policy, *, allow_slow: bool) -> str:
@@ -23,9 +27,21 @@ def check_attention(policy: Policy, *, allow_slow: bool) -> str:
         f"{learning.__name__} in updates{_in_brackets(why_learning)}"
     )
     slow = playing is decode_kernels.one_by_one or learning is packed_attention.game_by_game
-    if slow and device.type == "cuda" and dtype.itemsize == 2 and not allow_slow:
+    if slow and _on_gpu_in_16_bits(policy) and not allow_slow:
         raise UsageError(f"{line}: this is slow on a GPU; use another torch, or give --slow-attention true")
     return line
+
+
+def warn_if_slow(policy: Policy, name: str) -> None:
+    """Say that a model which only generates does so without FlashAttention, and why."""
+    kernel = policy.decode_kernel()
+    if kernel is decode_kernels.one_by_one and _on_gpu_in_16_bits(policy):
+        why = _why_not_flash(policy, kernel)
+        logger.warning("%s attends to one sequence after the other, slowly for a GPU: %s", name, why)
+
+
+def _on_gpu_in_16_bits(policy: Policy) -> bool:
+    return policy.device.type == "cuda" and policy.compute.itemsize == 2
 
 
 def _why_not_flash(policy: Policy, chosen: decode_kernels.Kernel) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prompt_r1.agent import decode_kernels
-from prompt_r1.agent.attention_choice import check_attention
+from prompt_r1.agent.attention_choice import check_attention, warn_if_slow
 from prompt_r1.errors import UsageError
 from tests import tiny
 
@@ -28,6 +28,17 @@ def test_a_gpu_without_flash_attention_is_refused_in_16_bits_unless_allowed():
     line = check_attention(policy, allow_slow=True)
     assert "flash_package: No module named 'flash_attn'" in line or "flash_package: Torch not" in line
     assert "flash: " in line and "\n" not in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_an_agent_that_only_plays_warns_of_slow_attention(caplog):
+    """A bug: infer, evaluate and serve fell back to it in silence."""
+    for quick in (policy_on("cuda", torch.float32), policy_on("cpu", torch.bfloat16)):
+        warn_if_slow(quick, "a")
+    assert not caplog.records
+    warn_if_slow(policy_on("cuda", torch.bfloat16), "my/agent")
+    assert len(caplog.records) == 1
+    assert "my/agent attends to one sequence after the other" in caplog.text and "flash: " in caplog.text
 
 
 def test_in_32_bits_there_is_nothing_to_refuse():
