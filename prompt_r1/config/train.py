@@ -162,7 +162,9 @@ class TrainConfig(EnvironmentConfig):
     )
     threads: int = setting(0, "CPU threads of torch; 0: torch's default", range=NOT_NEGATIVE)
     dtype: str = setting(
-        "bfloat16", "dtype of matrix products; weights are float32", choices=("float32", "bfloat16")
+        "bfloat16",
+        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
+        choices=("float32", "bfloat16"),
     )
     tokens_per_batch: int = setting(
         16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
