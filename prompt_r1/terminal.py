@@ -28,12 +28,10 @@ def printable_line(text: str) -> str:
 
 
 def _escape_unsafe(letter: str) -> str:
-    category, number = unicodedata.category(letter), ord(letter)
+    category = unicodedata.category(letter)
     if category[0] != "C" and category not in ("Zl", "Zp"):
         return letter
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    return f"\\x{ord(letter):02x}" if letter.isascii() else letter.encode("unicode_escape").decode()
 
 
 def scrub(text: str, key: str) -> str:

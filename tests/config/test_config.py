@@ -58,6 +58,29 @@ def test_a_cap_that_truncates_nearly_all_importance_weights_is_refused():
         train_config(["--importance-cap", "0.5"])
 
 
+@pytest.mark.parametrize(
+    ("refused", "allowed", "sentence"),
+    [
+        ("--env none --rule paper", "--env none --rule alone --max-turns 1", "go together"),
+        ("--rule alone", "--rule paper", "go together"),
+        ("--env none --rule alone --max-turns 2", "", "with --max-turns 1"),
+        ("--agent MODEL@http://localhost", "--agent folder", "can play, but not be trained"),
+        ("--env mini,mini-b --route uniform", "--env mini,mini-b --route session", "the same environment"),
+        ("--kv-tokens 319 --max-tokens 320", "--kv-tokens 320 --max-tokens 320", "does not hold one game"),
+        ("--kv-tokens 1", "--kv-tokens 0", "does not hold one game"),
+        ("--importance-cap 0.99", "--importance-cap 1", "give 1 or more, or 0"),
+        ("--on-collapse rollback --val-data none", "--on-collapse rollback", "give --val-data"),
+        ("--config paper", "--config paper --data mini", "no training questions"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused_and_their_nearest_neighbours_are_not(
+    refused, allowed, sentence
+):
+    train_config(allowed.split())
+    with pytest.raises(UsageError, match=sentence):
+        train_config(refused.split())
+
+
 @pytest.mark.parametrize("flags", ["--advantages no-std", "--ratio sequence", "--clip-high 0.28"])
 def test_explain_refuses_an_algorithm_that_it_does_not_show(flags):
     with pytest.raises(UsageError, match="--explain shows eqs 16 and 17"):

@@ -1,28 +1,45 @@
 """The declared fields: their defaults are the published ones, and no list of names depends on luck."""
 
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 import pytest
 
 from infer import InferConfig
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import EnvironmentConfig
-from prompt_r1.config.methods import MethodConfig, SftConfig
+from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
+from prompt_r1.config.fields import CallConfig, EnvironmentConfig, Range, ServedConfig, check_number
+from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.config.serve import ServeConfig
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.errors import UsageError
+
+CONFIGS = (ServedConfig, CallConfig, EnvironmentConfig, TrainConfig)
+CONFIGS += (MethodConfig, EvaluateConfig, InferConfig, ServeConfig, SftConfig)
 
 
 def names(config: type[Any], mark: str) -> set[str]:
     return {f.name for f in fields(config) if f.metadata[mark]}
 
 
+def own_fields(config: type[Any], *types: object) -> list[Field[Any]]:
+    """The fields that a config declares itself, of these types (none: of all)."""
+    return [f for f in fields(config) if f.name in config.__annotations__ and (not types or f.type in types)]
+
+
+def marked(mark: str) -> dict[str, Any]:
+    """What the fields of all configs say under this mark, except those that say nothing."""
+    return {f.name: f.metadata[mark] for config in CONFIGS for f in own_fields(config) if f.metadata[mark]}
+
+
+def interval(allowed: Range) -> str:
+    """A range in words, such as `above 0, below 1000`."""
+    bounds = {"above": allowed.above, "at least": allowed.at_least, "below": allowed.below}
+    return ", ".join(f"{word} {bound:.10g}" for word, bound in bounds.items() if bound is not None) or "any"
+
+
 def numbers(config: type[Any]) -> dict[str, float]:
     """The numeric defaults of a config's own fields, except 0 (no limit, all, or the default seed)."""
-    own = config.__annotations__
-    return {
-        f.name: f.default for f in fields(config) if f.name in own and f.type in (int, float) and f.default
-    }
+    return {f.name: f.default for f in own_fields(config, int, float) if f.default}
 
 
 def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the_update():
@@ -70,6 +87,7 @@ def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
         **{"rank_timeout": 3600.0, "tokens_per_batch": 16384},
     }
     assert numbers(EnvironmentConfig) == {"env_concurrency": 64}
+    assert numbers(CallConfig) == {"env_timeout": 120.0}
 
 
 def test_a_server_listens_on_this_machine_only_by_default():
@@ -96,4 +114,186 @@ def test_the_compared_methods_have_their_authors_defaults():
         **{"opro_threshold": 0.3, "opro_exemplars": 3, "opro_train": 261},
         **{"textgrad_epochs": 3, "textgrad_updates": 4, "textgrad_batch": 3, "textgrad_short_value": 10},
         **{"gepa_batch": 3, "gepa_calls": 150},
+    }
+
+
+def test_the_mini_preset_has_the_documented_values():
+    """docs/training.md: a tiny agent in 80 steps on one thread, in the short format and the released rule."""
+    assert PRESETS["paper"] == {}
+    assert PRESETS["mini"] == {
+        **dict.fromkeys(("agent", "env"), "mini"),
+        **dict.fromkeys(("data", "val_data", "test_data"), ("mini",)),
+        **{"instruction": "short", "rule": "release", "max_turns": 4, "max_new": 48, "max_tokens": 320},
+        **{"steps": 80, "questions": 16, "mini_batch": 40, "val_limit": 100, "tokens_per_batch": 4096},
+        **{"lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0},
+        **{"dtype": "float32", "checkpointing": False, "threads": 1},
+    }
+
+
+def test_a_question_is_asked_and_scored_greedily_once_and_with_all_tokens_by_default():
+    assert numbers(EvaluateConfig) == {"repeats": 1, "seed": -1, "top_p": 1.0}
+    assert numbers(InferConfig) == {"seed": -1}
+    assert EvaluateConfig().data == ("mini",)
+
+
+def test_the_release_protocol_samples_as_the_released_scripts_do_unless_a_flag_says_otherwise():
+    """batch_inference.py: temperature 0.7, top_p 0.8, 10 turns; eval_scores.py: its own EM and F1."""
+    release = with_protocol(EvaluateConfig(protocol="release"))
+    assert (release.temperature, release.top_p, release.max_turns, release.metrics) == (
+        *(0.7, 0.8, 10),
+        "official",
+    )
+    assert with_protocol(EvaluateConfig(protocol="release", max_turns=3)).max_turns == 3
+    assert with_protocol(EvaluateConfig()) == EvaluateConfig()
+
+
+def test_only_the_switches_for_memory_and_speed_are_on_by_default():
+    on = {f"{config.__name__}.{f.name}" for config in CONFIGS for f in own_fields(config, bool) if f.default}
+    assert on == {"TrainConfig.checkpointing", "TrainConfig.fused_kernels", "SftConfig.checkpointing"}
+
+
+@pytest.mark.parametrize(
+    ("config", "ranges"),
+    [
+        (CallConfig, {"above 0": "env_timeout"}),
+        (
+            EnvironmentConfig,
+            {
+                "above 0": "env_concurrency",
+                "at least 0": "env_rpm env_tpm max_env_calls max_env_tokens max_env_usd",
+            },
+        ),
+        (
+            TrainConfig,
+            {
+                "any": "seed",
+                "above 0": "max_turns max_new max_tokens steps questions mini_batch grad_clip clip val_every "
+                "val_limit save_every tokens_per_batch",
+                "at least 0": "max_reply_tokens game_deadline weight_decay clip_high kl_coef importance_cap "
+                "threads kv_tokens",
+                "at least 2": "group_size keep",
+                "above 0, below 1000": "lr",
+                "at least 0, below 1": "beta1 beta2",
+                "at least 1e-06": "temperature",
+                "above 0, below 1000000000": "rank_timeout",
+            },
+        ),
+        (
+            MethodConfig,
+            {
+                "any": "opro_threshold",
+                "above 0": "shots opro_steps opro_per_step opro_shown opro_train textgrad_epochs "
+                "textgrad_updates textgrad_batch gepa_batch",
+                "at least 0": "samples optimize_calls optimize_val opro_exemplars textgrad_short_value "
+                "gepa_calls",
+                "above 0, below 1000": "sft_lr",
+            },
+        ),
+        (
+            EvaluateConfig,
+            {
+                "any": "seed",
+                "above 0": "repeats",
+                "at least 0": "limit temperature max_turns kv_tokens",
+                "above 0, below 1.000000001": "top_p",
+            },
+        ),
+        (InferConfig, {"any": "seed", "at least 0": "temperature"}),
+        (
+            ServeConfig,
+            {
+                "any": "seed",
+                "above 0": "max_sessions request_seconds",
+                "at least 0": "request_turns request_calls request_usd temperature kv_tokens",
+                "at least 0, below 65536": "port",
+            },
+        ),
+        (
+            SftConfig,
+            {
+                "any": "seed",
+                "above 0": "rank alpha epochs batch_size accumulate cutoff",
+                "above 0, below 1000": "lr",
+            },
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_number_is_refused_outside_the_range_of_its_setting(config, ranges):
+    """Sizes are above 0; where 0 means no limit, it is allowed; a group needs two games to compare."""
+    found: dict[str, set[str]] = {}
+    for f in own_fields(config, int, float):
+        found.setdefault(interval(f.metadata["range"]), set()).add(f.name)
+    assert found == {words: set(names.split()) for words, names in ranges.items()}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside"),
+    [
+        (Range(above=0), (1e-9, 10**15, 1e30), (0, -1, 10**15 + 1, 1.1e30, float("inf"), float("nan"))),
+        (Range(at_least=2), (2,), (1, 1.999)),
+        (Range(at_least=0, below=1), (0, 0.999), (1, -1e-9)),
+        (Range(), (-(10**15), -1e30), (-(10**15) - 1, -1.1e30, float("-inf"))),
+    ],
+)
+def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, outside):
+    for value in inside:
+        check_number("--x", value, allowed)
+    for value in outside:
+        with pytest.raises(UsageError, match="--x must be "):
+            check_number("--x", value, allowed)
+
+
+def test_texts_are_chosen_from_the_documented_names():
+    assert marked("choices") == {
+        "agent_prompts": ("tokens", "text"),
+        "journal": ("live", "reuse", "replay"),
+        "instruction": ("paper", "paper-50", "short", "alone", "answer"),
+        "rule": ("paper", "release", "alone"),
+        "mini_batch_of": ("games", "questions"),
+        "ratio": ("token", "sequence"),
+        "advantages": ("group", "group-mean-batch-std", "no-std"),
+        "loss": ("sequence-mean", "token-mean"),
+        "on_collapse": ("warn", "stop", "rollback"),
+        "track": ("none", "tensorboard", "wandb"),
+        "parallel": ("auto", "none", "ddp", "fsdp", "hsdp"),
+        "offload": ("none", "reference", "all"),
+        "dtype": ("float32", "bfloat16"),
+        "answer_format": ("auto", "tags", "only"),
+        "search_per": ("dataset", "mixture"),
+        "method": METHODS,
+        "metrics": ("strict", "official"),
+        "protocol": ("ours", "release"),
+    }
+
+
+def test_the_long_help_has_these_headings():
+    assert marked("group") == {
+        "agent": "agent, environment and data",
+        "instruction": "the game",
+        "steps": "the algorithm",
+        "val_every": "instruments",
+        "device": "the machine",
+        "env_args": "calls of the environment",
+        "agent_tokenizer": "agents behind an endpoint",
+        "answer_format": "compared methods",
+    }
+
+
+def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid():
+    searches = {"opro", "textgrad", "gepa"}
+    with_agent = {"sft", "grpo-only", "untrained", "agent-only", "prompt-r1"}
+    found = {f.name: f.metadata["methods"] for f in fields(EvaluateConfig)}
+    assert {name: set(methods) for name, methods in found.items() if methods is not None} == {
+        "answer_format": {"direct", "cot", "cot-few-shot", "self-consistency", *searches},
+        "train_data": {"cot-few-shot", "sft", *searches},
+        "val_data": {"self-consistency", *searches},
+        "shots": {"cot-few-shot"},
+        "samples": {"self-consistency"},
+        **dict.fromkeys(("optimizer_env", "optimizer_args", "search_per"), searches),
+        **dict.fromkeys(("optimize_calls", "seed_prompt"), searches),
+        "optimize_val": {"textgrad", "gepa"},
+        "temperature": {"self-consistency", *with_agent},
+        "top_p": {"self-consistency", *with_agent},
+        **{name: set() for name in ("optimizer_price", "grpo_agent", "max_turns", "protocol")},
     }

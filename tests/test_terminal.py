@@ -1,0 +1,91 @@
+"""What reaches a terminal: characters that could act on it are escaped, and colours are its own sequences."""
+
+import io
+import sys
+import unicodedata
+
+import pytest
+
+from prompt_r1 import terminal
+from prompt_r1.terminal import (
+    colour,
+    escape_unprintable_output,
+    has_colours,
+    printable,
+    printable_line,
+    scrub,
+)
+
+
+@pytest.mark.parametrize(
+    ("letter", "shown"),
+    [
+        ("\x1b", "\\x1b"),
+        ("\0", "\\x00"),
+        ("\x7f", "\\x7f"),
+        ("\x9b", "\\x9b"),  # the CSI of eight bits
+        ("\xad", "\\xad"),
+        ("\u0600", "\\u0600"),
+        ("\u200b", "\\u200b"),
+        ("\u202e", "\\u202e"),  # right to left
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+        ("\ud800", "\\ud800"),
+        ("\ue000", "\\ue000"),
+        ("\uffff", "\\uffff"),
+        ("\U0001d173", "\\U0001d173"),
+        ("\U000f0000", "\\U000f0000"),
+        ("\r", "\\x0d"),
+    ],
+)
+def test_a_letter_that_could_act_on_the_terminal_is_escaped_as_python_writes_it(letter, shown):
+    assert printable(f"a{letter}b") == f"a{shown}b" == printable_line(f"a{letter}b")
+
+
+def test_visible_text_of_any_script_is_left_as_it_is():
+    text = "plain ~ text,\ttab\nÄöü € 漢字 العربية 👍"
+    assert printable(text) == text and all(unicodedata.category(c)[0] != "C" for c in text if c not in "\t\n")
+    assert printable("two\r\nlines") == "two\nlines"
+    assert printable_line("two\r\nlines\tand a tab") == "two lines and a tab"
+
+
+def test_a_key_is_replaced_wherever_it_stands_and_in_any_case():
+    assert scrub("sk-AbC and SK-abc, twice", "sk-abc") == "[key] and [key], twice"
+    assert scrub("a+b is no pattern: aab", "a+b") == "[key] is no pattern: aab"
+    assert scrub("nothing to hide", "sk-abc") == scrub("nothing to hide", "") == "nothing to hide"
+    assert terminal.SHORTEST_SECRET == 12  # shorter ones are placeholders, such as EMPTY
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colours_are_for_terminals_unless_the_user_says_otherwise(monkeypatch, variables, expected):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert bool(has_colours(Terminal())) == expected
+    assert not has_colours(io.StringIO())
+
+
+def test_a_colour_begins_and_ends_with_the_sequences_of_ecma_48():
+    codes = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
+    for name, code in codes.items():
+        assert colour(name, "text") == f"\x1b[{code}mtext\x1b[0m"
+    assert colour("dim", "") == "" and set(codes) == set(terminal.COLOURS)
+
+
+def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # has no encoding
+    escape_unprintable_output()
+    narrow.write("é")
+    narrow.flush()
+    assert narrow.buffer.getvalue() == b"\\xe9"

@@ -1,0 +1,68 @@
+"""The records of a game: three columns of equal length, and the defaults of the paper's game."""
+
+import inspect
+
+import pytest
+
+from prompt_r1.baselines.method import Meter
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.environments.metered import MuteEnvironment
+from prompt_r1.environments.pool import Pool
+from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.studies.distance import Mixture
+from prompt_r1.types import (
+    Action,
+    Completion,
+    Environment,
+    FormatTerms,
+    GameSettings,
+    Question,
+    Reward,
+    Trajectory,
+    Turn,
+)
+
+QUESTION = Question("q", "d", "Who?", ("Anna",))
+
+
+def test_the_columns_of_a_game_stay_equally_long_and_tell_the_agents_tokens_from_context():
+    game = Trajectory(QUESTION)
+    game.add_context([5, 6, 7])
+    game.add_sampled(Completion([8, 9], [-0.5, -1.5], finished=True))
+    game.add_context([10])
+    game.add_sampled(Completion([11], [-2.5], finished=False))
+    assert game.tokens == [5, 6, 7, 8, 9, 10, 11] and game.opening == 3
+    assert game.sampled == [False, False, False, True, True, False, True]
+    assert game.logprobs == [0.0, 0.0, 0.0, -0.5, -1.5, 0.0, -2.5]
+
+
+def test_the_answer_of_a_game_is_that_of_its_last_turn():
+    game = Trajectory(QUESTION)
+    assert game.answer is None and (game.stop, game.error) == ("max_turns", "")
+    game.turns += [
+        Turn("<answer>Bob</answer>", Action(None, None, "Bob", clean=False), reply=None),
+        Turn("<answer>Anna</answer>", Action(None, None, "Anna", clean=False), reply=None),
+    ]
+    assert game.answer == "Anna" and game.turns[0].latency == 0.0
+    assert QUESTION.kind == "qa"
+
+
+def test_a_game_without_settings_is_the_papers():
+    """Table 6: 5 turns of 1,024 tokens, 8,192 in all; the released script cuts a reply to 1,024."""
+    assert GameSettings() == TrainConfig().game == GameSettings("paper", 5, 1024, 8192, 1024, False, False)
+
+
+def test_a_reward_whose_terms_nobody_asked_for_has_none_and_a_closed_gate():
+    reward = Reward(format=0.5, answer=1.0, total=-0.5)
+    assert reward.terms == FormatTerms(0.0, 0.0, 0.0, 0.0) and reward.gate_is_open is False
+    assert FormatTerms(0.1, 0.2, 0.3, 0.5).sum == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    "environment", [Pool, MuteEnvironment, MiniEnvironment, AdvisedEnvironment, Meter, Mixture]
+)
+def test_environments_are_called_alike_in_the_first_game_of_a_nameless_question_by_default(environment):
+    parameters = inspect.signature(environment.ask).parameters
+    assert parameters == inspect.signature(Environment.ask).parameters
+    assert (parameters["sample"].default, parameters["session"].default) == (0, "")
