@@ -49,7 +49,7 @@ def train(run: Run) -> None:
     test = find_questions(config.test_data, "test", config.seed)
     check_question_lengths([*sampler.questions, *validation, *test], agent.codec, config.max_tokens)
     optimizer = torch.optim.AdamW(
-        policy.parameters(),
+        policy.trained_parameters(),
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,

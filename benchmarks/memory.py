@@ -1,13 +1,13 @@
 """Peak memory of a process on a CPU, beside the estimate of `train.py --dry-run --device cpu`.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.memory [--size small] [--ranks 1 2] [--tokens 160]
+    OMP_NUM_THREADS=1 python -m benchmarks.memory [--size small] [--ranks 1 2] [--adapter-rank 8]
 
 The model has random weights and the sizes of Qwen3-0.6B (`small`: 10 M parameters); with two ranks FSDP2
 shards it over gloo. Each case runs in processes of its own. "playing" is the first rollout, which fills the
 KV cache; "update" is the second optimiser step, when AdamW's moments exist. The frozen reference is not
 loaded, and in the update of several ranks neither is the copy that plays, because two ranks of the large
-model would need 20 GB. Measured is the largest resident set (Linux: VmHWM after a reset). The last line is
-JSON.
+model would need 20 GB. With adapters there is one process. Measured is the largest resident set (Linux: VmHWM
+after a reset). The last line is JSON.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import torch
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.runs import memory
+from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.policy import Policy
@@ -60,10 +61,10 @@ def save_model(folder: Path, size: str) -> None:
     model.save_pretrained(folder)
 
 
-def estimated(folder: Path, part: str, ranks: int, tokens: int) -> float:
+def estimated(folder: Path, part: str, ranks: int, tokens: int, *, adapter_rank: int = 0) -> float:
     """MB of a process, by the functions of --dry-run."""
     shape = shape_of(AutoConfig.from_pretrained(folder))
-    setup = Setup(ranks, full=ranks == 1, width=4, reference=False, device="cpu")
+    setup = Setup(ranks, full=ranks == 1, width=4, reference=False, device="cpu", adapter_rank=adapter_rank)
     states = state_bytes(shape, setup)
     if part == "playing":
         cache = kv_tokens() * 2 * shape.layers * shape.key * 4
@@ -115,7 +116,7 @@ def peak_of_update(policy: Policy, ranks: Ranks, tokens: int) -> float:
     update = Update(
         policy,
         None,
-        torch.optim.AdamW(policy.parameters(), lr=1e-6),
+        torch.optim.AdamW(policy.trained_parameters(), lr=1e-6),
         ranks,
         grad_clip=1.0,
         token_mean=False,
@@ -129,10 +130,12 @@ def peak_of_update(policy: Policy, ranks: Ranks, tokens: int) -> float:
     return memory()
 
 
-def measure_here(folder: Path, part: str, tokens: int) -> float:
+def measure_here(folder: Path, part: str, tokens: int, *, adapter_rank: int = 0) -> float:
     """MB of this process, one rank of a case."""
     ranks = start_ranks("cpu", "auto" if "RANK" not in os.environ else "fsdp")
     policy = load_policy(folder, device=ranks.device, check=False)
+    if adapter_rank:
+        add_lora(policy.model, rank=adapter_rank, alpha=32)
     policy.checkpoint_activations()
     player = policy
     if ranks.mesh is not None:
@@ -144,7 +147,7 @@ def measure_here(folder: Path, part: str, tokens: int) -> float:
     return peak
 
 
-def measured(folder: Path, part: str, ranks: int, tokens: int) -> float:
+def measured(folder: Path, part: str, ranks: int, tokens: int, *, adapter_rank: int = 0) -> float:
     """MB of the largest rank."""
     program = [sys.executable, "-m", "benchmarks.memory", "--here", str(folder), part]
     processes = []
@@ -152,7 +155,7 @@ def measured(folder: Path, part: str, ranks: int, tokens: int) -> float:
         variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
         variables["MASTER_PORT"] = "29655"
         process = subprocess.Popen(
-            [*program, "--tokens", str(tokens)],
+            [*program, "--tokens", str(tokens), "--adapter-rank", str(adapter_rank)],
             env={**os.environ, **variables} if ranks > 1 else None,
             stdout=subprocess.PIPE,
             text=True,
@@ -170,20 +173,23 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--tokens", type=int, default=160, help="tokens of a micro-batch")
+    parser.add_argument("--adapter-rank", type=int, default=0, help="train adapters of this rank; 0: all")
     parser.add_argument("--here", nargs=2, metavar=("FOLDER", "PART"), help="measure this process")
     given = parser.parse_args(arguments)
     if given.here:
-        print(measure_here(Path(given.here[0]), given.here[1], given.tokens))
+        folder, part = given.here
+        print(measure_here(Path(folder), part, given.tokens, adapter_rank=given.adapter_rank))
         return
     results: dict[str, list[float]] = {}
     print(f"{'MB of a process':<28}{'estimated':>12}{'measured':>12}{'ratio':>8}")
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name), given.size)
-        for ranks in given.ranks:
+        for ranks in [1] if given.adapter_rank else given.ranks:
             for part in given.parts:
                 case = f"{part}, {ranks} × FSDP2" if ranks > 1 else f"{part}, one process"
-                found = measured(Path(name), part, ranks, given.tokens)
-                expected = estimated(Path(name), part, ranks, given.tokens)
+                rank = given.adapter_rank
+                found = measured(Path(name), part, ranks, given.tokens, adapter_rank=rank)
+                expected = estimated(Path(name), part, ranks, given.tokens, adapter_rank=rank)
                 results[case] = [round(expected), round(found), round(expected / found, 3)]
                 print(f"{case:<28}{expected:>12,.0f}{found:>12,.0f}{expected / found:>8.3f}", flush=True)
     print(json.dumps(results))

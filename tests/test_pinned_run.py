@@ -4,10 +4,6 @@ When a change is meant to change numbers (another prompt, another order of rando
 from the failure. `tests/test_learning.py` pins the first steps of `python train.py`.
 """
 
-from pathlib import Path
-
-from safetensors.torch import load_file, save_file
-
 import train
 from tests import tiny
 from tests.figures import check_figures
@@ -27,17 +23,8 @@ FIGURES = {
 }
 
 
-def pinned_agent(folder: Path) -> Path:
-    """The weights of `save_asking_agent` from one machine; trained on another, they would differ."""
-    tiny.save_agent(folder)
-    weights = load_file(Path(__file__).parent / "asking_agent.safetensors")  # bfloat16: a small file
-    exact = {name: value.float() for name, value in weights.items()}
-    save_file(exact, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 def test_three_steps_of_a_tiny_agent_give_the_pinned_figures(tmp_path):
-    agent, run = pinned_agent(tmp_path / "agent"), tmp_path / "run"
+    agent, run = tiny.save_pinned_agent(tmp_path / "agent"), tmp_path / "run"
     settings = """
         --env mini --val-data none --test-data none --device cpu --steps 3 --questions 4 --group-size 4
         --mini-batch 8 --loss token-mean --lr 1e-4 --max-new 80 --max-turns 3 --max-tokens 900

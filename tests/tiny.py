@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -81,6 +82,13 @@ def qwen3_4b_config() -> Qwen3Config:
     )  # fmt: skip
 
 
+def qwen3_8b_config() -> Qwen3Config:
+    """The config of Qwen3-8B, for calculations that need only shapes."""
+    config = qwen3_4b_config()
+    config.update({"hidden_size": 4096, "intermediate_size": 12_288, "tie_word_embeddings": False})
+    return config
+
+
 def policy(**options) -> Policy:
     return Policy(model(**options), compute=torch.float32)
 
@@ -88,6 +96,15 @@ def policy(**options) -> Policy:
 def save_agent(folder: Path, **options) -> Path:
     model(**options).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_pinned_agent(folder: Path) -> Path:
+    """The weights of `save_asking_agent` from one machine; trained on another, they would differ."""
+    save_agent(folder)
+    weights = load_file(Path(__file__).parent / "asking_agent.safetensors")  # bfloat16: a small file
+    exact = {name: value.float() for name, value in weights.items()}
+    save_file(exact, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

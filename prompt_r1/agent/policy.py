@@ -1,6 +1,6 @@
 """The agent's weights: tokens in, log-probabilities out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +29,10 @@ class TokenScores(NamedTuple):
 
     logprobs: Tensor  # (N,) float32 nats of each token given all before
     entropy: Tensor  # (N,) nats of the distribution at each token, without gradient
+
+
+Scorer = Callable[[Packed], TokenScores]
+"""A policy, or a frozen model in its place."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class Policy(nn.Module):
         self.explicit_scores = getattr(text, "attn_logit_softcapping", None) is not None or any(
             name.endswith(".sinks") for name, _ in model.named_parameters()
         )
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """The weights that learn: all of them, or only the adapters (adapters.py)."""
+        return [weight for weight in self.parameters() if weight.requires_grad]
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
@@ -186,13 +194,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, weight, targets = ctx.saved_tensors
         grad = ctx.scale * grad
-        scaled = grad[:, None].to(hidden.dtype) * hidden
         grad_hidden = torch.empty_like(hidden)
-        # float32: a sum over many chunks loses bits in bfloat16.
-        grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_head = None
+        if ctx.needs_input_grad[1]:  # not beside adapters, where the head is frozen
+            scaled = grad[:, None].to(hidden.dtype) * hidden
+            # float32: a sum over many chunks loses bits in bfloat16.
+            grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         head = weight.to(hidden.dtype)
         for chunk in _chunks(len(targets), head):
             rows, p = chunk.rows, chunk.probabilities
@@ -203,12 +213,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 p *= 1 - (chunk.logits / ctx.cap).square_()
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
-            if grad_head.dtype == hidden.dtype:  # avoids a second matrix of the head's size
+            if grad_head is None:
+                pass
+            elif grad_head.dtype == hidden.dtype:  # avoids a second matrix of the head's size
                 grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
             else:
                 grad_head -= slope.T @ scaled[rows]
             del slope  # before the next chunk allocates its own
-        return grad_hidden, grad_head.to(weight.dtype), None, None, None
+        return grad_hidden, None if grad_head is None else grad_head.to(weight.dtype), None, None, None
 
 
 def _logits(hidden: Tensor, head: Tensor, scale: float, cap: float, *, out: Tensor) -> Tensor:

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from prompt_r1.agent.adapters import add_lora, merge_lora
 from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import AgentSpec, exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.baselines.lora import add_lora, merge_lora
 from prompt_r1.baselines.method import Ledger
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.markdown import markdown_table
@@ -73,9 +73,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     agent = load_agent(start, trained_as, pick_device(config.device))
     if config.checkpointing:
         agent.policy.checkpoint_activations()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        trainable = add_lora(agent.policy.model, rank=config.rank, alpha=config.alpha)
+    trainable = add_lora(agent.policy.model, rank=config.rank, alpha=config.alpha, seed=config.seed)
     examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
     lines = []
     with (out / "metrics.jsonl").open("w", buffering=1) as file:

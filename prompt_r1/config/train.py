@@ -118,6 +118,15 @@ class TrainConfig(EnvironmentConfig):
     drop_even_groups: bool = setting(
         False, "train on no group whose games all did equally well (DAPO)", identifies=True
     )
+    adapter_rank: int = setting(
+        0,
+        "train low-rank adapters (LoRA) of this rank beside the frozen weights; 0: train all weights",
+        range=NOT_NEGATIVE,
+        identifies=True,
+    )
+    adapter_alpha: float = setting(
+        32.0, "adapters change the weights by this / rank · B A", range=POSITIVE, identifies=True
+    )
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
     )
@@ -199,6 +208,11 @@ class TrainConfig(EnvironmentConfig):
         return self.clip, self.clip_high or self.clip
 
     @property
+    def layout(self) -> str:
+        """`parallel`, where adapters decide `auto`: they need whole weights on every rank."""
+        return "ddp" if self.adapter_rank and self.parallel == "auto" else self.parallel
+
+    @property
     def games_per_update(self) -> int:
         """Games of an optimiser step."""
         if self.mini_batch_of == "questions":
@@ -266,6 +280,11 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --ratio and "
             "--clip-high"
+        )
+    if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
+        raise UsageError(
+            "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
+            "give --parallel ddp (or auto) and --offload none"
         )
     if config.on_collapse == "rollback" and not config.val_data:
         raise UsageError("--on-collapse rollback returns to the best agent in validation: give --val-data")

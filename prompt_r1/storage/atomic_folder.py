@@ -77,7 +77,7 @@ def seal(temporary: Path, folder: Path, checksums: Checksums) -> None:
 
 def sync_and_move(temporary: Path, folder: Path) -> None:
     """Sync a folder without a manifest, and rename it to `folder`."""
-    for path in sorted(temporary.iterdir()):
+    for path in sorted(temporary.rglob("*")):
         _sync(path)
     _sync(temporary)
     move_into_place(temporary, folder)

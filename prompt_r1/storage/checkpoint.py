@@ -1,6 +1,6 @@
 """Save and resume a run: a resumed run continues bit for bit as if it had never stopped.
 
-`checkpoints/step-000040/` holds the weights and Adam's states (`tensor_files.py`), `state.json`,
+`checkpoints/step-000040/` holds the weights that learn and Adam's states (`tensor_files.py`), `state.json`,
 `config.yaml` and the manifest; a folder without a valid manifest is ignored. Nothing else needs to be saved:
 sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
 state; spending is in the journal; the watchdog's state follows from the metric lines.
@@ -42,6 +42,7 @@ class State:
     best_reward: float = 0.0
     rollbacks: int = 0  # each has halved the learning rate
     questions: str = ""  # digest of the training questions; "" in checkpoints of older versions
+    frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1) if background else None
         self._group = cpu_group(ranks) if background else None
         self._pending: PendingCheckpoint | None = None
+        self._frozen = tensor_files.frozen_digest(policy)
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
         self.failures = 0  # in a row
 
@@ -84,6 +86,7 @@ class Checkpoints:
         earlier_failure = self.finish(wait=True)
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
+        state.frozen = self._frozen
         text = json.dumps(asdict(state))
         if text == self._saved_state:
             return earlier_failure
@@ -165,9 +168,14 @@ class Checkpoints:
     def load(self, folder: Path, *, rollbacks: int = 0) -> State:
         """Load a checkpoint into policy and optimiser. Each rollback halves the learning rate.
 
-        Raises UsageError if a setting that identifies the run differs.
+        Raises UsageError if a setting that identifies the run differs, or the weights beside adapters.
         """
         _check_settings(folder, self._config)
+        if json.loads((folder / "state.json").read_text("utf-8")).get("frozen", "") != self._frozen:
+            raise UsageError(
+                f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
+                "agent that the run started from, or start a new run with another --out"
+            )
         tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
         self._saved_state = (folder / "state.json").read_text("utf-8")
         state = State(**json.loads(self._saved_state))

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 from yaml import YAMLError
 
+from prompt_r1.agent.adapters import adapters_removed
 from prompt_r1.agent.frame_file import keep_frame
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import Frame
@@ -24,6 +25,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.distributed.ranks import Ranks, try_first
 from prompt_r1.storage import atomic_folder
+from prompt_r1.storage.adapter_folder import ADAPTER_FOLDER, save_adapters
 
 # Copied from the base model: training does not change the tokenizer.
 COPIED = (
@@ -81,11 +83,12 @@ def export_agent(
 ) -> str:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
+    Adapters are merged into the weights, and written beside them to the folder `adapter`.
+
     `lines` are the metric lines up to the agent's step; `frame` is that of its games; `card` is the model
     card, by default that of GRPO training. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
 
     def write(temporary: Path) -> None:
         home = base_folder(base)
@@ -100,6 +103,11 @@ def export_agent(
             keep_frame(frame, temporary)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
         (temporary / "README.md").write_text(card or model_card(config, lines, home), "utf-8")
+        if adapted:
+            rank, alpha = config.adapter_rank, config.adapter_alpha
+            save_adapters(
+                policy.model, adapted, temporary / ADAPTER_FOLDER, base=str(base), rank=rank, alpha=alpha
+            )
         atomic_folder.sync_and_move(temporary, folder)
 
     def write_or_clean_up() -> None:
@@ -111,7 +119,11 @@ def export_agent(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # after a failure it would take room
 
-    failed = try_first(ranks, write_or_clean_up)
+    with adapters_removed(policy.model) as adapted:
+        weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
+        for name, layer in adapted.items() if ranks.first else ():
+            weights[f"{name}.weight"] = layer.merged_weight().cpu()
+        failed = try_first(ranks, write_or_clean_up)
     return f"{folder} could not be written: {failed}" if failed else ""
 
 
@@ -171,6 +183,11 @@ def model_card(config: TrainConfig, lines: Sequence[dict[str, float]], base: Pat
         "step": f"{step} of {config.steps}",
         "seed": str(config.seed),
     }
+    if config.adapter_rank:
+        settings["adapters"] = (
+            f"rank {config.adapter_rank}, alpha {config.adapter_alpha:g}: merged into the weights, and alone "
+            f"in `{ADAPTER_FOLDER}/` for peft"
+        )
     parts = [
         f"---\n{_hub_metadata(config.agent, base).to_yaml()}\n---",
         *(ALONE if config.env == "none" else ASKING),

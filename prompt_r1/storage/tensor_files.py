@@ -1,9 +1,12 @@
 """Write and read weights and Adam's states as safetensors files (torch.distributed.checkpoint).
 
+Frozen weights, beside adapters, are not written.
+
 Each rank writes its share. Plain tensors and the sharded ones of FSDP2 have the same format, so that any
 number of ranks can read the files.
 """
 
+import hashlib
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
@@ -52,7 +55,7 @@ def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> N
 
     Raises UsageError if names or shapes of the weights differ.
     """
-    weights = {name: weight.detach() for name, weight in policy.named_parameters()}
+    weights = _trained(policy)
     reader = HuggingFaceStorageReader(str(folder))
     sizes = _saved_sizes(folder, reader)
     _check_weights(folder, weights, sizes)
@@ -74,6 +77,20 @@ def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> N
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+@torch.no_grad()
+def frozen_digest(policy: Policy) -> str:
+    """A digest of the weights that do not learn; "" if all learn.
+
+    It sums the bits of each weight in bfloat16, which is quick on the weights' own device, and the same
+    whether they are computed in 16 or 32 bits.
+    """
+    frozen = {name: weight for name, weight in policy.named_parameters() if not weight.requires_grad}
+    if not frozen:
+        return ""
+    sums = [weight.bfloat16().view(torch.int16).sum(dtype=torch.int64) for weight in frozen.values()]
+    return hashlib.sha256(repr((list(frozen), torch.stack(sums).tolist())).encode()).hexdigest()
+
+
 def _saved_sizes(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, torch.Size]:
     """The shape of each tensor in the files. Raises UsageError if they are not safetensors files."""
     try:
@@ -87,11 +104,16 @@ def _saved_sizes(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, to
 
 def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     """The tensors to save: weights/NAME and adam/NAME/ENTRY. Before its first step an optimiser has none."""
-    tensors = {f"weights/{name}": weight.detach() for name, weight in policy.named_parameters()}
+    tensors = {f"weights/{name}": weight for name, weight in _trained(policy).items()}
     for name, weight in policy.named_parameters():
         states = optimizer.state.get(weight, {})
         tensors |= {f"adam/{name}/{entry}": value for entry, value in states.items()}
     return tensors
+
+
+def _trained(policy: Policy) -> dict[str, Tensor]:
+    """The weights that learn, by name: frozen ones are those of the untrained agent."""
+    return {name: weight.detach() for name, weight in policy.named_parameters() if weight.requires_grad}
 
 
 def _writer(folder: Path, tensors: dict[str, Tensor]) -> HuggingFaceStorageWriter:

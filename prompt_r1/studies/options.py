@@ -23,7 +23,10 @@ from prompt_r1.studies.programs import Flags, train
 
 DEFAULT = "default"
 # Name → flags beside the mini preset. docs/options.md explains each.
-VARIANTS: dict[str, Flags] = {DEFAULT: {}}
+VARIANTS: dict[str, Flags] = {
+    DEFAULT: {},
+    **{f"lora-{rank}": {"--adapter-rank": [rank], "--lr": [2e-3]} for rank in (1, 2, 4, 8, 16, 32)},
+}
 LEARNED = 0.9  # validation EM
 
 

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 def explain(config: TrainConfig, say: Say) -> None:
     """Print one group's way through the algorithm, and the function behind each number."""
-    walkthrough = make_walkthrough(config, start_ranks(config.device, config.parallel))
+    walkthrough = make_walkthrough(config, start_ranks(config.device, config.layout))
     config, games = walkthrough.config, walkthrough.games
     say("One question of Prompt-R1, step by step. Each number comes from a function in [brackets].")
     say(f"Agent {walkthrough.agent}, environment {config.env}, seed {config.seed}.")

@@ -66,7 +66,7 @@ def take_step(
     torch.stack([loss.total for loss in before.losses]).sum().backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip).item()
     torch.optim.AdamW(
-        policy.parameters(),
+        policy.trained_parameters(),
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,

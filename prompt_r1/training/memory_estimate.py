@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from prompt_r1.agent.adapters import adapter_weights
 from prompt_r1.agent.kv_cache import MEMORY_SHARE
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
@@ -18,6 +19,7 @@ from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape, blocks_of
 from prompt_r1.config.train import TrainConfig
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
+SMALL_GPU = 24  # GB: a consumer GPU, shown for adapters
 SHARDS = (1, 2, 4, 8, 16)
 PROCESS_BYTES = 350e6  # Python, torch and transformers, on a CPU (measured with torch 2.13)
 
@@ -36,6 +38,7 @@ class ModelShape:
     vocabulary: int
     tied: bool = True  # the head is the embedding
     sizes: tuple[int, ...] = ()  # of the single weights
+    per_rank: int = 0  # weights of adapters of rank 1
 
     @property
     def root(self) -> int:
@@ -54,6 +57,7 @@ class Setup:
     offload: str = "none"
     checkpointing: bool = True  # activations are recomputed
     device: str = "cuda"
+    adapter_rank: int = 0  # 0: all weights learn
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -73,6 +77,7 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
         vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings,
         sizes=tuple(weight.numel() for weight in model.parameters()),
+        per_rank=adapter_weights(model, 1),
     )
 
 
@@ -91,6 +96,15 @@ def block_activations(shape: ModelShape, *, width: int, kept: int) -> int:
 
 def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     """Bytes that a run holds all the time."""
+    if setup.adapter_rank:  # one copy of the frozen weights plays, learns and is the reference
+        adapters = setup.adapter_rank * shape.per_rank
+        return {
+            "float32 weights": 4 * adapters,
+            "copy that plays": setup.width * shape.weights,
+            "frozen reference": 0.0,
+            "gradients": 4 * adapters,
+            "AdamW's moments": 8 * adapters,
+        }
     share = shape.weights / setup.shards
     trained = 0.0 if setup.offload == "all" else share
     # With full float32 weights, the policy that learns also plays.
@@ -110,28 +124,29 @@ def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
 def update_bytes(shape: ModelShape, setup: Setup, *, tokens: int) -> dict[str, float]:
     """Bytes of a micro-batch at its peak, which is in backward: either at the head or in a block."""
     width = setup.width
-    kept = 4 if setup.full else width  # under autocast the residual stream is float32
+    # Under autocast float32 weights make a residual stream in float32.
+    kept = 4 if setup.full and not setup.adapter_rank else width
     saved = block_activations(shape, width=width, kept=kept)
     # Of a chunk: logits and probabilities in float32, and their gradient in the compute dtype.
     logits = min(tokens, CHUNK_TOKENS[setup.device]) * shape.vocabulary * (8 + (width if width < 4 else 0))
+    recomputed = saved if setup.checkpointing else 0
+    inside = tokens * (recomputed + 3 * shape.intermediate * width)
+    between = shape.layers * tokens * (kept * shape.hidden if setup.checkpointing else saved)
+    kept_name = "inputs of the blocks" if setup.checkpointing else "activations"
+    if setup.adapter_rank:  # frozen weights have no gradients, and are neither cast nor gathered
+        return {kept_name: between, "a block or the head": max(logits, inside)}
     # The gradient of the head in float32; in 16 bits that of a chunk and cast weights, else gathered weights.
     extra = 2 * width if width < 4 else 0 if setup.full else width
     head = logits + shape.root * (4 + extra)
     # The weights of a block and of the next, gathered or cast; their gradients, and the sum in float32.
     gathered = 0 if setup.full and width == 4 else shape.block * (4 * width + 8) + shape.root * 2 * width
-    recomputed = saved if setup.checkpointing else 0
-    inside = tokens * (recomputed + 3 * shape.intermediate * width)
-    between = shape.layers * tokens * (kept * shape.hidden if setup.checkpointing else saved)
     # Autocast keeps all cast weights until the forward ends.
     cast = shape.weights * width if setup.full and width < 4 else 0
     # The gathered weights, the gradients of head and embedding, and the sum that is reduced.
     tied = shape.root * 4 * width + shape.block * 2 * width if shape.tied and not setup.full else 0
     # On a CPU AdamW is not fused: two temporary tensors for each weight, the largest of them an embedding.
     step = 8 * shape.vocabulary * shape.hidden / setup.shards if setup.device == "cpu" else 0
-    return {
-        "inputs of the blocks" if setup.checkpointing else "activations": between,
-        "a block or the head": max(head, inside + gathered, cast, tied, step),
-    }
+    return {kept_name: between, "a block or the head": max(head, inside + gathered, cast, tied, step)}
 
 
 def offloaded_bytes(shape: ModelShape, setup: Setup) -> float:
@@ -165,7 +180,8 @@ def memory_table(config: TrainConfig) -> str:
 def table_of(model: PretrainedConfig, config: TrainConfig) -> str:
     """The lines of --dry-run about the memory of a model with these sizes."""
     shape = shape_of(model)
-    setups = [_setup(config, shards) for shards in SHARDS]
+    # Adapters train beside whole weights.
+    setups = [_setup(config, shards) for shards in (SHARDS[:1] if config.adapter_rank else SHARDS)]
     columns = [_column(shape, config, setup) for setup in setups]
     names = [f"{setup.shards} (whole)" if setup.full else str(setup.shards) for setup in setups]
     where = "process on a CPU" if config.device == "cpu" else "GPU"
@@ -188,6 +204,7 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
         offload=config.offload,
         checkpointing=config.checkpointing,
         device="cpu" if config.device == "cpu" else "cuda",
+        adapter_rank=config.adapter_rank,
     )
 
 
@@ -208,7 +225,7 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     # The KV cache is allocated before the first update, when there are no gradients and moments.
     before = states["float32 weights"] + states["copy that plays"] + states["frozen reference"]
     token_bytes = 2 * shape.layers * shape.key * setup.width
-    for gpu in GPUS:
+    for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
         cache_tokens = config.kv_tokens or int(MEMORY_SHARE * (gpu * 1e9 - before) / token_bytes)
         left = gpu * 1e9 - total - cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens

@@ -79,11 +79,11 @@ class Run:
             refresh=models.refresh,
         )
         size = sum(parameter.numel() for parameter in models.policy.parameters())
+        trained = sum(parameter.numel() for parameter in models.policy.trained_parameters())
+        learning = f", {trained:,} of them adapters that learn" if trained < size else ""
+        agent = f"agent {self.config.agent} ({size:,} parameters{learning})"
         where = f"{self.ranks.count} × {self.ranks.device.type}"
-        self.log.say(
-            f"{self.folder}: agent {self.config.agent} ({size:,} parameters), environment {self.config.env}, "
-            f"{where}"
-        )
+        self.log.say(f"{self.folder}: {agent}, environment {self.config.env}, {where}")
         self.state = self._lifecycle.begin()
 
     @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from prompt_r1.agent.policy import Policy, TokenScores
+from prompt_r1.agent.policy import Policy, Scorer, TokenScores
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
@@ -75,7 +75,7 @@ class Update:
     def __init__(
         self,
         policy: Policy,
-        reference: Policy | None,
+        reference: Scorer | None,
         optimizer: Optimizer,
         ranks: Ranks,
         *,

@@ -1,15 +1,19 @@
 """Load the models of a training: the agent that plays, the policy that learns, the frozen reference."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from prompt_r1.agent.adapters import adapters_removed, add_lora
 from prompt_r1.agent.agent import Agent, load_agent, load_codec
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
+from prompt_r1.agent.model_check import check_model
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.packing import Packed
+from prompt_r1.agent.policy import Policy, Scorer, TokenScores
 from prompt_r1.chat_template import Frame
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
@@ -23,7 +27,7 @@ class Models:
     start: str | Path  # the untrained agent
     agent: Agent  # plays: a whole copy on each rank, in the compute dtype
     policy: Policy  # learns: float32, perhaps sharded; the agent's own weights where those will do
-    reference: Policy | None  # the frozen start, for the KL
+    reference: Scorer | None  # the frozen start, for the KL; beside adapters the policy without them
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
@@ -39,7 +43,11 @@ def load_models(config: TrainConfig, ranks: Ranks, folder: Path) -> Models:
     policy = load_learner(start, config, agent, ranks)
     if config.checkpointing:
         policy.checkpoint_activations()
-    reference = load_reference(start, config, agent, ranks) if config.kl_coef else None
+    reference: Scorer | None = None
+    if config.kl_coef and config.adapter_rank:
+        reference = partial(score_without_adapters, policy)
+    elif config.kl_coef:
+        reference = load_reference(start, config, agent, ranks)
     return Models(start, agent, policy, reference)
 
 
@@ -53,11 +61,18 @@ def _frame_of_run(folder: Path, start: Path | str, config: TrainConfig) -> Frame
 
 
 def load_learner(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
-    """The float32 weights that are trained.
+    """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
 
-    They are the agent's own where those are float32 and nothing is sharded. Raises UsageError for `--offload`
-    without sharding.
+    The weights are the agent's own where those are float32 and nothing is sharded. Raises UsageError for
+    `--offload` without sharding, and for a model that adapters do not fit.
     """
+    if config.adapter_rank:
+        add_lora(agent.policy.model, rank=config.adapter_rank, alpha=config.adapter_alpha, seed=config.seed)
+        try:
+            check_model(agent.policy)
+        except UsageError as error:  # layers that read the weights of a linear layer themselves
+            raise UsageError(f"--adapter-rank {config.adapter_rank}: {error}") from None
+        return agent.policy
     if ranks.mesh is None and config.offload != "none":
         raise UsageError(f"--offload {config.offload} is for sharded weights: give --parallel fsdp or hsdp")
     if ranks.mesh is None and agent.policy.compute == torch.float32:
@@ -71,6 +86,12 @@ def load_reference(start: Path | str, config: TrainConfig, agent: Agent, ranks: 
     weights = torch.float32 if ranks.mesh is None else agent.policy.compute
     reference = _load_share(start, agent, ranks, weights=weights, offload=config.offload != "none")
     return reference.requires_grad_(False)
+
+
+def score_without_adapters(policy: Policy, packed: Packed) -> TokenScores:
+    """Score with the frozen weights alone, which are the reference: there is no second copy of them."""
+    with adapters_removed(policy.model):
+        return policy(packed)
 
 
 def _load_share(

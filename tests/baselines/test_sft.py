@@ -1,16 +1,15 @@
-"""Supervised fine-tuning: adapters against plain matrices, loss against Hugging Face's, and the export."""
+"""Supervised fine-tuning: the examples, the loss against Hugging Face's, and the export."""
 
 import asyncio
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.names import trained_config
-from prompt_r1.baselines.lora import LoRA, add_lora, merge_lora
 from prompt_r1.baselines.sft import (
     example_of,
     fine_tune,
@@ -39,46 +38,6 @@ def tiny_agent() -> Agent:
 
 def examples(agent: Agent) -> list[Trajectory]:
     return [example_of(question, agent.codec, cutoff=500) for question in QUESTIONS]
-
-
-def with_random_adapters(model: torch.nn.Module) -> None:
-    add_lora(model, rank=8, alpha=16)
-    for layer in model.modules():
-        if isinstance(layer, LoRA):
-            torch.nn.init.normal_(layer.b, std=0.1)
-
-
-def test_an_adapter_starts_with_the_initial_values_of_a_linear_layer():
-    """Uniform within 1 / sqrt(inputs), as torch initialises nn.Linear and peft its adapters; B is zero."""
-    adapter = LoRA(torch.nn.Linear(400, 30), rank=100, alpha=16)
-    bound = 1 / 400**0.5
-    assert 0.99 * bound < adapter.a.abs().max().item() <= bound and not adapter.b.any()
-
-
-def test_new_adapters_do_not_change_the_outputs_and_merging_does_not_either():
-    model = tiny.model()
-    before = model(TOKENS).logits
-    add_lora(model, rank=8, alpha=16)
-    assert torch.equal(model(TOKENS).logits, before)
-    model = tiny.model()
-    with_random_adapters(model)
-    adapted = model(TOKENS).logits
-    assert (adapted - before).abs().max() > 0.1
-    merge_lora(model)
-    torch.testing.assert_close(model(TOKENS).logits, adapted, rtol=1e-4, atol=1e-4)
-    assert not [layer for layer in model.modules() if isinstance(layer, LoRA)]
-
-
-def test_every_linear_layer_except_the_head_is_adapted_and_scaled_by_alpha_over_rank():
-    model = tiny.model(layers=2)
-    weight = model.model.layers[0].mlp.up_proj.weight.clone()
-    trainable = add_lora(model, rank=4, alpha=12)
-    adapted = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
-    assert len(adapted) == 2 * 7 and not any("lm_head" in name for name in adapted)
-    assert len(trainable) == 2 * len(adapted)
-    up = adapted["model.layers.0.mlp.up_proj"]
-    torch.nn.init.normal_(up.b)
-    torch.testing.assert_close(up.merged().weight, weight + 3 * up.b @ up.a)
 
 
 def test_the_loss_covers_only_the_tokens_of_the_answer():
@@ -133,7 +92,6 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
     weights = []
     for batch_size, accumulate in [(1, 6), (3, 2)]:
         agent = tiny_agent()
-        torch.manual_seed(0)
         trainable = add_lora(agent.policy.model, rank=8, alpha=16)
         settings = replace(SMALL, batch_size=batch_size, accumulate=accumulate, epochs=3)
         list(train_adapters(agent.policy, trainable, examples(agent), settings, quiet=True))
@@ -210,26 +168,6 @@ def test_methods_without_their_agent_name_the_flag_that_gives_it(tmp_path):
         method("grpo-only", pool(PricedSource(str)), agent="x")
     with pytest.raises(UsageError, match="--env none"):
         method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=str(tiny.save_agent(tmp_path)))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
-def test_the_adapters_equal_those_of_peft():
-    peft = pytest.importorskip("peft")
-    ours, theirs = tiny.model(), copy.deepcopy(tiny.model())
-    with_random_adapters(ours)
-    wrapped = peft.get_peft_model(
-        theirs, peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear")
-    )
-    layers = {name: layer for name, layer in ours.named_modules() if isinstance(layer, LoRA)}
-    for name, layer in layers.items():
-        other = wrapped.base_model.model.get_submodule(name)
-        other.lora_A["default"].weight.data.copy_(layer.a)
-        other.lora_B["default"].weight.data.copy_(layer.b)
-    assert wrapped.get_nb_trainable_parameters()[0] == sum(
-        p.numel() for p in ours.parameters() if p.requires_grad
-    )
-    torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import ranks as ranks_module
@@ -62,10 +63,12 @@ class Case:
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
     fused: bool = False  # kernels, without the compiler
+    adapter_rank: int = 0
 
 
 CASES = {
     "ddp": Case("ddp"),
+    "ddp, adapters": Case("ddp", adapter_rank=4),
     "fsdp": Case("fsdp"),
     "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
     "fsdp, fused, recomputed activations": Case("fsdp", fused=True, recompute=True),
@@ -133,6 +136,9 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     sampling_policy = tiny.policy(tied=case.tied)
     if case.fused:
         assert fuse(policy.model, torch.device("cpu"), case.compute, compiler=lambda function: function)
+    if case.adapter_rank:
+        add_lora(policy.model, rank=case.adapter_rank, alpha=32)
+        rollout_policy = policy
     if case.recompute:
         policy.checkpoint_activations()
     if ranks.mesh is not None:
@@ -169,7 +175,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
 
 
 def full_gradients(policy: Policy) -> list[Tensor]:
-    return [full_tensor(weight.grad).clone() for weight in policy.parameters()]
+    return [full_tensor(weight.grad).clone() for weight in policy.trained_parameters()]
 
 
 def local_size(weight: Tensor) -> int:
@@ -259,7 +265,7 @@ def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp
 @pytest.mark.slow
 def test_every_sharding_trains_like_one_process(tmp_path):
     one = {tied: five_steps(Case("none", tied=tied), ONE_RANK) for tied in (True, False)}
-    elsewhere = ("ddp", "fsdp", "hsdp, two nodes of two")
+    elsewhere = ("ddp", "ddp, adapters", "fsdp", "hsdp, two nodes of two")
     two = on_ranks(2, [name for name in CASES if name not in elsewhere], tmp_path)
     bfloat16 = two.pop("fsdp, bfloat16 products")
     for name, outcome in two.items():
@@ -269,6 +275,12 @@ def test_every_sharding_trains_like_one_process(tmp_path):
     assert {tensor.dtype for tensor in bfloat16.rollout_weights} == {torch.bfloat16}
     check_rollout_weights(bfloat16)
     assert 1e-4 < distance(bfloat16.gradients, one[True].gradients) < 0.1
+
+
+@pytest.mark.slow
+def test_adapters_on_two_ranks_train_like_those_of_one_process(tmp_path):
+    one = five_steps(Case("none", adapter_rank=4), ONE_RANK)
+    check_same_training(on_ranks(2, ["ddp, adapters"], tmp_path)["ddp, adapters"], one)
 
 
 @pytest.mark.slow

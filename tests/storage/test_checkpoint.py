@@ -424,6 +424,8 @@ IDENTIFYING = {
     "weight_decay": 0.5,
     "grad_clip": 0.5,
     "clip": 0.5,
+    "adapter_rank": 4,
+    "adapter_alpha": 16.0,
     "kl_coef": 0.5,
     "importance_cap": 1.5,
     "loss": "token-mean",

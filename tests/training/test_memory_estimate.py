@@ -1,5 +1,6 @@
 """The memory estimate against the tensors that autograd saves and the weights of real models."""
 
+import itertools
 import math
 from dataclasses import replace
 from itertools import accumulate
@@ -9,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import memory as benchmark
+from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, _ChunkedLogprobs
 from prompt_r1.config.train import PRESETS, TrainConfig
@@ -20,6 +22,7 @@ from prompt_r1.training.memory_estimate import (
     offloaded_bytes,
     shape_of,
     state_bytes,
+    table_of,
     update_bytes,
 )
 from tests import tiny
@@ -70,11 +73,17 @@ def saved_bytes(policy: Policy, packed: Packed) -> int:
     return sum(sizes.values())
 
 
-def test_the_peak_of_the_head_is_what_its_forward_and_backward_allocate(monkeypatch):
-    """A bug: the chunk of logits was taken for one row, 1.9 GB too little for Qwen3's vocabulary."""
+@pytest.mark.parametrize("adapter_rank", [0, 8])
+def test_the_peak_of_the_head_is_what_its_forward_and_backward_allocate(monkeypatch, adapter_rank):
+    """A bug: the chunk of logits was taken for one row, 1.9 GB too little for Qwen3's vocabulary.
+
+    Beside adapters the head is frozen, and no gradient of its size is allocated: 2.5 GB for Qwen3-8B.
+    """
     monkeypatch.setitem(CHUNK_TOKENS, "cpu", CHUNK_TOKENS["cuda"])
     vocabulary, hidden, tokens = 8192, 32, 1500
-    head = torch.randn(vocabulary, hidden, requires_grad=True)
+    head = torch.randn(vocabulary, hidden, requires_grad=not adapter_rank)
+    if adapter_rank:
+        head = head.bfloat16()  # in the compute dtype
     states = torch.randn(tokens, hidden).bfloat16().requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -91,7 +100,8 @@ def test_the_peak_of_the_head_is_what_its_forward_and_backward_allocate(monkeypa
         key=0,
         vocabulary=vocabulary,
     )
-    parts = update_bytes(shape, Setup(shards=2, full=False, width=2), tokens=tokens)
+    setup = Setup(shards=2, full=False, width=2, adapter_rank=adapter_rank)
+    parts = update_bytes(shape, setup, tokens=tokens)
     assert parts["a block or the head"] == pytest.approx(peak, rel=0.02)
 
 
@@ -125,6 +135,30 @@ def test_checkpointing_saves_most_of_the_activations():
     kept = update_bytes(shape, replace(setup, checkpointing=False), tokens=16_384)
     recomputed = update_bytes(shape, setup, tokens=16_384)
     assert sum(kept.values()) > 8 * sum(recomputed.values())
+
+
+def test_adapters_leave_one_copy_of_the_weights_and_one_column():
+    """Qwen3-4B and 8B with games of 8,192 tokens on one GPU of 24 GB, as documented."""
+    documented = (ROOT / "docs/options.md").read_text("utf-8")
+    for config, model, rank in itertools.product(
+        [TrainConfig(tokens_per_batch=8192, kv_tokens=8192)],
+        [tiny.qwen3_4b_config(), tiny.qwen3_8b_config()],
+        [8, 32],
+    ):
+        rows = table_of(model, replace(config, adapter_rank=rank)).splitlines()
+        cells = {row[:40].strip(): row[40:].strip() for row in rows}
+        assert cells["GB of each GPU, sharded over"] == "1 (whole)" and cells["frozen reference"] == "0.0"
+        weights = shape_of(model).weights
+        assert cells["copy that plays"] == f"{2 * weights / 1e9:.1f}"
+        name = "Qwen3-4B" if model.hidden_size == 2560 else "Qwen3-8B"
+        row = f"| {name} | {rank} | {cells['copy that plays']} | {cells['together']} "
+        assert f"{row}| {cells['24 GB: left over']} |" in documented
+
+
+def test_adapters_have_the_weights_that_the_estimate_counts():
+    model = tiny.model()
+    counted = shape_of(model.config).per_rank * 5
+    assert counted == sum(weight.numel() for weight in add_lora(model, rank=5, alpha=32))
 
 
 def test_offloaded_memory_is_counted_in_the_blocks_that_torch_pins():

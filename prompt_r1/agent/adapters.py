@@ -1,0 +1,114 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022) on every linear layer except the head.
+
+    y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
+
+The product is applied, not merged, while the agent plays and learns: 16-bit weights would round small
+changes away. Other weights stay as they are: embeddings, norms, and experts that are stored as one tensor.
+
+Why not peft: this is shorter than a dependency, and the outputs are equal (tests/agent/test_adapters.py).
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from prompt_r1.errors import UsageError
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and its adapter. A starts random and B at zero, so that W' = W before training.
+
+    The layer may be a Conv1D, the linear layer of GPT-2, whose weight is transposed.
+    """
+
+    def __init__(
+        self, base: nn.Linear | Conv1D, *, rank: int, alpha: float, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.scale = alpha / rank
+        outputs, inputs = _shape(base)
+        a = torch.empty(rank, inputs)
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+        self.a = nn.Parameter(a.to(base.weight.device))
+        self.b = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + F.linear(self.scale * F.linear(x, self.a), self.b)
+
+    @torch.no_grad()
+    def merged_weight(self) -> Tensor:
+        """W' = W + (alpha / rank) B A, computed in float32, in the form and dtype of the layer's weight."""
+        change = self.scale * self.b @ self.a
+        weight = self.base.weight
+        return (weight + (change.T if isinstance(self.base, Conv1D) else change)).to(weight.dtype)
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+    """The layers that get adapters, by name: every linear layer except the head."""
+    head = model.get_output_embeddings()
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+    }
+
+
+def adapter_weights(model: PreTrainedModel, rank: int) -> int:
+    """The number of weights that adapters of this rank have."""
+    return rank * sum(sum(_shape(layer)) for layer in linear_layers(model).values())
+
+
+def _shape(layer: nn.Linear | Conv1D) -> torch.Size:
+    """Outputs and inputs of a linear layer."""
+    return layer.weight.T.shape if isinstance(layer, Conv1D) else layer.weight.shape
+
+
+def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
+    """Freeze the model and add adapters to its linear layers; returns the parameters to train.
+
+    Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
+    """
+    layers = linear_layers(model)
+    widest = max((min(_shape(layer)) for layer in layers.values()), default=0)
+    if not widest:
+        raise UsageError(f"models of type {model.config.model_type!r} have no linear layers for adapters")
+    if rank > widest:
+        raise UsageError(f"adapters of rank {rank} do not fit the model: give a rank of at most {widest}")
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, layer in layers.items():
+        model.set_submodule(name, LoRA(layer, rank=rank, alpha=alpha, generator=generator))
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def adapters_of(model: nn.Module) -> dict[str, LoRA]:
+    """The adapted layers of a model, by the names of the layers."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+
+
+@contextmanager
+def adapters_removed(model: nn.Module) -> Iterator[dict[str, LoRA]]:
+    """Let a model be what it was before `add_lora`; yields the adapted layers."""
+    adapted = adapters_of(model)
+    for name, layer in adapted.items():
+        model.set_submodule(name, layer.base)
+    try:
+        yield adapted
+    finally:
+        for name, layer in adapted.items():
+            model.set_submodule(name, layer)
+
+
+@torch.no_grad()
+def merge_lora(model: PreTrainedModel) -> None:
+    """Merge the adapters into the weights, which restores the original modules."""
+    for name, layer in adapters_of(model).items():
+        layer.base.weight.copy_(layer.merged_weight())
+        model.set_submodule(name, layer.base)

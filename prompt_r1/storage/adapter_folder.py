@@ -1,0 +1,49 @@
+"""Write adapters as a folder that `peft.PeftModel.from_pretrained` and inference servers load."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from prompt_r1.agent.adapters import LoRA
+
+ADAPTER_FOLDER = "adapter"  # in the folder of the agent, so that both are replaced at once
+
+
+def save_adapters(
+    model: nn.Module, adapted: Mapping[str, LoRA], folder: Path, *, base: str, rank: int, alpha: float
+) -> None:
+    """Write the adapters of a model, in float32. `base` is the folder or hub id of the model without them."""
+    folder.mkdir()
+    tensors = {}
+    for name, layer in adapted.items():
+        for part, weight in (("lora_A", layer.a), ("lora_B", layer.b)):
+            tensors[f"base_model.model.{name}.{part}.weight"] = weight.detach().cpu().contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(isinstance(layer.base, Conv1D) for layer in adapted.values()),
+        "target_modules": _target_modules(model, adapted),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def _target_modules(model: nn.Module, adapted: Mapping[str, LoRA]) -> list[str]:
+    """The last parts of the names of adapted layers; whole names where other layers end like them."""
+    endings = {_ending(name) for name in adapted}
+    alike = {name for name, _ in model.named_modules() if _ending(name) in endings}
+    return sorted(endings if alike == adapted.keys() else adapted)
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]

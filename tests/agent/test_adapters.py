@@ -1,0 +1,180 @@
+"""Adapters against merged weights, against the model without them, and against peft."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from prompt_r1.agent import attention
+from prompt_r1.agent.adapters import LoRA, adapters_of, adapters_removed, add_lora, merge_lora
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.fused_kernels import fuse
+from prompt_r1.agent.packing import pack
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError
+from prompt_r1.training.gap import MEAN, gap_metrics, limit_of
+from prompt_r1.types import Question, Trajectory
+from tests import tiny
+from tests.games import CPU, siblings
+
+TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
+
+
+def with_random_adapters(model, *, rank: int = 8, alpha: float = 16):
+    """Add adapters whose B is not zero."""
+    add_lora(model, rank=rank, alpha=alpha)
+    generator = torch.Generator().manual_seed(1)
+    for layer in adapters_of(model).values():
+        torch.nn.init.normal_(layer.b, std=0.1, generator=generator)
+    return model
+
+
+def gpt2(folder):
+    """A model whose layers are Conv1D, with transposed weights."""
+    attention.register()
+    path = tiny.save_model(folder, "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention.NAME).eval()
+
+
+def test_an_adapter_starts_with_the_initial_values_of_a_linear_layer():
+    """Uniform within 1 / sqrt(inputs), as torch initialises nn.Linear and peft its adapters; B is zero."""
+    adapter = LoRA(torch.nn.Linear(400, 30), rank=100, alpha=16)
+    bound = 1 / 400**0.5
+    assert 0.99 * bound < adapter.a.abs().max().item() <= bound and not adapter.b.any()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_new_adapters_do_not_change_the_outputs_and_merging_does_not_either(family, tmp_path):
+    model = gpt2(tmp_path) if family == "gpt2" else tiny.model()
+    tokens = TOKENS % 99
+    before, names = model(tokens).logits, list(model.state_dict())
+    add_lora(model, rank=8, alpha=16)
+    assert torch.equal(model(tokens).logits, before)
+    for layer in adapters_of(model).values():
+        torch.nn.init.normal_(layer.b, std=0.1)
+    adapted = model(tokens).logits
+    assert (adapted - before).abs().max() > 0.1
+    with adapters_removed(model):
+        assert torch.equal(model(tokens).logits, before)
+    assert torch.equal(model(tokens).logits, adapted)
+    merge_lora(model)
+    torch.testing.assert_close(model(tokens).logits, adapted, rtol=1e-4, atol=1e-4)
+    assert list(model.state_dict()) == names
+
+
+def test_every_linear_layer_except_the_head_is_adapted_and_scaled_by_alpha_over_rank():
+    model = tiny.model(layers=2)
+    weight = model.model.layers[0].mlp.up_proj.weight.clone()
+    trainable = add_lora(model, rank=4, alpha=12)
+    adapted = adapters_of(model)
+    assert len(adapted) == 2 * 7 and not any("lm_head" in name for name in adapted)
+    assert len(trainable) == 2 * len(adapted)
+    up = adapted["model.layers.0.mlp.up_proj"]
+    torch.nn.init.normal_(up.b)
+    torch.testing.assert_close(up.merged_weight(), weight + 3 * up.b @ up.a)
+
+
+def test_adapters_are_the_same_for_a_seed_and_leave_the_random_state_as_it_is():
+    state = torch.random.get_rng_state()
+    one, same, other = (add_lora(tiny.model(), rank=2, alpha=4, seed=seed) for seed in (0, 0, 1))
+    assert all(torch.equal(*pair) for pair in zip(one, same, strict=True))
+    assert not torch.equal(one[0], other[0])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_adapters_are_back_after_an_error():
+    model = with_random_adapters(tiny.model())
+    expected = model(TOKENS).logits
+    with pytest.raises(KeyError), adapters_removed(model):
+        raise KeyError
+    assert torch.equal(model(TOKENS).logits, expected)
+
+
+def test_gradients_are_those_of_the_merged_weights_in_float64():
+    """The oracle computes W + (alpha / rank) B A itself, and differentiates through it."""
+    plain = tiny.model().double()
+    policy = Policy(with_random_adapters(tiny.model()), compute=torch.float32)
+    policy.checkpoint_activations()
+    packed = pack([siblings(0, 3)], CPU)
+    policy(packed).logprobs.sum().backward()
+    factors, weights = {}, dict(plain.named_parameters())
+    for name, layer in adapters_of(policy.model).items():
+        a, b = (part.detach().double().requires_grad_() for part in (layer.a, layer.b))
+        factors[name] = a, b
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].detach() + 2 * b @ a
+    total = 0.0
+    for game in siblings(0, 3):
+        tokens = torch.tensor(game.tokens)
+        logits = functional_call(plain, weights, (tokens[None],)).logits[0, :-1]
+        log_p = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]
+        total = total + log_p[torch.tensor(game.sampled[1:])].sum()
+    total.backward()
+    for name, layer in adapters_of(policy.model).items():
+        for found, exact in zip((layer.a, layer.b), factors[name], strict=True):
+            difference = (found.grad - exact.grad).norm() / exact.grad.norm()
+            assert difference < 1e-4, name
+    others = [weight for weight in policy.parameters() if not weight.requires_grad]
+    assert others and all(weight.grad is None for weight in others)
+    assert len(policy.trained_parameters()) == 2 * len(factors)
+
+
+@pytest.mark.parametrize(("compute", "fused"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_the_engine_samples_from_the_policy_within_the_limits_of_the_gap(compute, fused):
+    """Frozen weights in the compute dtype, adapters in float32, applied in both; as recorded in training."""
+    model = tiny.model().to(compute)
+    if fused:
+        assert len(fuse(model, CPU, compute, compiler=lambda function: function)) == 3
+    policy = Policy(with_random_adapters(model, rank=2, alpha=4), compute=compute)
+    assert {weight.dtype for weight in policy.trained_parameters()} == {torch.float32}
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=40, kv_tokens=120)
+
+    async def play() -> list[Trajectory]:
+        games = []
+        for number in range(3):
+            game = Trajectory(Question("q", "d", "?", ("a",)))
+            game.add_context(tiny.random_tokens(20, seed=number))
+            game.add_sampled(await engine.generate(game.tokens, max_new=15, seed=str(number)))
+            games.append(game)
+        return games
+
+    games = asyncio.run(play())
+    with torch.no_grad():
+        differences = [
+            policy(pack([[game]], CPU)).logprobs - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
+            for game in games
+        ]
+    metrics, limit = gap_metrics(differences, cap=2.0), limit_of(compute)
+    assert metrics[limit.metric] < limit.alarm, metrics[MEAN]
+
+
+def test_models_that_adapters_do_not_fit_are_usage_errors():
+    with pytest.raises(UsageError, match="rank 33 do not fit the model: give a rank of at most 32"):
+        add_lora(tiny.model(), rank=33, alpha=16)
+    bare = tiny.model(layers=2)
+    for name, layer in list(bare.named_modules()):
+        if isinstance(layer, torch.nn.Linear) and layer is not bare.get_output_embeddings():
+            bare.set_submodule(name, torch.nn.Identity())
+    with pytest.raises(UsageError, match="models of type 'qwen3' have no linear layers for adapters"):
+        add_lora(bare, rank=1, alpha=16)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
+def test_the_adapters_equal_those_of_peft():
+    peft = pytest.importorskip("peft")
+    ours, theirs = tiny.model(), copy.deepcopy(tiny.model())
+    with_random_adapters(ours)
+    wrapped = peft.get_peft_model(
+        theirs, peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear")
+    )
+    for name, layer in adapters_of(ours).items():
+        other = wrapped.base_model.model.get_submodule(name)
+        other.lora_A["default"].weight.data.copy_(layer.a)
+        other.lora_B["default"].weight.data.copy_(layer.b)
+    assert wrapped.get_nb_trainable_parameters()[0] == sum(
+        p.numel() for p in ours.parameters() if p.requires_grad
+    )
+    torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)

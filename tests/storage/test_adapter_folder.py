@@ -1,0 +1,177 @@
+"""Runs with adapters: their checkpoints, and the folders that other libraries load."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import train
+from prompt_r1.agent.adapters import adapters_of, add_lora
+from prompt_r1.agent.policy import Policy
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.errors import UsageError
+from prompt_r1.storage.checkpoint import checkpoints_of
+from prompt_r1.storage.export import export_agent
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.storage.tensor_files import frozen_digest
+from tests import tiny
+from tests.games import ONE_RANK
+from tests.tensors import load_tensors
+
+TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
+SETTINGS = """
+    --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4 --mini-batch 4
+    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 700 --save-every 3
+    --adapter-rank 4 --adapter-alpha 8
+"""
+
+
+def exported(folder: Path, model, base: Path) -> Path:
+    """Export a model with adapters of rank 4 that are not zero; returns the folder."""
+    add_lora(model, rank=4, alpha=8)
+    for layer in adapters_of(model).values():
+        torch.nn.init.normal_(layer.b, std=0.1)
+    config = TrainConfig(agent=str(base), adapter_rank=4, adapter_alpha=8.0)
+    policy = Policy(model, compute=torch.float32)
+    assert export_agent(policy, base, config, folder, lines=[{"step": 1}], ranks=ONE_RANK) == ""
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    return tiny.save_agent(tmp_path / "base")
+
+
+def test_the_exported_agent_has_the_adapters_merged_into_its_weights(base, tmp_path):
+    model = tiny.model()
+    plain = {name: weight.clone() for name, weight in model.state_dict().items()}
+    folder = exported(tmp_path / "agent", model, base)
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    assert merged.state_dict().keys() == plain.keys()
+    torch.testing.assert_close(merged(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    for name, layer in adapters_of(model).items():
+        assert torch.equal(layer.base.weight, plain[f"{name}.weight"]), (
+            "the export changed the frozen weights"
+        )
+    assert "rank 4, alpha 8" in (folder / "README.md").read_text("utf-8")
+
+
+def test_the_adapter_folder_has_the_documented_form(base, tmp_path):
+    """peft, "LoRA checkpoint format": base_model.model.NAME.lora_A.weight (r, in), lora_B.weight (out, r)."""
+    model = tiny.model()
+    folder = exported(tmp_path / "agent", model, base) / "adapter"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == (
+        "LORA",
+        "CAUSAL_LM",
+        4,
+        8.0,
+    )
+    layers = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert config["target_modules"] == layers and config["base_model_name_or_path"] == str(base)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert len(tensors) == 28 and {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    for name, layer in adapters_of(model).items():
+        assert torch.equal(tensors[f"base_model.model.{name}.lora_A.weight"], layer.a)
+        assert torch.equal(tensors[f"base_model.model.{name}.lora_B.weight"], layer.b)
+
+
+def test_where_other_layers_end_alike_the_whole_names_are_the_targets(base, tmp_path):
+    model = tiny.model()
+    model.model.layers[0].mlp.up_proj.q_proj = torch.nn.Identity()
+    config = json.loads(
+        (exported(tmp_path / "agent", model, base) / "adapter/adapter_config.json").read_text()
+    )
+    assert config["target_modules"] == sorted(adapters_of(model))
+
+
+@pytest.mark.filterwarnings("ignore")  # peft's own
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_peft_loads_the_adapter_folder_with_equal_outputs(family, tmp_path):
+    peft = pytest.importorskip("peft")
+    if family == "gpt2":
+        home = tiny.save_model(tmp_path / "base", "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    else:
+        home = tiny.save_agent(tmp_path / "base")
+    model, theirs = (AutoModelForCausalLM.from_pretrained(home).eval() for _ in range(2))
+    folder = exported(tmp_path / "agent", model, home)
+    loaded = peft.PeftModel.from_pretrained(theirs, folder / "adapter").eval()
+    tokens = TOKENS % 99
+    before = AutoModelForCausalLM.from_pretrained(home).eval()(tokens).logits
+    assert (loaded(tokens).logits - before).abs().max() > 0.1
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def trained(folder: Path, agent: Path, *line: object) -> Path:
+    train.main(["--agent", str(agent), "--out", str(folder), *SETTINGS.split(), *map(str, line)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run of six steps, with checkpoints of steps 3 and 6, and its agent beside it."""
+    folder = tmp_path_factory.mktemp("run")
+    tiny.save_pinned_agent(folder / "start")
+    return trained(folder / "whole", folder / "start", "--steps", 6)
+
+
+def killed_copy(whole: Path, folder: Path) -> Path:
+    """The run as a kill after step 5 leaves it: with newer metric lines than its checkpoint."""
+    shutil.copytree(whole, folder)
+    shutil.rmtree(checkpoints_of(folder)[-1])
+    return folder
+
+
+def test_a_run_with_adapters_resumes_bit_for_bit_from_the_checkpoint_before_a_kill(whole, tmp_path):
+    run = trained(killed_copy(whole, tmp_path / "run"), whole.parent / "start", "--steps", 6)
+    for file in ("agent/model.safetensors", "agent/adapter/adapter_model.safetensors"):
+        assert (whole / file).read_bytes() == (run / file).read_bytes()
+    one, other = (load_tensors(checkpoints_of(folder)[-1]) for folder in (whole, run))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    same = ("step", "reward/mean", "loss", "kl", "grad_norm")
+    lines = [[[line.get(name) for name in same] for line in read_metrics(folder)] for folder in (whole, run)]
+    assert lines[0] == lines[1] and len(lines[0]) == 7
+
+
+def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):
+    saved = load_tensors(checkpoints_of(whole)[-1])
+    names = {name.split("/")[1] for name in saved}
+    adapters = add_lora(tiny.model(), rank=4, alpha=8)
+    assert len(names) == len(adapters) and all(name.endswith((".a", ".b")) for name in names)
+    entries = sum(tensor.numel() for tensor in saved.values() if tensor.dim() == 2)
+    assert entries == 3 * sum(weight.numel() for weight in adapters)
+
+
+def test_adapters_of_other_weights_are_not_resumed(whole, tmp_path):
+    """The frozen weights are not in the checkpoint, but their digest is."""
+    run = killed_copy(whole, tmp_path / "run")
+    with pytest.raises(UsageError, match="was made with adapter_rank = 4, not 0"):
+        trained(run, whole.parent / "start", "--steps", 6, "--adapter-rank", 0)
+    file = whole.parent / "start/model.safetensors"
+    kept = file.read_bytes()
+    tiny.model(seed=9).save_pretrained(file.parent)
+    try:
+        with pytest.raises(UsageError, match="holds adapters for other weights than those of"):
+            trained(run, file.parent, "--steps", 6)
+    finally:
+        file.write_bytes(kept)
+
+
+def test_the_digest_of_frozen_weights_is_the_same_in_16_and_32_bits():
+    model = tiny.model().bfloat16().float()
+    add_lora(model, rank=1, alpha=1)
+    wide = frozen_digest(Policy(model, compute=torch.float32))
+    for layer in adapters_of(model).values():
+        layer.base.bfloat16()
+    assert frozen_digest(Policy(model, compute=torch.float32)) == wide != ""
+    adapters_of(model)["model.layers.1.mlp.up_proj"].base.weight.data[3, 4] += 0.01
+    assert frozen_digest(Policy(model, compute=torch.float32)) != wide
+    assert frozen_digest(tiny.policy()) == ""
