@@ -47,8 +47,8 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
         "force_answer stop_tags rule answer_metric reward questions group_size mini_batch mini_batch_of lr "
-        "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages drop_even_groups kl_coef "
-        "importance_cap loss temperature".split()
+        "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages drop_even_groups adapter_rank "
+        "adapter_alpha kl_coef importance_cap loss temperature".split()
     )
 
 
@@ -83,6 +83,7 @@ def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
         **{"steps": 320, "questions": 128, "group_size": 5, "mini_batch": 64},
         **{"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "grad_clip": 1.0},
         **{"clip": 0.2, "kl_coef": 0.001, "importance_cap": 2.0, "temperature": 1.0},
+        "adapter_alpha": 32.0,
         **{"val_every": 20, "val_limit": 256, "save_every": 20, "keep": 2},
         **{"rank_timeout": 3600.0, "tokens_per_batch": 16384},
     }
@@ -167,10 +168,10 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
             TrainConfig,
             {
                 "any": "seed",
-                "above 0": "max_turns max_new max_tokens steps questions mini_batch grad_clip clip val_every "
-                "val_limit save_every tokens_per_batch",
-                "at least 0": "max_reply_tokens game_deadline weight_decay clip_high kl_coef importance_cap "
-                "threads kv_tokens",
+                "above 0": "max_turns max_new max_tokens steps questions mini_batch grad_clip clip "
+                "adapter_alpha val_every val_limit save_every tokens_per_batch",
+                "at least 0": "max_reply_tokens game_deadline weight_decay clip_high adapter_rank kl_coef "
+                "importance_cap threads kv_tokens",
                 "at least 2": "group_size keep",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta1 beta2",
