@@ -63,6 +63,7 @@ class Run:
         """
         self._sampler = sampler
         self._environment = environment
+        self._usd_before = environment.budget.spent.usd  # at the end of the step before
         self._validate = validate
         self._update = update
         self._lifecycle = Lifecycle(
@@ -133,7 +134,12 @@ class Run:
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
         """Write the games of a step, and record its metrics: the weights are now those after `step`."""
         self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
-        metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=self.clock.seconds["rollout"])
+        metrics |= step_metrics(
+            games_PG,
+            self.ranks,
+            rollout_seconds=self.clock.seconds["rollout"],
+            usd=self._environment.budget.spent.usd - self._usd_before,
+        )
         if step == 1 and self.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
             self.log.say(alarm)
         self.state.step, self.state.sampler = step, self._sampler.state()
@@ -148,5 +154,6 @@ class Run:
                 line |= {f"val/{name}": value for name, value in self._validate().items()}
         line |= self.clock.take() | spending(self._environment, self.ranks)
         self.state = self._lifecycle.complete(self.state, line)
+        self._usd_before = self._environment.budget.spent.usd
         self._update.check_finite()
         self.console.at(self.state.step)

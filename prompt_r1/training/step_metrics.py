@@ -8,6 +8,7 @@ from typing import get_args
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.metrics.statistics import mean_interval
+from prompt_r1.options.advantages import has_spread
 from prompt_r1.training.results import GameResult, result_of_game
 from prompt_r1.types import ScoredGame, Stop
 
@@ -60,17 +61,25 @@ def _mean(values: list[float]) -> float:
 
 
 def step_metrics(
-    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
+    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float, usd: float = 0.0
 ) -> dict[str, float]:
-    """The metrics of a step over all ranks: its games, its groups, and its speed."""
+    """The metrics of a step over all ranks: its games, its groups, and its speed.
+
+    `usd` are the dollars of this rank's calls. A group without spread has its share of them by its calls.
+    """
     results = [result_of_game(game) for group in games_PG for game in group]
     metrics = game_metrics([game for share in ranks.gather(results) for game in share])
     kept = [group for group in games_PG if any(game.advantage is not None for game in group)]
-    without_spread = [group for group in kept if not any(game.advantage for game in group)]
-    kept_count, without_spread_count, groups = ranks.sum([len(kept), len(without_spread), len(games_PG)])
+    without_spread = [group for group in kept if not has_spread(group)]
+    calls = sum(result_of_game(game).calls for group in without_spread for game in group)
+    kept_count, without_spread_count, groups, calls_without_spread, all_usd = ranks.sum(
+        [len(kept), len(without_spread), len(games_PG), calls, usd]
+    )
     return metrics | {
         "groups/dropped": 1 - kept_count / groups,
         "groups/no_spread": without_spread_count / max(kept_count, 1),
+        "groups/no_spread_calls": calls_without_spread,
+        "groups/no_spread_usd": all_usd * calls_without_spread / max(metrics["env/calls"], 1),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }
