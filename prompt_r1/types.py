@@ -143,6 +143,7 @@ class ScoredGame:
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
+    turn_advantages: tuple[float, ...] = ()  # of each turn, where they differ (--credit turn)
 
 
 class Generate(Protocol):

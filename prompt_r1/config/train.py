@@ -16,6 +16,7 @@ from prompt_r1.config.fields import (
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
 from prompt_r1.options.advantages import ADVANTAGES
+from prompt_r1.options.credit import CREDITS
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
@@ -113,6 +114,12 @@ class TrainConfig(EnvironmentConfig):
         "group",
         "eq. 16; or with the std of the step; or without std (Dr. GRPO)",
         choices=tuple(ADVANTAGES),
+        identifies=True,
+    )
+    credit: str = setting(
+        "game",
+        "one advantage for all turns of a game, or one for each turn",
+        choices=tuple(CREDITS),
         identifies=True,
     )
     drop_even_groups: bool = setting(
@@ -276,10 +283,16 @@ def check(config: TrainConfig) -> None:
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
             "give 1 or more, or 0 (no weights)"
         )
-    if config.explain and (config.advantages != "group" or config.ratio != "token" or config.clip_high):
+    changed = config.advantages != "group" or config.credit != "game" or config.ratio != "token"
+    if config.explain and (changed or config.clip_high):
         raise UsageError(
-            "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --ratio and "
-            "--clip-high"
+            "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --credit, --ratio "
+            "and --clip-high"
+        )
+    if config.credit == "turn" and (config.advantages != "group" or config.ratio != "token"):
+        raise UsageError(
+            "--credit turn has advantages of its own, and they differ between the tokens of a game: leave "
+            "out --advantages and --ratio"
         )
     if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
         raise UsageError(

@@ -67,4 +67,4 @@ def _with_advantages(group: Sequence[ScoredGame], *, scale: float) -> list[Score
 
 def has_spread(group: Sequence[ScoredGame]) -> bool:
     """Whether any game of the group did better or worse than the others."""
-    return any(game.advantage for game in group)
+    return any(game.advantage or any(game.turn_advantages) for game in group)

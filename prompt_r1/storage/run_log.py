@@ -120,6 +120,7 @@ def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
         "answer": trajectory.answer,
         "reward": asdict(game.reward) if game.reward and used else None,
         "advantage": game.advantage,
+        **({"turn_advantages": game.turn_advantages} if game.turn_advantages else {}),
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],

@@ -25,6 +25,13 @@ DEFAULT = "default"
 # Name → flags beside the mini preset. docs/options.md explains each.
 VARIANTS: dict[str, Flags] = {
     DEFAULT: {},
+    "batch-std": {"--advantages": ["group-mean-batch-std"]},
+    "no-std": {"--advantages": ["no-std"]},
+    "clip-high": {"--clip-high": [0.28]},
+    "gspo": {"--ratio": ["sequence"], "--clip": [0.003], "--clip-high": [0.004]},
+    "drop-even-groups": {"--drop-even-groups": []},
+    "turn-credit": {"--credit": ["turn"]},
+    "no-kl": {"--kl-coef": [0]},
     **{f"lora-{rank}": {"--adapter-rank": [rank], "--lr": [2e-3]} for rank in (1, 2, 4, 8, 16, 32)},
 }
 LEARNED = 0.9  # validation EM

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.packing import Group, Packed, by_opening, fill, pack
+from prompt_r1.options.credit import token_advantages
 from prompt_r1.types import ScoredGame, Trajectory
 
 
@@ -16,7 +17,7 @@ class Batch:
 
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
-    advantages: Tensor  # (N,) of each token's game
+    advantages: Tensor  # (N,) of each token's game, or turn
     engine: Tensor  # (N,) log-probabilities that the engine recorded while sampling
     games: Tensor  # (N,) int64 number of each token's game in the micro-batch
     old: Tensor | None = None  # (N,) of the policy that sampled; None: the weights have not moved since
@@ -67,10 +68,9 @@ def make_batch(
     numbers: list[int] = []
     for number, game in enumerate(game for group in groups for game in group):
         trajectory = game.trajectory
-        assert game.advantage is not None, "a game that left its group is not trained on"
         count = sum(trajectory.sampled)
         weights += [token_weight(trajectory)] * count
-        advantages += [game.advantage] * count
+        advantages += token_advantages(game)
         pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
         recorded += [logprob for logprob, sampled in pairs if sampled]
         numbers += [number] * count

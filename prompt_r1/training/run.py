@@ -13,6 +13,7 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.options.advantages import ADVANTAGES
+from prompt_r1.options.credit import CREDITS
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training.console import Console, nothing_to_learn, summary
@@ -128,8 +129,9 @@ class Run:
         self._lifecycle.save(self.state, wait=True)
 
     def assign_credit(self, games_PG: list[list[ScoredGame]]) -> list[list[ScoredGame]]:
-        """The games with the advantages of --advantages; by default they have them already. Collective."""
-        return ADVANTAGES[self.config.advantages](games_PG, self.ranks.sum)
+        """The games with the advantages of --advantages and --credit; by default they have them already."""
+        games_PG = ADVANTAGES[self.config.advantages](games_PG, self.ranks.sum)
+        return CREDITS[self.config.credit](games_PG, self.config.reward_rule)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
         """Write the games of a step, and record its metrics: the weights are now those after `step`."""

@@ -70,6 +70,8 @@ def test_a_cap_that_truncates_nearly_all_importance_weights_is_refused():
         ("--kv-tokens 1", "--kv-tokens 0", "does not hold one game"),
         ("--importance-cap 0.99", "--importance-cap 1", "give 1 or more, or 0"),
         ("--on-collapse rollback --val-data none", "--on-collapse rollback", "give --val-data"),
+        ("--credit turn --advantages no-std", "--credit turn", "advantages of its own"),
+        ("--credit turn --ratio sequence", "--ratio sequence", "advantages of its own"),
         ("--config paper", "--config paper --data mini", "no training questions"),
     ],
 )
@@ -81,7 +83,9 @@ def test_settings_that_cannot_be_trained_are_refused_and_their_nearest_neighbour
         train_config(refused.split())
 
 
-@pytest.mark.parametrize("flags", ["--advantages no-std", "--ratio sequence", "--clip-high 0.28"])
+@pytest.mark.parametrize(
+    "flags", ["--advantages no-std", "--ratio sequence", "--clip-high 0.28", "--credit turn"]
+)
 def test_explain_refuses_an_algorithm_that_it_does_not_show(flags):
     with pytest.raises(UsageError, match="--explain shows eqs 16 and 17"):
         train_config(["--explain", *flags.split()])

@@ -47,8 +47,8 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
         "force_answer stop_tags rule answer_metric reward questions group_size mini_batch mini_batch_of lr "
-        "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages drop_even_groups adapter_rank "
-        "adapter_alpha kl_coef importance_cap loss temperature".split()
+        "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages credit drop_even_groups "
+        "adapter_rank adapter_alpha kl_coef importance_cap loss temperature".split()
     )
 
 
@@ -254,6 +254,7 @@ def test_texts_are_chosen_from_the_documented_names():
         "mini_batch_of": ("games", "questions"),
         "ratio": ("token", "sequence"),
         "advantages": ("group", "group-mean-batch-std", "no-std"),
+        "credit": ("game", "turn"),
         "loss": ("sequence-mean", "token-mean"),
         "on_collapse": ("warn", "stop", "rollback"),
         "track": ("none", "tensorboard", "wandb"),

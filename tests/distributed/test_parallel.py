@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from prompt_r1.distributed.ranks import (
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
+from prompt_r1.options.advantages import ADVANTAGES, Groups
+from prompt_r1.options.credit import turn_starts
 from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.update import split
@@ -64,11 +66,13 @@ class Case:
     compute: torch.dtype = torch.float32
     fused: bool = False  # kernels, without the compiler
     adapter_rank: int = 0
+    options: bool = False  # other advantages, by turn too, and another ratio than the paper's
 
 
 CASES = {
     "ddp": Case("ddp"),
     "ddp, adapters": Case("ddp", adapter_rank=4),
+    "ddp, options": Case("ddp", options=True),
     "fsdp": Case("fsdp"),
     "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
     "fsdp, fused, recomputed activations": Case("fsdp", fused=True, recompute=True),
@@ -119,6 +123,24 @@ def with_rewards(group: list[Trajectory]) -> list[ScoredGame]:
     ]
 
 
+def with_options(games_PG: Groups, ranks: Ranks) -> Groups:
+    """The games with the standard deviation of the step, and with another advantage for each turn."""
+    games_PG = ADVANTAGES["group-mean-batch-std"](games_PG, ranks.sum)
+    return [
+        [
+            game
+            if game.advantage is None
+            else replace(game, turn_advantages=(game.advantage, -game.advantage, 2.0)[: turns_of(game)])
+            for game in group
+        ]
+        for group in games_PG
+    ]
+
+
+def turns_of(game: ScoredGame) -> int:
+    return len(turn_starts(game.trajectory))
+
+
 def record_a_gap(games: list[ScoredGame], nats: float) -> None:
     """Change the recorded log-probability of one token, as if the engine differed from the policy there."""
     for game in games:
@@ -144,7 +166,8 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    update = make_update(policy, reference=reference, ranks=ranks)
+    ratio = "sequence" if case.options else "token"
+    update = make_update(policy, reference=reference, ranks=ranks, ratio=ratio)
     gradients: list[Tensor] = []
     update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics = []
@@ -156,14 +179,17 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
+        if case.options:
+            games_PG = with_options(games_PG, ranks)
         mini_batches = split(
             games_PG,
             games=len(broken) * GROUP_SIZE,
             group_size=GROUP_SIZE,
             mini_batch=8,
             numbers=numbers,
+            drop_even=case.options,
         )
-        metrics.append(learn(update, mini_batches, clip=0.2, kl_coef=0.1))
+        metrics.append(learn(update, mini_batches, clip=(0.02, 0.03) if case.options else 0.2, kl_coef=0.1))
         rollout_policy.copy_weights_from(policy)
     return Outcome(
         metrics,
@@ -255,9 +281,11 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 
 def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp_path):
     one = five_steps(Case("none"), ONE_RANK)
-    two = on_ranks(2, ["ddp", "fsdp"], tmp_path)
-    for outcome in two.values():
-        check_same_training(outcome, one)
+    two = on_ranks(2, ["ddp", "fsdp", "ddp, options"], tmp_path)
+    optional = five_steps(Case("none", options=True), ONE_RANK)
+    for name, outcome in two.items():
+        check_same_training(outcome, optional if CASES[name].options else one)
+    assert distance(optional.weights, one.weights) > 1e-3
     assert two["ddp"].local_weights == one.local_weights
     assert one.local_weights == pytest.approx(2 * two["fsdp"].local_weights, rel=0.01)
 
@@ -265,7 +293,7 @@ def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp
 @pytest.mark.slow
 def test_every_sharding_trains_like_one_process(tmp_path):
     one = {tied: five_steps(Case("none", tied=tied), ONE_RANK) for tied in (True, False)}
-    elsewhere = ("ddp", "ddp, adapters", "fsdp", "hsdp, two nodes of two")
+    elsewhere = ("ddp", "ddp, adapters", "ddp, options", "fsdp", "hsdp, two nodes of two")
     two = on_ranks(2, [name for name in CASES if name not in elsewhere], tmp_path)
     bfloat16 = two.pop("fsdp, bfloat16 products")
     for name, outcome in two.items():

@@ -427,6 +427,7 @@ IDENTIFYING = {
     "clip_high": 0.28,
     "ratio": "sequence",
     "advantages": "no-std",
+    "credit": "turn",
     "drop_even_groups": True,
     "adapter_rank": 4,
     "adapter_alpha": 16.0,

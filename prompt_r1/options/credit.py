@@ -1,0 +1,91 @@
+"""Advantages of single turns (`--credit turn`), in place of one for the whole game.
+
+    Â_t = (R - E_t) - mean over siblings of (R - E_t)        no division by a standard deviation
+
+E_t is what the game would have scored had it ended before turn t: the reward that turn t cannot change, with
+the cap of eq. 12 and the gate of eq. 15. The siblings are the other games of the group with the same tokens
+before turn t. If there are none, they are all others, each at its turn t, or at its last if it ended earlier.
+
+What is subtracted from R depends only on the tokens before turn t and on other games, so its product with
+∇ log π(turn t) has expectation 0, and Σ_t Â_t ∇ log π(turn t) is an unbiased estimate of the gradient of
+E[R]. A mean that includes the game's own reward (eq. 16) shrinks it by (G - 1) / G; a division by the
+standard deviation of the group changes its direction. The token weights of the loss are another matter: the
+paper's 1 / |u| for each game (eq. 17) favours short games, with any advantages.
+
+The baseline of a state that siblings share is that of Kool et al. (2019, "Buy 4 REINFORCE samples, get a
+baseline for free!") at turn t; a value estimate of each step of a text as in VinePPO (Kazemnejad et al. 2024,
+arXiv 2410.01679), but without further games.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from statistics import fmean
+
+from prompt_r1.options.advantages import Groups
+from prompt_r1.reward import Rule, score
+from prompt_r1.types import ScoredGame, Trajectory
+
+
+def game_credit(games_PG: Groups, rule: Rule) -> Groups:
+    """One advantage for all turns of a game: the one that it has."""
+    return games_PG
+
+
+def turn_credit(games_PG: Groups, rule: Rule) -> Groups:
+    """An advantage for each turn of the games that are trained on; `advantage` is that of the first turn."""
+    credited_PG = []
+    for group in games_PG:
+        intact = [game for game in group if game.advantage is not None]
+        credited_PG.append(
+            [game if game.advantage is None else _with_turn_advantages(game, intact, rule) for game in group]
+        )
+    return credited_PG
+
+
+CREDITS: dict[str, Callable[[Groups, Rule], Groups]] = {"game": game_credit, "turn": turn_credit}
+
+
+def _with_turn_advantages(game: ScoredGame, group: Sequence[ScoredGame], rule: Rule) -> ScoredGame:
+    others = [other for other in group if other is not game]
+    advantages = []
+    for turn, start in enumerate(turn_starts(game.trajectory)):
+        before = game.trajectory.tokens[:start]
+        siblings = [
+            other
+            for other in others
+            if turn < len(other.trajectory.turns) and other.trajectory.tokens[:start] == before
+        ]
+        baseline = fmean(_yet_to_earn(sibling, turn, rule) for sibling in siblings or others)
+        advantages.append(_yet_to_earn(game, turn, rule) - baseline)
+    return replace(game, advantage=advantages[0], turn_advantages=tuple(advantages))
+
+
+def turn_starts(trajectory: Trajectory) -> list[int]:
+    """The position of the first token of each of the agent's turns."""
+    pairs = enumerate(pairwise(trajectory.sampled), start=1)
+    return [position for position, (before, sampled) in pairs if sampled and not before]
+
+
+def _yet_to_earn(game: ScoredGame, turn: int, rule: Rule) -> float:
+    """R - E_t; for a game that ended before this turn, that of its last turn.
+
+    A user's own reward says nothing about games that are cut short: then E_t is 0.
+    """
+    assert game.reward is not None, "a game that is trained on has a reward"
+    if rule.own:
+        return game.reward.total
+    turns = game.trajectory.turns
+    ended_before = replace(game.trajectory, turns=turns[: min(turn, len(turns) - 1)])
+    return game.reward.total - score(ended_before, rule=rule).total
+
+
+def token_advantages(game: ScoredGame) -> list[float]:
+    """The advantage of each of the agent's tokens: that of its turn, or of the whole game."""
+    assert game.advantage is not None, "a game that left its group is not trained on"
+    sampled = game.trajectory.sampled
+    if not game.turn_advantages:
+        return [game.advantage] * sum(sampled)
+    begins = [own and not before for before, own in pairwise([False, *sampled])]
+    turns_so_far = accumulate(begins)
+    return [game.turn_advantages[n - 1] for n, own in zip(turns_so_far, sampled, strict=True) if own]
