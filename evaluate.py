@@ -34,6 +34,7 @@ from prompt_r1.baselines import (
     preparation_questions,
     request_fields,
 )
+from prompt_r1.baselines.cost_estimate import cost_rows_table, estimate_evaluation
 from prompt_r1.cli.command_line import evaluate_config, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
@@ -78,6 +79,10 @@ def main(arguments: list[str]) -> None:
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
+    if config.dry_run:
+        rows = estimate_evaluation(setups, questions, config, seed)
+        print(cost_rows_table(rows, priced=bool(config.env_price)))
+        return
     leaks = leak_warnings(questions, training_files(config, agents))
     for warning in leaks:
         print(printable(warning), file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import prompt_r1.miniworld.serve
 import prompt_r1.report.__main__
 import prompt_r1.studies.__main__
 import prompt_r1.studies.comparison
+import prompt_r1.studies.paper_cost
 from infer import InferConfig
 from prompt_r1.cli.command_line import parse_arguments, train_config
 from prompt_r1.config.evaluate import EvaluateConfig
@@ -44,6 +45,7 @@ MAINS = {
     "prompt_r1.report": prompt_r1.report.__main__.main,
     "prompt_r1.studies": prompt_r1.studies.__main__.main,
     "prompt_r1.studies.comparison": prompt_r1.studies.comparison.main,
+    "prompt_r1.studies.paper_cost": prompt_r1.studies.paper_cost.main,
 }
 
 

@@ -76,7 +76,7 @@ async def gepa(
 
     pool = [await validate(config.seed_prompt, iteration=0)]
     iteration = 0
-    calls_per_iteration = 7 + len(held_out)
+    calls_per_iteration = 2 * config.gepa_batch + 1 + len(held_out)
     while search.ledger.task_calls < config.gepa_calls and search.can_afford(calls_per_iteration):
         iteration += 1
         parent = draw_parent(pool, rng)

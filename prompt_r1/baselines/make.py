@@ -21,7 +21,7 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.config.fields import MINI_ENVIRONMENTS
+from prompt_r1.config.fields import is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.named import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
@@ -242,8 +242,3 @@ def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:
     if config.answer_format != "auto":
         return FORMATS[config.answer_format]
     return FORMATS["only" if is_mini(spec) else "tags"]
-
-
-def is_mini(spec: str) -> bool:
-    """Whether the environment is or includes the mini world, in this process or behind an endpoint."""
-    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))

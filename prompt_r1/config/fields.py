@@ -56,6 +56,11 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def is_mini(spec: str) -> bool:
+    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
+
+
 def flag_of(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")

@@ -6,7 +6,8 @@ count in all limits when their call ends.
 
 import asyncio
 from dataclasses import dataclass
-from operator import add, sub
+from itertools import repeat
+from operator import add, mul, sub
 
 from prompt_r1.errors import Resumable, UsageError
 
@@ -34,6 +35,10 @@ class Spending:
 
     def __sub__(self, other: "Spending") -> "Spending":
         return Spending(*map(sub, self.amounts, other.amounts))
+
+    def times(self, count: int) -> "Spending":
+        """The same spending several times."""
+        return Spending(*map(mul, self.amounts, repeat(count)))
 
     @property
     def amounts(self) -> list[float]:

@@ -8,14 +8,28 @@ reads; each call repeats the dialogue so far.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prompt_r1.config.fields import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.environments.budget import Price, Spending, parse_prices
 from prompt_r1.training.memory_estimate import memory_table
 
 SYSTEM_TOKENS = 40  # the environment's system message
-LOW_PROMPT, LOW_REPLY = 60, 60  # tokens
 LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
+
+
+@dataclass(frozen=True)
+class ShortTexts:
+    """Tokens of the texts of a short call."""
+
+    system: int  # the environment's system message
+    prompt: int
+    reply: int
+
+
+def short_texts(spec: str) -> ShortTexts:
+    """The texts that the low estimate assumes. Those of the mini world can be a few words long."""
+    return ShortTexts(0, 5, 1) if is_mini(spec) else ShortTexts(SYSTEM_TOKENS, 60, 60)
 
 
 @dataclass(frozen=True)
@@ -33,33 +47,47 @@ def estimate(config: TrainConfig) -> str:
     Raises UsageError for files that cannot be read.
     """
     find_questions(config.data, "train", config.seed)
-    validation = min(len(find_questions(config.val_data, "validation", config.seed)), config.val_limit)
+    validation = len(find_questions(config.val_data, "validation", config.seed))
     test = len(find_questions(config.test_data, "test", config.seed))
+    parts = parts_of_run(config, validation=validation, test=test)
+    if config.env == "none":
+        return cost_table(parts, Spending(), Spending(), priced=True)
+    low, high = (spending_of_game(config, config.env, config.env_price, high=high) for high in (False, True))
+    return f"{cost_table(parts, low, high, priced=bool(config.env_price))}\n\n{memory_table(config)}"
+
+
+def parts_of_run(config: TrainConfig, *, validation: int, test: int) -> list[Part]:
+    """The parts of a run with so many validation and test questions."""
     validations = 1 + config.steps // config.val_every + (config.steps % config.val_every > 0)
+    validation = min(validation, config.val_limit)
     asked = config.steps * config.questions
-    parts = [
+    return [
         Part("training", asked, asked * config.group_size),
         Part("validation", validation, validation * validations),
         Part("test", test, 3 * test),  # alone, untrained, trained
     ]
-    if config.env == "none":
-        return cost_table(parts, Spending(), Spending(), priced=True)
-    prices = sorted(parse_prices(config.env_price), key=lambda price: price.tokens_in + price.tokens_out)
-    longest_prompt = config.max_new // 2
-    longest_reply = config.max_reply_tokens or LONGEST_REPLY
-    most_calls = max(config.max_turns - 1, 1)
-    low = spending_of_game(1, LOW_PROMPT, min(LOW_REPLY, longest_reply), prices[0])
-    high = spending_of_game(most_calls, longest_prompt, longest_reply, prices[-1])
-    return f"{cost_table(parts, low, high, priced=bool(config.env_price))}\n\n{memory_table(config)}"
 
 
-def spending_of_game(calls: int, prompt: int, reply: int, price: Price) -> Spending:
-    """The spending of a game of `calls` calls, each of which sends the whole dialogue so far.
+def spending_of_game(game: TrainConfig, spec: str, prices: tuple[str, ...], *, high: bool) -> Spending:
+    """The spending of a game with the environment `spec`, at one end of the estimate.
 
-    `prompt` and `reply` are tokens of one call.
+    Each call sends the whole dialogue so far. Of several prices the estimate takes the lowest or the highest.
     """
-    tokens_in = [SYSTEM_TOKENS + (number + 1) * prompt + number * reply for number in range(calls)]
+    short = short_texts(spec)
+    longest_reply = game.max_reply_tokens or LONGEST_REPLY
+    calls = max(game.max_turns - 1, 1) if high else 1
+    system = SYSTEM_TOKENS if high else short.system
+    prompt = game.max_new // 2 if high else short.prompt
+    reply = longest_reply if high else min(short.reply, longest_reply)
+    price = price_at(prices, high=high)
+    tokens_in = [system + (number + 1) * prompt + number * reply for number in range(calls)]
     return sum((price.of_call(sent, reply) for sent in tokens_in), Spending())
+
+
+def price_at(prices: tuple[str, ...], *, high: bool) -> Price:
+    """The lowest or the highest of some prices."""
+    ordered = sorted(parse_prices(prices), key=lambda price: price.tokens_in + price.tokens_out)
+    return ordered[-1 if high else 0]
 
 
 def cost_table(parts: Sequence[Part], low: Spending, high: Spending, *, priced: bool) -> str:

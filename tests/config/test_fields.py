@@ -64,7 +64,7 @@ def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_tem
             "agent env data val_data test_data out resume seed max_turns steps questions lr dry_run explain "
             "env_price max_env_usd",
         ),
-        (EvaluateConfig, "data method agent env limit out seed env_price max_env_usd"),
+        (EvaluateConfig, "data method agent env limit out dry_run seed env_price max_env_usd"),
         (
             ServeConfig,
             "agent env host port model_name max_sessions request_calls request_usd request_seconds seed "

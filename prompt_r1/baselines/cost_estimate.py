@@ -1,0 +1,231 @@
+"""`evaluate.py --dry-run`: the calls, tokens and dollars of each system, before its answers and for them.
+
+Calls follow from the algorithms. Where they also depend on the models, the estimate is a range:
+
+              low                                         high
+    games     one call                                    a call in every turn but the last
+    opro      each new instruction repeats the first      no instruction is repeated
+    textgrad  each rewrite has its tags                   each rewrite is requested twice
+    gepa      each parent is perfect                      none is, and the last child joins the pool
+    examples  each is right at once (`cot-few-shot`)      each attempt fails
+
+Texts of models are short in the low estimate, and as long as the limits allow in the high one. Questions have
+their own lengths. Nothing is subtracted for calls that a journal or earlier answers save.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+
+from prompt_r1.baselines.cot import STEP_BY_STEP, TRIES_PER_SHOT
+from prompt_r1.baselines.make import (
+    OPTIMIZER_FIELDS,
+    choose_answer_format,
+    preparation_questions,
+    request_fields,
+)
+from prompt_r1.baselines.opro import MAX_LENGTH
+from prompt_r1.baselines.optimise import SearchPart, parts_of
+from prompt_r1.baselines.self_consistency import MEASURED_GAMES
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.methods import SEARCHES
+from prompt_r1.environments.budget import Spending
+from prompt_r1.environments.opening import parse_fields
+from prompt_r1.evaluation.systems import LEARNING, WITHOUT_ENVIRONMENT, SystemSetup
+from prompt_r1.training.cost_estimate import (
+    LONGEST_REPLY,
+    SYSTEM_TOKENS,
+    price_at,
+    short_texts,
+    spending_of_game,
+)
+from prompt_r1.types import Question
+
+LONGEST_PROMPT = 2000  # tokens, where the optimiser may write more
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """A line of the estimate: spendings before the answers and for them, each from low to high."""
+
+    label: str
+    before: Sequence[Spending]
+    answers: Sequence[Spending]
+
+
+def estimate_evaluation(
+    setups: Sequence[SystemSetup], questions: Sequence[Question], config: EvaluateConfig, seed: int
+) -> list[CostRow]:
+    """A row for each system. Reads the training questions if a method needs them, and loads no model."""
+    train: Sequence[Question] = []
+    validation: Sequence[Question] = []
+    if any(setup.system.method in LEARNING for setup in setups):
+        train, validation = preparation_questions(config, config.data, seed)
+    return [estimate_system(setup, questions, train, validation, config) for setup in setups]
+
+
+def estimate_system(
+    setup: SystemSetup,
+    questions: Sequence[Question],
+    train: Sequence[Question],
+    validation: Sequence[Question],
+    config: EvaluateConfig,
+) -> CostRow:
+    """The row of one system."""
+    ends = [SystemCost(setup, config, high=high) for high in (False, True)]
+    before = [end.before(questions, train, validation) for end in ends]
+    return CostRow(str(setup.system), before, [end.answers(questions) for end in ends])
+
+
+def cost_rows_table(rows: Sequence[CostRow], *, priced: bool) -> str:
+    """The rows and their sum as a Markdown table."""
+    spendings = [[*row.before, *row.answers] for row in rows]
+    sums = [sum(column, Spending()) for column in zip(*spendings, strict=True)]
+    lines = []
+    for row in [*rows, CostRow("together", sums[:2], sums[2:])]:
+        low, high = map(Spending.__add__, row.before, row.answers)
+        lines.append(
+            [
+                row.label,
+                _span(row.before[0].calls, row.before[1].calls),
+                _span(row.answers[0].calls, row.answers[1].calls),
+                _span(low.tokens, high.tokens),
+                _span(low.usd, high.usd, ".2f") if priced else "no --env-price",
+            ]
+        )
+    return markdown_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], lines)
+
+
+def _span(low: float, high: float, form: str = ".0f") -> str:
+    """A range; one number if both ends look alike."""
+    return " to ".join(dict.fromkeys([f"{low:,{form}}", f"{high:,{form}}"]))
+
+
+class SystemCost:
+    """What a system spends, at the low or at the high end of the estimate."""
+
+    def __init__(self, setup: SystemSetup, config: EvaluateConfig, *, high: bool) -> None:
+        self.method = method = setup.system.method
+        self._high = high
+        self._config = config
+        spec = setup.system.environment or "mini"
+        self._answer_format = choose_answer_format(config, spec)
+        self._price = price_at(config.env_price, high=high)
+        self._optimizer_price = price_at(config.optimizer_price or config.env_price, high=high)
+        self._game = spending_of_game(setup.agent.config, spec, config.env_price, high=high)
+        fields = parse_fields(config.optimizer_args, flag="--optimizer-args") or OPTIMIZER_FIELDS.get(method)
+        reply, written = _limit_of(request_fields(method, config, config.env_args)), _limit_of(fields or {})
+        short = short_texts(spec)
+        # Tokens of texts: the environment's system message and reply; the optimiser's reply and prompt.
+        self._system = SYSTEM_TOKENS if high else short.system
+        self._reply = reply if high else min(reply, short.reply)
+        self._written = written if high else min(written, short.reply)
+        self._prompt = min(written, LONGEST_PROMPT if high else short.prompt)
+        if method == "opro" and high:
+            self._prompt = self._tokens(MAX_LENGTH)
+
+    def answers(self, questions: Sequence[Question]) -> Spending:
+        """All answers to all questions."""
+        config, one = self._config, Spending()
+        if self.method in ("untrained", "prompt-r1"):
+            one = self._game
+        elif self.method == "self-consistency":
+            one = self._call(questions).times(config.samples or self._game.calls)
+        elif self.method == "cot-few-shot":
+            examples = config.shots * self._case(questions) if self._high else 0
+            one = self._call(questions, also=examples)
+        elif self.method in SEARCHES:
+            one = self._call(questions, also=self._prompt)
+        elif self.method not in WITHOUT_ENVIRONMENT:
+            one = self._call(questions)
+        return one.times(config.repeats * len(questions))
+
+    def before(
+        self, questions: Sequence[Question], train: Sequence[Question], validation: Sequence[Question]
+    ) -> Spending:
+        """What the method spends before its first answer."""
+        config = self._config
+        if self.method == "cot-few-shot":
+            asked = config.shots * TRIES_PER_SHOT if self._high else config.shots
+            return self._call(train).times(min(len(train), asked))
+        if self.method == "self-consistency" and not config.samples:
+            return self._game.times(min(MEASURED_GAMES, len(validation)))
+        if self.method not in SEARCHES:
+            return Spending()
+        datasets = list(dict.fromkeys(question.dataset for question in questions))
+        parts = parts_of(datasets if config.search_per == "dataset" else (), train, validation)
+        return sum(map(self._search, parts), Spending())
+
+    def _search(self, part: SearchPart) -> Spending:
+        """One search for a prompt, within --optimize-calls."""
+        config, high = self._config, self._high
+        train, validation = len(part.train), min(config.optimize_val, len(part.validation))
+        if self.method == "opro":
+            first = min(config.opro_train, train)  # calls that are made in any case
+            optimizer = config.opro_steps * config.opro_per_step
+            task = (1 + optimizer) * first if high else first
+            unused = config.opro_per_step - 1  # calls of the budget, at most
+        elif self.method == "textgrad":
+            first = validation
+            asked = min(train, config.textgrad_updates * config.textgrad_batch)
+            updates = ceil(asked / config.textgrad_batch)
+            task = first + config.textgrad_epochs * (asked + updates * validation)
+            optimizer = config.textgrad_epochs * (2 * asked + updates * (2 if high else 1))
+            unused = 3 * config.textgrad_batch + validation
+        else:
+            first = validation
+            iteration = 2 * config.gepa_batch
+            task = max(first, config.gepa_calls + (iteration + validation - 1 if high else 0))
+            optimizer = max(0, ceil((config.gepa_calls - first) / iteration)) if high else 0
+            unused = iteration + validation
+        task_call = self._call(part.train, also=self._prompt)
+        optimizer_call = self._optimizer_call(part.train)
+        budget = config.optimize_calls
+        # A second request of textgrad for the same rewrite may exceed the budget by one call.
+        most = max(first, budget + 1 if high else budget - unused)
+        if not budget or task + optimizer <= most:
+            return task_call.times(task) + optimizer_call.times(optimizer)
+        cheap, dear = sorted((task_call, optimizer_call), key=lambda call: (call.usd, call.tokens))
+        return (dear if high else cheap).times(most)
+
+    def _call(self, questions: Sequence[Question], *, also: int = 0) -> Spending:
+        """The mean call of an environment that is asked once; `also` are tokens besides the question."""
+        hint = STEP_BY_STEP if self.method in ("cot", "cot-few-shot", "self-consistency") else ""
+        texts = [self._answer_format.user_message(one.text, hint=hint)["content"] for one in questions]
+        return self._price.of_call(self._system + also + self._tokens(_mean_length(texts)), self._reply)
+
+    def _optimizer_call(self, questions: Sequence[Question]) -> Spending:
+        """The mean call of the optimiser. It sees prompts, and questions with their replies and answers."""
+        config, case = self._config, self._case(questions)
+        frame = 250 if self._high else 30  # tokens besides what it quotes
+        if self.method == "opro":
+            quoted = config.opro_exemplars * case + (config.opro_shown * self._prompt if self._high else 0)
+        elif self.method == "textgrad":
+            # The criticism of each reply, then that of the prompt, then the rewrite with all of them.
+            size, rewrites = config.textgrad_batch, 2 if self._high else 1
+            criticism = self._prompt + case + self._written
+            rewrite = self._prompt + size * criticism
+            quoted = (size * (case + criticism) + rewrites * rewrite) // (2 * size + rewrites)
+        else:
+            quoted = self._prompt + config.gepa_batch * case
+        return self._optimizer_price.of_call(frame + quoted, self._written)
+
+    def _case(self, questions: Sequence[Question]) -> int:
+        """The mean tokens of a question with a reply and the right answer."""
+        texts = [question.text + question.answers[0] for question in questions]
+        return self._tokens(_mean_length(texts)) + self._reply
+
+    def _tokens(self, characters: float) -> int:
+        return ceil(characters / 3) if self._high else int(characters / 4)
+
+
+def _mean_length(texts: Sequence[str]) -> float:
+    return fmean(map(len, texts)) if texts else 0.0
+
+
+def _limit_of(fields: Mapping[str, object]) -> int:
+    """The most tokens of a reply to requests with these fields."""
+    limit = fields.get("max_tokens") or fields.get("max_completion_tokens")
+    return limit if isinstance(limit, int) else LONGEST_REPLY
