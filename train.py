@@ -72,17 +72,20 @@ def train(run: Run) -> None:
         ask = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=config.game_deadline)
         return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
 
-    run.begin(models, update, sampler, environment, partial(validate, run, agent, validation, environment))
+    async def play_step(step: int) -> tuple[list[int], list[list[Trajectory]]]:
+        questions = sampler.take(config.questions)
+        mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
+        # Seeds do not depend on the rank: any number of ranks plays the same games.
+        seeds = [f"{config.seed}/{step}/{number}" for number in mine]
+        counted = run.counted(play_one, len(mine) * config.group_size)
+        games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
+        return mine, await games
+
+    validation_metrics = partial(validate, run, agent, validation, environment)
+    run.begin(models, update, sampler, environment, play_step, validation_metrics)
     with run.saved_on_stop():
         for step in run.steps():  # resumes, validates, saves, obeys signals and alarms
-            questions = sampler.take(config.questions)
-            mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
-            with run.clock.phase("rollout"):
-                # Seeds do not depend on the rank: any number of ranks plays the same games.
-                seeds = [f"{config.seed}/{step}/{number}" for number in mine]
-                counted = run.console.counted(play_one, len(mine) * config.group_size)
-                games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
-                trajectories_PG = run.wait_for(games)
+            mine, trajectories_PG = run.games_of(step)  # from play_step; --ahead 1: begun one step earlier
             games_PG = run.assign_credit(score_and_compare(trajectories_PG, config.reward_rule))
             with run.clock.phase("update"):
                 mini_batches = split(
@@ -94,8 +97,9 @@ def train(run: Run) -> None:
                     drop_even=config.drop_even_groups,
                 )
                 metrics = learn(update, mini_batches, clip=config.clip_range, kl_coef=config.kl_coef)
-                models.refresh()  # play with the new weights
             run.finish_step(step, games_PG, metrics)
+            with run.clock.phase("update"):
+                models.refresh()  # play with the new weights
         if test:
             run.log.say("\n" + compare_on_test(run, models.start, test, environment))
 

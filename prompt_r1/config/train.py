@@ -139,8 +139,14 @@ class TrainConfig(EnvironmentConfig):
     )
     importance_cap: float = setting(
         2.0,
-        "cap of the importance weights π_policy / π_engine; 0: no weights. float32 has none: they would be 1",
+        "cap of the importance weights π_policy / π_engine; 0: none. float32 has them only with --ahead",
         range=NOT_NEGATIVE,
+        identifies=True,
+    )
+    ahead: int = setting(
+        0,
+        "1: play the next step's games while the update computes, with the weights before it",
+        range=Range(at_least=0, below=2),
         identifies=True,
     )
     loss: str = setting(
@@ -293,6 +299,11 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             "--credit turn has advantages of its own, and they differ between the tokens of a game: leave "
             "out --advantages and --ratio"
+        )
+    if config.adapter_rank and config.ahead:
+        raise UsageError(
+            "with --adapter-rank the weights that learn also play, but --ahead 1 plays with older ones: give "
+            "one of the two"
         )
     if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
         raise UsageError(

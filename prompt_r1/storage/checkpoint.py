@@ -4,6 +4,9 @@
 `config.yaml` and the manifest; a folder without a valid manifest is ignored. Nothing else needs to be saved:
 sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
 state; spending is in the journal; the watchdog's state follows from the metric lines.
+
+With `--ahead 1` the games of the next step have begun: those that have ended are saved too and, if some have
+not, the weights that play them (`NextGames`).
 """
 
 import json
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -45,6 +49,24 @@ class State:
     frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
+class NextGames(Protocol):
+    """Games that have begun for the step after a checkpoint."""
+
+    @property
+    def policy(self) -> Policy:
+        """The weights that play."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether these weights are needed to finish them."""
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's games to a checkpoint."""
+
+    def load(self, folder: Path) -> None:
+        """Read them."""
+
+
 @dataclass(frozen=True)
 class PendingCheckpoint:
     """A checkpoint that is being written."""
@@ -69,11 +91,13 @@ class Checkpoints:
         *,
         say: Callable[[str], None],
         background: bool,
+        next_games: NextGames | None = None,
     ) -> None:
         """With `background`, `save` returns once the tensors are copied; a thread writes the files."""
         self.folder = run / "checkpoints"
         self._policy, self._optimizer = policy, optimizer
         self._config, self._ranks, self._say = config, ranks, say
+        self._next_games = next_games
         self._thread = ThreadPoolExecutor(1) if background else None
         self._group = cpu_group(ranks) if background else None
         self._pending: PendingCheckpoint | None = None
@@ -176,7 +200,11 @@ class Checkpoints:
                 f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
                 "agent that the run started from, or start a new run with another --out"
             )
-        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
+        games = self._next_games
+        playing = games.policy if games is not None else None
+        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count, playing=playing)
+        if games is not None:
+            games.load(folder)
         self._saved_state = (folder / "state.json").read_text("utf-8")
         state = State(**json.loads(self._saved_state))
         state.rollbacks = max(state.rollbacks, rollbacks)
@@ -202,15 +230,20 @@ class Checkpoints:
 
     def _write(self, temporary: Path) -> "Future[Checksums]":
         """Write this rank's tensors, in the background or at once."""
+        games = self._next_games
+        if games is not None:
+            games.save(temporary)
+        playing = games.policy if games is not None and games.unfinished else None
+        policy, optimizer = self._policy, self._optimizer
         if self._thread is not None:
-            saved = tensor_files.write_later(temporary, self._policy, self._optimizer, group=self._group)
+            saved = tensor_files.write_later(temporary, policy, optimizer, group=self._group, playing=playing)
 
             def wait_and_checksum() -> Checksums:
                 saved.result()
                 return self._checksums(temporary)
 
             return self._thread.submit(wait_and_checksum)
-        tensor_files.write(temporary, self._policy, self._optimizer, ranks=self._ranks.count)
+        tensor_files.write(temporary, policy, optimizer, ranks=self._ranks.count, playing=playing)
         written: Future[Checksums] = Future()
         written.set_result(self._checksums(temporary))
         return written

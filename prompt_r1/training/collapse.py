@@ -33,6 +33,11 @@ def _exploded(now: float, history: Sequence[float]) -> bool:
     return now > 10 * median(history) > 0
 
 
+def _stale(now: float, history: Sequence[float]) -> bool:
+    """In nats per token: with --ahead, games as old as this tell little of the policy that learns."""
+    return now > 0.1
+
+
 RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "format": _halved,
     "stop/answered": _halved,
@@ -40,6 +45,7 @@ RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "kl": _far,
     "entropy": _extreme,
     "grad_norm": _exploded,
+    "engine/staleness": _stale,
 }
 
 

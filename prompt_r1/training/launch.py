@@ -13,6 +13,7 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.terminal import printable
 from prompt_r1.training.cost_estimate import estimate
+from prompt_r1.training.event_loop import SlicedLoop
 from prompt_r1.training.explain import explain
 from prompt_r1.training.finished import finished_summary
 from prompt_r1.training.run import Run
@@ -42,6 +43,6 @@ def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
                 if ranks.first:
                     print(printable(done))
             else:
-                with asyncio.Runner() as runner:
+                with asyncio.Runner(loop_factory=SlicedLoop if config.ahead else None) as runner:
                     train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them

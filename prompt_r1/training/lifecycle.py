@@ -20,7 +20,7 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, State, writes_in_background
+from prompt_r1.storage.checkpoint import Checkpoints, NextGames, State, writes_in_background
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
@@ -51,7 +51,8 @@ class Lifecycle:
     optimizer: Optimizer
     sampler: QuestionSampler
     start: Path | str  # the untrained agent
-    refresh: Callable[[], None]  # copies the weights to the engine; called when they have changed
+    refresh: Callable[[], None]  # copies the weights to the engine; called after a checkpoint was loaded
+    next_games: NextGames | None = None  # with --ahead
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle_steps: int = 0
     failed_exports: int = 0  # in a row
@@ -69,6 +70,7 @@ class Lifecycle:
             self.ranks,
             say=self.log.say,
             background=writes_in_background(self.ranks.device, self.config.offload),
+            next_games=self.next_games,
         )
         if self.ranks.first:
             atomic_folder.remove_leftovers(self.log.folder, REPLACED)
@@ -81,9 +83,9 @@ class Lifecycle:
                     "start a new run with another --out"
                 )
             self._repair_export(state)
-            self.refresh()
             self.log.say(f"Resuming after step {state.step} of {self.config.steps}, from {found}")
             self.sampler.restore(state.sampler)
+            self.refresh()
         if self.ranks.first:
             trim_metrics(self.log.folder, state.step + (not state.line))
             write_yaml(self.config, self.log.folder / "config.yaml")

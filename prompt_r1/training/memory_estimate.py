@@ -58,6 +58,7 @@ class Setup:
     checkpointing: bool = True  # activations are recomputed
     device: str = "cuda"
     adapter_rank: int = 0  # 0: all weights learn
+    ahead: bool = False  # games are played during updates, so the agent has a copy of its own
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -108,7 +109,8 @@ def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     share = shape.weights / setup.shards
     trained = 0.0 if setup.offload == "all" else share
     # With full float32 weights, the policy that learns also plays.
-    playing = 0 if setup.full and setup.width == 4 else setup.width * shape.weights
+    same = setup.full and setup.width == 4 and not setup.ahead
+    playing = 0 if same else setup.width * shape.weights
     reference = 0.0
     if setup.reference and setup.offload == "none":
         reference = share * (4 if setup.full else setup.width)
@@ -205,6 +207,7 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
         checkpointing=config.checkpointing,
         device="cpu" if config.device == "cpu" else "cuda",
         adapter_rank=config.adapter_rank,
+        ahead=config.ahead > 0,
     )
 
 

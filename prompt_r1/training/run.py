@@ -16,6 +16,7 @@ from prompt_r1.options.advantages import ADVANTAGES
 from prompt_r1.options.credit import CREDITS
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.training.ahead import Ahead, PlayOne, Rollout
 from prompt_r1.training.console import Console, nothing_to_learn, summary
 from prompt_r1.training.lifecycle import Lifecycle
 from prompt_r1.training.step_metrics import spending, step_metrics
@@ -41,6 +42,7 @@ class Run:
         self.clock = Clock(self.console.phase)
         self.state = State(step=-1)
         self._runner = runner
+        self._ahead: Ahead | None = None
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work.
@@ -56,17 +58,33 @@ class Run:
         update: Update,
         sampler: QuestionSampler,
         environment: Pool,
+        play_step: Callable[[int], Coroutine[None, None, Rollout]],
         validate: Callable[[], dict[str, float]],
     ) -> None:
         """Load the newest checkpoint of the run folder, if there is one.
 
-        `validate` computes the validation metrics, without the prefix `val/`.
+        `play_step` plays this rank's games of a step; `validate` computes the validation metrics, without the
+        prefix `val/`.
         """
         self._sampler = sampler
         self._environment = environment
         self._usd_before = environment.budget.spent.usd  # at the end of the step before
         self._validate = validate
         self._update = update
+        self._play_step = play_step
+        self._models = models
+        if self.config.ahead:
+            self._ahead = Ahead(
+                self.config,
+                models,
+                sampler,
+                self.ranks,
+                self._runner,
+                play_step=play_step,
+                wait_for=self.wait_for,
+                spent=lambda: environment.budget.spent.usd,
+            )
+            update.between = self._ahead.go_on
         self._lifecycle = Lifecycle(
             self.config,
             self.ranks,
@@ -78,7 +96,8 @@ class Run:
             update.optimizer,
             sampler,
             models.start,
-            refresh=models.refresh,
+            refresh=self._ahead.resume if self._ahead else models.refresh,
+            next_games=self._ahead,
         )
         size = sum(parameter.numel() for parameter in models.policy.parameters())
         trained = sum(parameter.numel() for parameter in models.policy.trained_parameters())
@@ -111,6 +130,8 @@ class Run:
             ) from None
         finally:
             self.log.close()
+            if self._ahead is not None:
+                self._ahead.cancel()
             self._runner.run(self._environment.close())
 
     def steps(self) -> Iterator[int]:
@@ -122,11 +143,27 @@ class Run:
             self.state = State(step=0, sampler=self._sampler.state(), line={"step": 0})
         with self.console.bar(self.state.step):
             if self.state.line:  # step 0, or a run that stopped between an update and its line
+                self._finish_next_games()
+                self._models.refresh()
                 self._complete()
             while self.state.step < self.config.steps:
                 yield self.state.step + 1
                 self._complete()
         self._lifecycle.save(self.state, wait=True)
+
+    def games_of(self, step: int) -> Rollout:
+        """This rank's games of a step, played now or, with `--ahead 1`, during the update before."""
+        with self.clock.phase("rollout"):
+            if self._ahead is None:
+                return self.wait_for(self._play_step(step))
+            rollout = self._ahead.take(step)
+        self._update.stale_gap = self._ahead.trained.gap
+        return rollout
+
+    def counted(self, play_one: PlayOne, games: int) -> PlayOne:
+        """`play_one`, with the progress line counting how many of the `games` games have ended."""
+        counted = self.console.counted(play_one, games)
+        return self._ahead.keeping(counted) if self._ahead else counted
 
     def assign_credit(self, games_PG: list[list[ScoredGame]]) -> list[list[ScoredGame]]:
         """The games with the advantages of --advantages and --credit; by default they have them already."""
@@ -134,18 +171,27 @@ class Run:
         return CREDITS[self.config.credit](games_PG, self.config.reward_rule)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
-        """Write the games of a step, and record its metrics: the weights are now those after `step`."""
+        """Write the games of a step, and record its metrics: the weights are now those after `step`.
+
+        With `--ahead 1`, the games of the next step are finished before the agent gets these weights.
+        """
         self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
-        metrics |= step_metrics(
-            games_PG,
-            self.ranks,
-            rollout_seconds=self.clock.seconds["rollout"],
-            usd=self._environment.budget.spent.usd - self._usd_before,
-        )
+        seconds = self.clock.seconds["rollout"]
+        usd = self._environment.budget.spent.usd - self._usd_before
+        if self._ahead is not None:
+            seconds, usd = self._ahead.trained.seconds, self._ahead.trained.usd
+            metrics["ahead/hidden"] = self._ahead.hidden
+        metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=seconds, usd=usd)
         if step == 1 and self.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
             self.log.say(alarm)
-        self.state.step, self.state.sampler = step, self._sampler.state()
+        self.state.step, self.state.sampler = step, (self._ahead or self._sampler).state()
         self.state.line = {"step": step, **metrics}
+        self._finish_next_games()
+
+    def _finish_next_games(self) -> None:
+        if self._ahead is not None:
+            with self.clock.phase("rollout"):
+                self._ahead.finish()
 
     def _complete(self) -> None:
         """Validate, log and save the step, and check whether the run must stop or go back."""

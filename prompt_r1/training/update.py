@@ -4,7 +4,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from prompt_r1.training.batch import (
     sequence_mean_weight,
     token_mean_weight,
 )
-from prompt_r1.training.gap import Limit, check_gap, gap_metrics, limit_of
+from prompt_r1.training.gap import MEAN, STALENESS, Limit, check_gap, gap_metrics, limit_of
 from prompt_r1.types import ScoredGame, Trajectory
 
 # Weighted sums over tokens: added up over micro-batches and ranks they are means over the agent's tokens.
@@ -89,13 +89,15 @@ class Update:
         """`reference` is the frozen start; None: the KL is to the policy that sampled.
 
         `token_mean` averages the loss over tokens, not over games (eq. 17). `importance_cap` is that of the
-        importance weights in 16 bits (0: none). `ratio` is a key of RATIOS. `gap_limit` None: that of the
-        compute dtype.
+        importance weights, in 16 bits or of stale games (0: none). `ratio` is a key of RATIOS. `gap_limit`
+        None: that of the compute dtype.
         """
         self.policy = policy
         self.ratio = RATIOS[ratio]
-        # In float32 the weights would be 1 up to rounding.
-        self.importance_cap = importance_cap if policy.compute.itemsize < 4 else 0.0
+        self.between: Callable[[], None] = lambda: None  # called between two micro-batches
+        # Of games that older weights have sampled, as with --ahead 1: the engine's gap to those weights.
+        self.stale_gap: Mapping[str, float] | None = None
+        self._importance_cap = importance_cap
         self.optimizer = optimizer
         self.skipped_in_a_row = 0  # optimiser steps that were not taken
         self._reference = reference
@@ -105,6 +107,12 @@ class Update:
         self._tokens_per_batch = tokens_per_batch
         self._gap_limit = gap_limit or limit_of(policy.compute)
         self._start()
+
+    @property
+    def importance_cap(self) -> float:
+        """The cap of the importance weights; 0: none. In float32, those of fresh games would be 1."""
+        weighted = self.stale_gap is not None or self.policy.compute.itemsize < 4
+        return self._importance_cap if weighted else 0.0
 
     def _start(self) -> None:
         """Forget the metrics of the training step before."""
@@ -155,6 +163,7 @@ class Update:
         they are computed anew. The engine's would do in float32, but their last bits depend on which games
         decoded together, so a run over a network would never be the same twice.
         """
+        self.between()
         if not first:
             batch = replace(batch, old=self.policy(batch.packed).logprobs)
         if self._reference is not None:
@@ -168,8 +177,9 @@ class Update:
             self._current.sums[name] = self._current.sums[name] + value.double().cpu()
         if len(loss.kl):
             self._current.kl.append(loss.kl)
-        if batch.old is None and len(batch.engine):  # the weights are still those that sampled
+        if batch.old is None and len(batch.engine):  # the weights have not moved in this training step
             self._differences.append((scores.logprobs.detach() - batch.engine).cpu())
+        self.between()
 
     def take_step(self) -> None:
         """Sum the gradients over the ranks, clip them, and step.
@@ -178,7 +188,7 @@ class Update:
         on every rank, before a step on games of another model than the policy, and when the weights are not
         finite afterwards: they must not be saved.
         """
-        if self._gap_metrics is None:  # the first step: the weights are still those that sampled
+        if self._gap_metrics is None:  # the first step: the weights have not moved yet
             self._gap_metrics = self._measure_gap()
             check_gap(self._gap_metrics, self._gap_limit)
         step, self._current = self._current, StepMetrics()
@@ -202,7 +212,11 @@ class Update:
 
     def _measure_gap(self) -> dict[str, float]:
         shares = self._ranks.gather(self._differences)
-        return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
+        differences = [tokens for share in shares for tokens in share]
+        metrics = gap_metrics(differences, cap=self.importance_cap)
+        if self.stale_gap is None:
+            return metrics
+        return {**metrics, STALENESS: metrics[MEAN], **self.stale_gap}
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

@@ -63,8 +63,9 @@ def _frame_of_run(folder: Path, start: Path | str, config: TrainConfig) -> Frame
 def load_learner(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
     """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
 
-    The weights are the agent's own where those are float32 and nothing is sharded. Raises UsageError for
-    `--offload` without sharding, and for a model that adapters do not fit.
+    The weights are the agent's own where those are float32, nothing is sharded, and no games are played while
+    they change (`--ahead`). Raises UsageError for `--offload` without sharding, and for a model that adapters
+    do not fit.
     """
     if config.adapter_rank:
         add_lora(agent.policy.model, rank=config.adapter_rank, alpha=config.adapter_alpha, seed=config.seed)
@@ -75,7 +76,7 @@ def load_learner(start: Path | str, config: TrainConfig, agent: Agent, ranks: Ra
         return agent.policy
     if ranks.mesh is None and config.offload != "none":
         raise UsageError(f"--offload {config.offload} is for sharded weights: give --parallel fsdp or hsdp")
-    if ranks.mesh is None and agent.policy.compute == torch.float32:
+    if ranks.mesh is None and agent.policy.compute == torch.float32 and not config.ahead:
         return agent.policy
     return _load_share(start, agent, ranks, weights=torch.float32, offload=config.offload == "all")
 

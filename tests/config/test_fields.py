@@ -48,7 +48,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
         "force_answer stop_tags rule answer_metric reward questions group_size mini_batch mini_batch_of lr "
         "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages credit drop_even_groups "
-        "adapter_rank adapter_alpha kl_coef importance_cap loss temperature".split()
+        "adapter_rank adapter_alpha kl_coef importance_cap ahead loss temperature".split()
     )
 
 
@@ -175,6 +175,7 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
                 "at least 2": "group_size keep",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta1 beta2",
+                "at least 0, below 2": "ahead",
                 "at least 1e-06": "temperature",
                 "above 0, below 1000000000": "rank_timeout",
             },

@@ -433,6 +433,7 @@ IDENTIFYING = {
     "adapter_alpha": 16.0,
     "kl_coef": 0.5,
     "importance_cap": 1.5,
+    "ahead": 1,
     "loss": "token-mean",
     "temperature": 0.5,
 }

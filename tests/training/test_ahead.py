@@ -1,0 +1,354 @@
+"""`--ahead 1`: which weights play which games, the loss of stale games, and exact resumption."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training import ahead as ahead_module
+from prompt_r1.training import run as run_module
+from prompt_r1.training.ahead import score
+from prompt_r1.training.memory_estimate import Setup, shape_of, state_bytes
+from prompt_r1.types import Message, Question, Trajectory
+from tests import tiny
+from tests.faults.harness import games_of, metrics_of, saved_tensors
+from tests.games import naive_logprobs, random_game, siblings
+from tests.tensors import load_tensors
+
+STEPS = 3
+
+
+class PatientEnvironment:
+    """Replies after a few turns of the event loop, and counts its calls; `on_call` may raise an error."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random()  # when replies come differs from run to run
+        self.calls = 0
+        self.on_call: Callable[[], None] = lambda: None
+
+    async def ask(self, messages: list[Message]) -> str:
+        self.calls += 1
+        self.on_call()
+        for _ in range(self.rng.randint(0, 20)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(self.rng.random() / 100)
+        return f"It was Anna, {len(messages[0]['content'])}."
+
+
+class Runs:
+    """Runs `train.py` with the same settings in several folders."""
+
+    def __init__(self, folder: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = [{"question": f"Who is number {number}?", "answer": "Anna"} for number in range(6)]
+        (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        self.folder = folder
+        self.learn = train.learn
+        self.monkeypatch = monkeypatch
+        self.line = f"""
+            --agent {agent} --data {folder / "own.jsonl"} --val-data {folder / "own.jsonl"} --test-data none
+            --env py:patient_replies:ENVIRONMENT --steps {STEPS} --questions 3 --group-size 5 --mini-batch 15
+            --lr 1e-3 --max-turns 3 --max-new 60 --max-tokens 900 --val-every 2 --val-limit 2 --save-every 1
+            --keep 9 --device cpu --kv-tokens 20000 --tokens-per-batch 900 --loss token-mean --kl-coef 0
+            --journal live
+        """.split()
+
+    def run(
+        self,
+        name: str,
+        *line: object,
+        ahead: int = 1,
+        environment: PatientEnvironment | None = None,
+        before_update: Callable[[int], None] = lambda step: None,
+    ) -> Path:
+        """Train in a folder; `before_update` is called with the number of each update of this start."""
+        environment = environment or PatientEnvironment()
+        self.monkeypatch.setitem(sys.modules, "patient_replies", SimpleNamespace(ENVIRONMENT=environment))
+        updates = 0
+
+        def learn(*arguments, **options):
+            nonlocal updates
+            updates += 1
+            before_update(updates)
+            return self.learn(*arguments, **options)
+
+        self.monkeypatch.setattr(train, "learn", learn)
+        out = self.folder / name
+        train.main([*self.line, "--out", str(out), "--ahead", str(ahead), *map(str, line)])
+        return out
+
+
+@pytest.fixture(scope="module")
+def module_patch():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def runs(asking_agent, tmp_path_factory, module_patch) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), asking_agent, module_patch)
+
+
+@pytest.fixture(scope="module")
+def whole(runs) -> Path:
+    """A run that nothing interrupts."""
+    return runs.run("whole")
+
+
+def check_same_run(run: Path, reference: Path) -> None:
+    assert saved_tensors(run) == saved_tensors(reference)
+    assert games_of(run) == games_of(reference)
+    assert learned(run) == learned(reference)
+
+
+def learned(run: Path) -> list[dict[str, float]]:
+    """The metrics that do not depend on the clock. Calls that a stop cut off are counted in other lines, and
+    the engine's last bits depend on which games decoded together.
+    """
+    ignored = ("env/", "ahead/", "engine/logprob_gap")
+    return [
+        {name: value for name, value in line.items() if not name.startswith(ignored)}
+        for line in metrics_of(run)
+    ]
+
+
+def rows_of(run: Path, step: int) -> list[dict]:
+    path = run / f"trajectories/step-{step:06d}-rank0.jsonl"
+    return [json.loads(row) for row in path.read_text().splitlines()]
+
+
+def logprobs_after(run: Path, step: int, row: dict) -> torch.Tensor:
+    """(N,) float64 log-probabilities of the agent's tokens of a game, with the weights after a step."""
+    model = tiny.model()
+    saved = load_tensors(run / f"checkpoints/step-{step:06d}")
+    weights = {name: saved[f"weights/model.{name}"] for name, _ in model.named_parameters()}
+    model.load_state_dict(weights, strict=False)
+    trajectory = Trajectory(
+        Question("", "", "", ()), row["tokens"], [digit == "1" for digit in row["sampled"]]
+    )
+    with torch.no_grad():
+        return naive_logprobs(model.double(), trajectory)
+
+
+def test_the_games_of_a_step_come_from_weights_that_are_exactly_one_update_older(whole):
+    """The recorded log-probabilities are those of the checkpoint before the last one, and of no other."""
+    for step, sampler in ((1, 0), (2, 0), (3, 1)):
+        rows = rows_of(whole, step)[:4]
+        for played_by in range(step):
+            distance = max(
+                (logprobs_after(whole, played_by, row) - torch.tensor(row["logprobs"])).abs().max().item()
+                for row in rows
+            )
+            assert (distance < 1e-3) == (played_by == sampler), (step, played_by, distance)
+
+
+@pytest.mark.slow
+def test_stale_games_are_weighted_by_the_truncated_ratio_of_the_policy_to_the_sampler(whole, runs):
+    """L = -Σ w min(π_old / π_sampler, C) Â, because π_θ = π_old in the only optimiser step."""
+    for run, cap in ((whole, 2.0), (runs.run("capped", "--importance-cap", "1.0", "--steps", 2), 1.0)):
+        step = 2
+        total = tokens = staleness = truncated = 0.0
+        for row in rows_of(run, step):
+            if row["advantage"] is None:
+                continue
+            old, sampler = logprobs_after(run, step - 1, row), logprobs_after(run, step - 2, row)
+            ratios = (old - sampler).exp()
+            total -= ratios.clamp(max=cap).sum().item() * row["advantage"]
+            staleness += (old - sampler).abs().sum().item()
+            truncated += (ratios > cap).sum().item()
+            tokens += len(old)
+        line = read_metrics(run)[step]
+        assert line["loss"] == pytest.approx(total / tokens, abs=1e-5)
+        assert line["engine/staleness"] == pytest.approx(staleness / tokens, rel=1e-3) and staleness > 0
+        assert line["engine/importance_truncated"] == pytest.approx(truncated / tokens, abs=1e-3)
+    assert truncated > 0
+
+
+def test_the_first_step_is_that_of_a_synchronous_run(whole, runs):
+    synchronous = runs.run("synchronous", "--steps", 1, ahead=0)
+    first, expected = (learned(run)[1] for run in (whole, synchronous))
+    assert {name: value for name, value in expected.items() if not name.startswith("val/")} == first
+    assert games_of(whole)["step-000001-rank0"] == games_of(synchronous)["step-000001-rank0"]
+
+
+@pytest.mark.slow
+def test_when_replies_come_changes_nothing(whole, runs):
+    """Other games decode together, so the engine's last bits differ; the update does not use them."""
+    check_same_run(runs.run("again"), whole)
+
+
+def test_the_gap_between_engine_and_sampler_is_measured_at_every_step(whole):
+    for line in read_metrics(whole)[1:]:
+        assert 0 < line["engine/logprob_gap"] < 1e-4
+        assert ("engine/staleness" in line) == (line["step"] > 1)
+
+
+@pytest.mark.slow
+def test_an_engine_that_plays_another_model_is_found_in_a_stale_step(runs, monkeypatch):
+    """The games of step 2 claim other log-probabilities than those of the weights that played."""
+
+    def score_shifted(games: list[Trajectory], *arguments, **options):
+        for game in games:
+            game.logprobs = [logprob and logprob - 0.1 for logprob in game.logprobs]
+        return score(games, *arguments, **options)
+
+    monkeypatch.setattr(ahead_module, "score", score_shifted)
+    with pytest.raises(UsageError, match="engine does not play the model that learns: engine/logprob_gap"):
+        runs.run("other-model")
+    assert [line["step"] for line in read_metrics(runs.folder / "other-model")] == [0, 1]
+
+
+# --- Stops and resumption ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update", [1, 2])
+def test_a_run_that_is_killed_in_an_update_ends_like_an_uninterrupted_one(runs, whole, update):
+    """A copy of the run folder from before an update, while games are being played, is a killed run."""
+    name = f"killed-{update}"
+
+    def copy(number: int) -> None:
+        if number == update:
+            shutil.copytree(runs.folder / f"{name}-whole", runs.folder / name)
+
+    runs.run(f"{name}-whole", before_update=copy)
+    environment = PatientEnvironment()
+    check_same_run(runs.run(name, environment=environment), whole)
+    paid = sum(line["env/paid"] for line in read_metrics(whole))
+    assert 0 < environment.calls <= paid
+    assert (environment.calls < paid) == (update == 2)  # the games of step 2 are in the checkpoint of step 1
+
+
+def test_a_signal_in_an_update_saves_the_step_and_the_weights_that_play(runs, whole):
+    """The step of the update is saved although the games of the next one are cut off."""
+
+    def stop(number: int) -> None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Resumable, match="stopped after step 2"):
+        runs.run("signalled", before_update=stop)
+    newest = runs.folder / "signalled/checkpoints/step-000002"
+    tensors = load_tensors(newest)
+    older = load_tensors(runs.folder / "signalled/checkpoints/step-000001")
+    playing = {name: tensor for name, tensor in tensors.items() if name.startswith("playing/")}
+    assert playing
+    for name, tensor in playing.items():
+        assert torch.equal(tensor, older[name.replace("playing/", "weights/")])
+    resumed = runs.run("signalled")
+    check_same_run(resumed, whole)
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_used_up_in_games_of_the_next_step_stops_and_resumes(runs, whole):
+    paid = int(sum(line["env/paid"] for line in read_metrics(whole)))
+    with pytest.raises(Resumable, match="stopped after step"):
+        runs.run("budget", "--max-env-calls", paid - 1)
+    check_same_run(runs.run("budget"), whole)
+
+
+@pytest.mark.slow
+def test_a_stop_in_the_very_first_games_resumes(runs, whole):
+    environment = PatientEnvironment()
+    calls_before_training = int(read_metrics(whole)[0]["env/paid"])
+
+    def stop() -> None:
+        if environment.calls == calls_before_training + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    environment.on_call = stop
+    with pytest.raises(Resumable, match="stopped after step 0"):
+        runs.run("at-once", environment=environment)
+    check_same_run(runs.run("at-once"), whole)
+
+
+@pytest.mark.slow
+def test_a_rollback_trains_on_the_games_that_the_best_agent_had_begun(runs, monkeypatch):
+    """After the rollback to step 0 or 1 the games of the next one are the same as before."""
+    seen: list[tuple[int, list]] = []
+    original = run_module.Run.finish_step
+
+    def finish_step(self, step, games_PG, metrics):
+        seen.append((step, [game.trajectory.tokens for group in games_PG for game in group]))
+        original(self, step, games_PG, metrics)
+
+    monkeypatch.setattr(run_module.Run, "finish_step", finish_step)
+    alarms = iter([[], [], ["entropy is 9"]])  # with the line of step 2
+    monkeypatch.setattr("prompt_r1.training.collapse.Watchdog.see", lambda self, line: next(alarms, []))
+    monkeypatch.setattr("prompt_r1.training.lifecycle.Lifecycle._replay_watchdog", lambda self: None)
+    runs.run("rollback", "--on-collapse", "rollback")
+    steps = [step for step, _ in seen]
+    back = steps.index(2) + 1
+    assert steps[:back] == [1, 2] and steps[-1] == STEPS and steps[back] <= 2
+    repeated = dict(seen[:back])[steps[back]]
+    assert seen[back] == (steps[back], repeated)
+
+
+def test_the_last_step_begins_no_games(runs, whole):
+    assert not list((whole / f"checkpoints/step-{STEPS:06d}").glob("*next-games*"))
+    assert list((whole / f"checkpoints/step-{STEPS - 1:06d}").glob("*next-games*"))
+    paid = sum(line["env/paid"] + line["env/reused"] for line in read_metrics(whole))
+    played = sum(line.get("env/calls", 0) + line.get("val/calls", 0) for line in read_metrics(whole))
+    assert paid == played
+
+
+# --- Parts ---
+
+
+def test_scores_are_the_log_probabilities_of_the_policy_and_replace_the_engines_in_float32():
+    policy = tiny.policy()
+    games = [*siblings(1, 3), random_game(0), random_game(1), *siblings(2, 2)]
+    recorded = [list(game.logprobs) for game in games]
+    with torch.no_grad():
+        expected = [naive_logprobs(policy.model, game) for game in games]
+    differences = torch.cat(score(games, policy, tokens_per_batch=40))
+    for game, before, want in zip(games, recorded, expected, strict=True):
+        got = torch.tensor([value for value, own in zip(game.logprobs, game.sampled, strict=True) if own])
+        assert torch.allclose(got.double(), want, atol=1e-5)
+        assert all(value == 0 for value, own in zip(game.logprobs, game.sampled, strict=True) if not own)
+        assert len(game.logprobs) == len(before)
+    engine = torch.tensor([value for values in recorded for value in values if value])
+    assert sorted(differences.abs().tolist()) == pytest.approx(
+        sorted((torch.cat(expected) - engine).abs().tolist()), abs=1e-4
+    )
+
+
+def test_in_16_bits_the_engines_log_probabilities_stay():
+    policy = tiny.policy()
+    policy.compute = torch.bfloat16
+    games = [random_game(number) for number in range(6)]
+    recorded = [list(game.logprobs) for game in games]
+    differences = score(games, policy, tokens_per_batch=30)
+    assert [game.logprobs for game in games] == recorded and len(differences) == 1
+
+
+def test_the_agent_that_plays_ahead_takes_memory_of_its_own():
+    shape = shape_of(tiny.model().config)
+    one, two = (
+        state_bytes(shape, Setup(shards=1, full=True, width=4, ahead=ahead))["copy that plays"]
+        for ahead in (False, True)
+    )
+    assert (one, two) == (0, 4 * shape.weights)
+
+
+def test_only_one_step_ahead_is_possible():
+    with pytest.raises(UsageError, match="--ahead must be below 2"):
+        train.main(["--config", "mini", "--ahead", "2"])
+    assert TrainConfig().ahead == 0
+
+
+def test_adapters_which_learn_and_play_as_one_are_refused():
+    with pytest.raises(UsageError, match="give one of the two"):
+        train.main(["--config", "mini", "--ahead", "1", "--adapter-rank", "4"])
