@@ -5,12 +5,14 @@ import random
 import re
 from itertools import islice
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
 from prompt_r1.environments.mini_optimizer import ANYTHING
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
+from prompt_r1.metrics.statistics import _student_quantile
 from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
@@ -56,6 +58,46 @@ def test_a_spread_over_seeds_is_students_interval_of_their_mean():
     assert comparison.spread([0.5]) == "50.0"
     # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of these three values
     assert comparison.spread([0.5, 0.6, 0.61]) == "50.0, 60.0, 61.0 (± 15.1)"
+
+
+def test_students_quantiles_are_those_of_the_tables():
+    assert comparison.STUDENT[:4] == (12.706, 4.303, 3.182, 2.776)
+    expanded = [_student_quantile(0.95, freedom) for freedom in range(5, 10)]
+    assert comparison.STUDENT[4:] == pytest.approx(expanded, abs=4e-3)
+    assert comparison.spread([0.4, 0.6]) == f"40.0, 60.0 (± {10 * 12.706:.1f})"
+    ten = [0.1, 0.2] * 5
+    assert comparison.spread(ten).endswith(f"(± {100 * 2.262 * stdev(ten) / 10**0.5:.1f})")
+
+
+def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch, capsys):
+    """docs/results.md: three seeds of 80 steps, 2,000 calls and 50 questions for a search, every method."""
+    ran = []
+    monkeypatch.setattr(comparison, "replicate", lambda settings, seed: ran.append((seed, settings)))
+    monkeypatch.setattr(comparison, "join", lambda settings, seeds: [f"tables of {seeds}"])
+    comparison.main(["--out", str(tmp_path)])
+    settings = comparison.Settings(tmp_path, 80, 2000, 50, 0, comparison.METHODS)
+    assert sorted(ran, key=lambda one: one[0]) == [(0, settings), (1, settings), (2, settings)]
+    assert (tmp_path / "comparison.md").read_text() == "tables of [0, 1, 2]\n"
+    ran.clear()
+    comparison.main(["--out", str(tmp_path), "--seeds", *map(str, range(10))])
+    assert len(ran) == 10
+    for flags in (["--seeds", *map(str, range(11))], ["--jobs", "0"], ["--steps", "0"], ["--budget", "0"]):
+        with pytest.raises(UsageError, match="at most 10; --jobs, --budget and --steps must be above 0"):
+            comparison.main(flags)
+    assert "comparison.md (" in capsys.readouterr().out
+
+
+def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(comparison, "train", lambda *arguments: ran.append(arguments))
+    monkeypatch.setattr(comparison, "run", lambda program, flags, *, log: ran.append((program, flags, log)))
+    settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("grpo-only", "agent-only"))
+    comparison.replicate(settings, 4)
+    [asking, alone, (program, flags, log)] = ran
+    assert asking[0] == tmp_path / "agent-seed4" and asking[2]["--env"] == ["mini-advice"]
+    assert alone == (tmp_path / "alone-seed4", 3, {"--env": ["none"], "--seed": [4]})
+    assert flags["--grpo-agent"] == [tmp_path / "alone-seed4"] and "--agent" not in flags
+    assert (program, log) == ("evaluate", tmp_path / "results-seed4.log")
 
 
 def small(out: Path, *flags: str) -> list[str]:
@@ -107,11 +149,17 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     comparison.main([*line.split(), "direct", "opro", "prompt-r1"])
     [(_, trained), (program, evaluated), *other_seed] = programs_run.flags
     assert [program for program, _ in other_seed] == ["train", "evaluate"] and program == "evaluate"
-    assert trained["--env"] == evaluated["--env"] == ["mini-advice"] and trained["--steps"] == ["3"]
-    assert evaluated["--agent"] == trained["--out"] == [str(tmp_path / "agent-seed0")]
-    assert evaluated["--method"] == ["direct", "opro", "prompt-r1"] and "--grpo-agent" not in evaluated
-    assert evaluated["--optimize-calls"] == ["60"] and evaluated["--limit"] == ["10"]
-    assert evaluated["--data"] == ["mini", "mini:ood"]
+    agent, common = str(tmp_path / "agent-seed0"), {"--env": ["mini-advice"], "--seed": ["0"]}
+    price = ["0.15,0.60"]  # of gpt-4o-mini, per million tokens in and out
+    assert trained == {**common, "--steps": ["3"], "--out": [agent], "--env-price": price}
+    assert evaluated == {
+        **common,
+        **{"--method": ["direct", "opro", "prompt-r1"], "--data": ["mini", "mini:ood"], "--limit": ["10"]},
+        **{"--env-price": price, "--optimizer-price": price, "--agent": [agent], "--sft-lr": ["3e-3"]},
+        **{"--optimize-calls": ["60"], "--opro-train": ["1"], "--optimize-val": ["1"]},
+        **{"--opro-steps": ["1000000"], "--textgrad-epochs": ["1000000"], "--gepa-calls": ["1000000000"]},
+        "--out": [str(tmp_path / "results-seed0")],
+    }
     assert {flags["--seed"][0] for _, flags in other_seed} == {"1"}
     text = (tmp_path / "comparison.md").read_text("utf-8")
     assert text.strip() in capsys.readouterr().out
@@ -140,6 +188,18 @@ def test_differences_to_the_ceiling_are_of_the_same_questions():
     assert comparison.gap({"a": 1.0, "b": 0.5}, {"b": 0.25, "a": 0.0}) == [0.25, 1.0]
     with pytest.raises(AssertionError, match="not the same questions"):
         comparison.gap({"a": 1.0}, {"b": 1.0})
+
+
+def test_what_a_method_took_before_its_first_answer_is_read_from_its_files(tmp_path):
+    """Reused calls count too; dollars are those of the whole run. Who prepared nothing, took nothing."""
+    settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("opro",))
+    assert comparison.preparation(settings, "opro", 0) == (0.0, 0.0)
+    (tmp_path / "agent-seed0").mkdir()
+    lines = [{"step": 0, "env/reused": 2.0}, {"step": 1, "env/paid": 4.0, "env/usd": 0.5}, {"step": 2}]
+    (tmp_path / "agent-seed0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for method in ("prompt-r1", "agent-only"):
+        assert comparison.preparation(settings, method, 0) == (6.0, 0.5)
+    assert comparison.preparation(settings, "prompt-r1", 9) == (0.0, 0.0)
 
 
 @pytest.mark.slow

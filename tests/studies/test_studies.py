@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
@@ -16,12 +17,21 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import trained_turns, turns
-from prompt_r1.studies.distance import Measurements, Mixture, distance_table, share_of, study_distance
-from prompt_r1.studies.runs import find_runs, greedy, load_run, seed_groups
-from prompt_r1.studies.study import Study
+from prompt_r1.studies import programs, trained_turns, turns
+from prompt_r1.studies.distance import (
+    SILENCE,
+    Measurements,
+    Mixture,
+    distance_table,
+    measure,
+    points,
+    share_of,
+    study_distance,
+)
+from prompt_r1.studies.runs import find_runs, first_of_each_kind, greedy, load_run, seed_groups
+from prompt_r1.studies.study import Study, rate_point
 from prompt_r1.studies.training import study_training
-from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, answer_in_turn
+from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING, answer_in_turn
 from prompt_r1.types import GameSettings, Question
 from tests import tiny
 from tests.providers import open_environment
@@ -53,6 +63,42 @@ def test_after_t_interactions_the_agent_is_forced_to_answer():
 def test_a_game_that_ends_earlier_keeps_its_answer():
     game, _, environment = play_with_answer_at(3, [think("sure", answer="Bob")])
     assert (game.answer, len(environment.asked)) == ("Bob", 0)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(500, None), (3, 1)])
+def test_the_tokens_of_the_forced_answer_count_and_have_no_log_probabilities_of_their_own(limit, left):
+    """The thought is not sampled; at least one token is left for the answer."""
+    agent = ScriptedAgent([think("more", prompt="Who?"), " Anna </answer>"], finished=False)
+    generate, prefix = answer_in_turn(2, agent.generate, [7, 8, 9]), [7, 8, 9]
+    first = asyncio.run(generate([1, 2], max_new=limit, seed="study/q/1"))
+    forced = asyncio.run(generate([1, 2], max_new=limit, seed="study/q/2"))
+    assert agent.limits == [limit, left or limit - len(prefix)] and agent.read == [[1, 2], [1, 2, 7, 8, 9]]
+    assert agent.seeds == ["study/q/1", "study/q/2"] and not forced.finished
+    assert forced.tokens[:3] == prefix and forced.logprobs[:3] == [0.0, 0.0, 0.0]
+    assert set(forced.logprobs[3:]) == {-0.5} and first.tokens[:3] != prefix
+
+
+class GreedyScript(ScriptedAgent):
+    """A scripted agent as the studies load one: with a codec, and sampled at a temperature."""
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(texts)
+        self.codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+        self.game = GameSettings(max_turns=9, max_tokens=5000, max_new=500)
+
+    async def generate(self, tokens, *, max_new, seed, temperature):
+        assert temperature == 0.0
+        return await super().generate(tokens, max_new=max_new, seed=seed)
+
+
+@pytest.mark.parametrize(("asked", "thought"), [(0, THOUGHT_BEFORE_ASKING), (1, THOUGHT_AFTER_ASKING)])
+def test_each_game_has_as_many_interactions_as_it_may_and_then_its_answer(asked, thought):
+    agent = GreedyScript([*[think("more", prompt="Who?")] * asked, " Anna </answer>"])
+    run = SimpleNamespace(questions=[QUESTION], environment=ScriptedEnvironment(["one", "two"]))
+    [game] = turns.play_and_answer(run, agent, asked)
+    assert (len(game.turns), game.stop, game.answer) == (asked + 1, "answered", "Anna")
+    assert game.turns[-1].text.startswith(thought)
+    assert agent.seeds == [f"study/q/{turn}" for turn in range(1, asked + 2)]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +136,105 @@ def test_the_loss_of_an_environment_is_what_the_trained_agent_has_less_than_at_h
     column = header.index("loss")
     assert (of_home[column], of_away[column]) == ("+0.000", "+0.500")
     assert of_away[header.index("different fact")] == "0.250"
+
+
+def test_distances_are_of_the_prompts_that_the_trained_agent_sends_at_home(home):
+    """Silence differs from every reply in its wording, and in its fact unless there was none."""
+    film = home.world.test.films[0]
+    prompts = [f"Who is the director of {film}?", "Hm?"]
+    assert home.reply(prompts[0]).value and home.reply(prompts[1]).value == ""
+    asks, answers = [think("x", prompt=prompt) for prompt in prompts], think("x", answer="Anna")
+    agents = {"trained": GreedyScript([answers]), "untrained": GreedyScript([think("x", answer="Bob")])}
+    run = SimpleNamespace(seed=5, agents=agents, environment=home, questions=[QUESTION])
+    codec, settings = Codec(tiny.tokenizer(), INSTRUCTIONS["short"]), GameSettings(max_new=500)
+    script = [[asks[0], asks[1], answers], [answers]]
+    games = [
+        asyncio.run(play(QUESTION, ScriptedAgent(texts).generate, home.ask, codec, settings, seed="0"))
+        for texts in script
+    ]
+    measured = Measurements("mute", "100% mute")
+    measure(measured, run, Mixture(home, None, 1.0), games)
+    assert (measured.fact_differs, measured.wording_differs) == ([True, False], [True, True])
+    assert (measured.game_differs, measured.seeds) == ([True, False], [5])
+    assert (measured.trained, measured.untrained) == ([1.0], [0.0])
+    assert share_of(measured.fact_differs) == 0.5 and share_of([]) == 0.0 and share_of([True]) == 1.0
+    assert SILENCE.text == "I have nothing to say about this."
+    far = Measurements("B", "B", fact_differs=[True])
+    assert [point.x for point in points([(far, [1.0]), (measured, [0.0])])] == [0.5, 1.0]
+
+
+def test_a_mixture_draws_again_in_another_world_and_not_with_another_prompt_order(home):
+    """A draw below the share of 0.5 answers otherwise; which prompts do follows from the world's seed."""
+    prompts = [f"Who is the director of {film}?" for film in home.world.test.films[:40]]
+    other = MiniEnvironment(home.world, "A", seed=1)
+    silent = [
+        [Mixture(at, None, 0.5).reply(prompt) == SILENCE for prompt in prompts] for at in (home, home, other)
+    ]
+    assert silent[0] == silent[1] != silent[2] and 5 < sum(silent[0]) < 35
+    assert Mixture(home, None, 0.5).name == "mixture"
+
+
+def test_the_longest_mini_run_of_each_seed_is_studied(tmp_path):
+    for name, seed, steps, env in (
+        ("a", 0, 40, "mini"),
+        ("b", 0, 80, "mini"),
+        ("c", 0, 60, "mini"),
+        ("d", 1, 10, "mini"),
+        ("e", 2, 90, "mini-b"),
+    ):
+        (tmp_path / name / "agent").mkdir(parents=True)
+        settings = {**PRESETS["mini"], "seed": seed, "steps": steps, "env": env}
+        write_yaml(TrainConfig(**settings), tmp_path / name / "agent" / GAME_FILE)
+    assert [folder.name for folder in find_runs(tmp_path)] == ["b", "d"]
+    assert [folder.name for folder in find_runs(tmp_path, "mini-b")] == ["e"]
+
+
+def test_the_first_questions_of_each_kind_are_taken_in_their_order():
+    questions = [Question(str(n), "even" if n % 2 == 0 else "odd", "?", ()) for n in range(7)]
+    assert [question.id for question in first_of_each_kind(questions, 2)] == ["0", "2", "1", "3"]
+    assert len(first_of_each_kind(questions, 9)) == 7
+
+
+def test_a_study_is_written_as_its_claim_plot_table_and_notes():
+    study = Study("turns", "They say.", Plot("Title", "x", "y", []), "| a |", ("one", "two"))
+    assert study.markdown() == "# Title\n\n> They say.\n\n![Title](turns.svg)\n\n| a |\n\n- one\n- two\n"
+    point = rate_point(3, [1.0, 1.0, 0.0, 1.0])
+    assert (point.x, point.mean, point.n) == (3, 0.75, 4) and (point.low, point.high) == wilson(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("last", "exported", "trains"), [(7, True, False), (8, True, False), (6, True, True), (7, False, True)]
+)
+def test_a_run_is_trained_unless_all_its_steps_and_its_agent_are_there(
+    tmp_path, monkeypatch, last, exported, trains
+):
+    commands = []
+
+    def start(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", start)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(last + 1)))
+    if exported:
+        (folder / "agent").mkdir()
+    programs.train(folder, 7, {"--seed": [2]})
+    command = [
+        sys.executable,
+        "-m",
+        "prompt_r1",
+        "train",
+        "--seed",
+        "2",
+        "--steps",
+        "7",
+        "--out",
+        str(folder),
+    ]
+    assert commands == ([command] if trains else [])
+    assert (tmp_path / "run.log").exists() == trains
 
 
 def test_a_studied_run_has_the_questions_and_the_environment_of_its_training(tmp_path):
@@ -196,11 +341,21 @@ def test_turns_are_counted_by_agent_kind_and_seed(monkeypatch):
         return [SimpleNamespace(answer="Anna" if right else None, question=one) for one in questions]
 
     monkeypatch.setattr(turns, "play_and_answer", play_and_answer)
+    study = turns.study_turns(runs, most=2)
+    drawn = [(one.label, one.dashed, [point.x for point in one.points]) for one in study.plot.series]
+    assert drawn == [
+        ("trained, all", False, [0, 1, 2]),
+        ("untrained, all", True, [0, 1, 2]),
+        ("math", False, [0, 1, 2]),
+        ("pop", False, [0, 1, 2]),
+    ]
+    assert len(turns.study_turns(runs).plot.series[0].points) == 4, "0 to 3 interactions, unless told"
+    header, _, *lines = study.table.splitlines()
+    assert header == "| agent, questions | n | 0 interactions | 1 interaction | 2 interactions |"
     rows = {}
-    for row in turns.study_turns(runs, most=2).table.splitlines():
+    for row in lines:
         name, count, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         rows[name] = (count, [cell.split(" ")[0] for cell in cells])
-    del rows["agent, questions"], rows["---"]
     assert rows == {
         "trained, all": ("4", ["0.000", "0.500", "1.000"]),
         "untrained, all": ("4", ["0.000", "0.000", "0.000"]),
@@ -233,7 +388,16 @@ def test_proposition_3_is_also_measured_from_the_other_environment(tmp_path):
     for question in run.questions:
         reply = asyncio.run(trained_with.ask([{"role": "user", "content": question.text}]))
         assert run.environment.reply(question.text).text == reply
-    table = study_distance([run]).table
+    study = study_distance([run])
+    assert [(one.label, one.dashed, one.joined, len(one.points)) for one in study.plot.series] == [
+        (f"{agent}, {name}", agent == "untrained", False, 5)
+        for name in ("A", "mute")
+        for agent in ("trained", "untrained")
+    ]
+    table = study.table
+    assert [row.split(" | ")[0] for row in table.splitlines()[3:]] == [
+        f"| {share}% {name}" for name in ("A", "mute") for share in (25, 50, 75, 100)
+    ]
     assert "| home |" in table and "| 100% A |" in table and "B |" not in table
     with pytest.raises(UsageError, match="is not a run with the environment mini, which"):
         load_run(tmp_path, per_kind=1)
@@ -271,5 +435,9 @@ def test_agents_of_each_number_of_turns_are_trained_once_and_compared(tmp_path, 
         "math",
         "pop",
     ]
+    assert [row[0].strip("| ") for row in rows[2:]] == ["1 turn", "2 turns", "3 turns", "4 turns"]
+    assert {row[1] for row in rows[2:]} == {"6"} and {row[3].split()[0] for row in rows[2:4]} == {"0.333"}
+    [series] = trained_turns.study_trained_turns(scores).plot.series
+    assert [(point.x, point.n) for point in series.points] == [(1, 6), (2, 6), (3, 6), (4, 6)]
     assert [row[2].split()[0] for row in rows[2:]] == ["0.333", "0.333", "0.667", "0.667"]
     assert [row[5].split()[0] for row in rows[2:]] == ["0.000", "0.000", "1.000", "1.000"]
