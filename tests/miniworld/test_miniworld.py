@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import inspect
+import itertools
 import random
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import build_agent, code_of, mini_agent, new_model, warm_start
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -389,3 +392,106 @@ def test_the_replies_of_seed_0_are_those_of_the_published_results(style, digest)
     environment = MiniEnvironment(make_world(0), style, seed=0)
     replies = [environment.reply(question.text).text for question in mini_world(0).test]
     assert hashlib.sha256("\n".join(replies).encode()).hexdigest()[:16] == digest
+
+
+def digest_of(lines) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("split", "digest"),
+    [
+        ("train", "aaaa880cc0845c2c"),
+        ("validation", "73eb7d0eba0bf754"),
+        ("test", "ac7b833041a936e0"),
+        ("ood", "2d54cc09abe5b328"),
+    ],
+)
+def test_the_questions_of_seed_0_are_those_of_the_published_results(split, digest):
+    """Ids, texts, answers and kinds, in their order."""
+    mini = mini_world(0, train=200)
+    assert (len(mini.validation), len(mini.test), len(mini.ood)) == (160, 320, 128)
+    assert digest_of(map(repr, getattr(mini, split))) == digest
+
+
+@pytest.mark.parametrize(("style", "digest"), [("A", "8d560c18d5838869"), ("B", "c1399fab405d8e65")])
+def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
+    """Every step of the right strategy, a vague prompt, and the question with "Answer only."."""
+    environment, replies = MiniEnvironment(WORLD, style, seed=0), []
+    for mini in make_questions(WORLD, "validation", 160, 0):
+        value = ""
+        for step in decompose(mini.slots):
+            reply = environment.reply(step.prompt.format(value=value))
+            value = reply.value
+            replies.append(f"{step.think} {step.prompt} {reply.text} {value}")
+        replies.append(environment.reply(f"{mini.question.text} Answer only.").text)
+        if hasattr(mini.slots, "film"):
+            replies.append(environment.reply(f"Tell me about {mini.slots.film}.").text)
+    replies += [environment.reply(f"Who is the hero of nothing {number}?").text for number in range(9)]
+    assert digest_of(replies) == digest
+
+
+def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
+    """README's figures hold for agents that started from them: strategies, damages, guesses and replies."""
+    lines = [f"{turn.text} {turn.reply}" for _, turns in demonstrations for turn in turns]
+    assert digest_of(lines) == "b27f2926192ef821"
+    defaults = {name: one.default for name, one in inspect.signature(build_agent).parameters.items()}
+    assert defaults == {
+        **{"seed": inspect.Parameter.empty, "worlds": 30, "games": 400},
+        **{"steps": 1500, "batch_size": 8, "progress": True},
+    }
+
+
+def test_the_learning_rate_of_the_warm_start_rises_over_50_steps_and_falls_from_40_percent_on():
+    factors = [agent_module._schedule(step, 1500) for step in (0, 24, 49, 50, 600, 1050, 1500)]
+    assert factors == pytest.approx([0.02, 0.5, 1.0, 1.0, 1.0, 0.525, 0.05])
+
+
+def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demonstrations, quick, codec):
+    """The oracle: each game alone, without padding, token by token in float64."""
+    games = [record(question, turns, codec) for question, turns in demonstrations[:5]]
+    nats = []
+    for game in games:
+        with torch.no_grad():
+            logits = quick.model(torch.tensor([game.tokens])).logits[0].double()
+        log_probabilities = logits.log_softmax(-1)
+        nats += [
+            -log_probabilities[place - 1, token].item()
+            for place, token in enumerate(game.tokens)
+            if game.sampled[place]
+        ]
+    assert agent_module._loss(quick.model, games).item() == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+
+
+def test_an_epoch_of_the_warm_start_shows_every_game_once_among_games_of_its_length(demonstrations, codec):
+    games = [record(question, turns, codec) for question, turns in demonstrations[:50]]
+    batches = agent_module._batches(games, 8, random.Random(0))
+    epoch = [next(batches) for _ in range(7)]
+    assert sorted(map(len, epoch)) == [2, 8, 8, 8, 8, 8, 8]
+    assert sorted(id(game) for batch in epoch for game in batch) == sorted(map(id, games))
+    spans = sorted((len(batch[0].tokens), len(batch[-1].tokens)) for batch in epoch)
+    assert all(last <= first for (_, last), (first, _) in itertools.pairwise(spans))
+    assert [len(batch[0].tokens) for batch in epoch] != sorted(first for first, _ in spans)
+    again = [next(batches) for _ in range(7)]
+    assert [list(map(id, batch)) for batch in again] != [list(map(id, batch)) for batch in epoch]
+
+
+def test_the_mini_agent_is_a_qwen3_of_half_a_million_parameters_that_copies_from_the_start(quick):
+    model = new_model(quick.tokenizer, 0)
+    assert 450_000 < sum(parameter.numel() for parameter in model.parameters()) < 550_000
+    config = model.config
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (128, 2, 256)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 4, 32)
+    assert config.tie_word_embeddings and config.max_position_embeddings == 2048
+    assert config.rope_parameters["rope_theta"] == 1e4 and len(quick.tokenizer) == config.vocab_size
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.05, rel=0.02)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        assert torch.equal(attention.o_proj.weight, attention.v_proj.weight.T)
+    drawing, tokenizer = model.generation_config, quick.tokenizer
+    assert (drawing.do_sample, drawing.temperature) == (True, 1.0)
+    assert drawing.eos_token_id == config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert drawing.pad_token_id == config.pad_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert config.bos_token_id is None and tokenizer.model_max_length == 2048
+    other = new_model(quick.tokenizer, 1)
+    assert not torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)

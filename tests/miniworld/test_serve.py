@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -293,6 +294,118 @@ def test_a_fault_has_the_status_that_a_provider_sends_with_it(fault: str, status
             return (await client.post(f"{server.base_url}/chat/completions", json=body)).status_code
 
     assert with_server(call(), server) == status
+
+
+def test_the_responses_have_the_fields_of_openais_api() -> None:
+    """Whole, streamed with and without token counts, and the errors, from one server."""
+    server = MiniServer(key=KEY, rng=random.Random(0))
+    content = [{"type": "text", "text": "Please:"}, {"type": "text", "text": HELLO[0]["content"]}]
+    body = {"model": "mini-b", "messages": [{"role": "user", "content": content}]}
+    expected = server.models["mini-b"].reply(f"Please:\n{HELLO[0]['content']}").text
+    said = len(expected.split())
+
+    async def calls() -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=server.base_url, headers=headers) as client:
+            listed = (await client.get("/models")).json()
+            assert listed["object"] == "list"
+            assert [(one["id"], one["object"], one["created"]) for one in listed["data"]] == [
+                (name, "model", 0) for name in ("mini", "mini-b")
+            ]
+            reply = (await client.post("/chat/completions", json=body)).json()
+            message = {"role": "assistant", "content": expected}
+            assert reply["choices"] == [{"index": 0, "message": message, "finish_reason": "stop"}]
+            usage = {"prompt_tokens": 8, "completion_tokens": said, "total_tokens": 8 + said}
+            assert reply["usage"] == usage and reply["object"] == "chat.completion"
+            assert reply["model"] == "mini-b" and re.fullmatch("chatcmpl-[0-9a-f]{32}", reply["id"])
+            assert abs(reply["created"] - time.time()) < 60
+            for options in ({}, {"stream_options": {"include_usage": True}}):
+                streamed = await client.post("/chat/completions", json={**body, "stream": True, **options})
+                assert streamed.headers["content-type"] == "text/event-stream"
+                *events, done, rest = streamed.text.split("\n\n")
+                chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+                if options:
+                    last = chunks.pop()
+                    assert (last["choices"], last["usage"]) == ([], usage)
+                assert (done, rest) == ("data: [DONE]", "") and "usage" not in chunks[-1]
+                choices = [chunk["choices"][0] for chunk in chunks]
+                assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+                assert "".join(one["delta"].get("content", "") for one in choices) == expected
+                assert [one["finish_reason"] for one in choices] == [*[None] * (said + 1), "stop"]
+                assert {
+                    (chunk["object"], one["index"]) for chunk, one in zip(chunks, choices, strict=True)
+                } == {("chat.completion.chunk", 0)}
+            for path, wrong, status, sentence in (
+                ("/embeddings", body, 404, "there is no POST /v1/embeddings"),
+                ("/chat/completions", {"model": "mini"}, 400, "the request needs model and messages"),
+                ("/chat/completions", {**body, "model": "x"}, 404, "The model `x` does not exist"),
+            ):
+                refused = await client.post(path, json=wrong)
+                code = "model_not_found" if "does not exist" in sentence else None
+                assert (refused.status_code, refused.json()["error"]) == (
+                    status,
+                    {"message": sentence, "code": code},
+                )
+                assert refused.headers["content-type"] == "application/json"
+            foreign = await client.get("/models", headers={"Authorization": "Bearer x"})
+            assert foreign.status_code == 401 and "Bearer x" in foreign.json()["error"]["message"]
+
+    with_server(calls(), server)
+    assert server.counts["replies"] == 3 and server.running == 0 and server.counts["peak"] == 1
+    assert (server.counts["prompt_tokens"], server.counts["completion_tokens"]) == (8, said)
+    assert server.counts["total_tokens"] == 8 + said
+
+
+@pytest.mark.parametrize(("fault", "status", "after"), [("500", 500, None), ("429", 429, "0.2")])
+def test_a_refusal_says_when_to_come_again_and_repeats_the_key(fault: str, status: int, after: str | None):
+    server = MiniServer(fail=1.0, faults=[fault], rng=random.Random(0))
+
+    async def call() -> httpx.Response:
+        async with httpx.AsyncClient(headers={"Authorization": "Bearer secret"}) as client:
+            body = {"model": "mini", "messages": HELLO}
+            return await client.post(f"{server.base_url}/chat/completions", json=body)
+
+    refused = with_server(call(), server)
+    assert refused.status_code == status and refused.headers.get("retry-after") == after
+    assert "Bearer secret" in refused.text and server.counts[fault] == 1
+
+
+def test_the_latency_of_a_reply_is_log_normal_around_its_median(monkeypatch) -> None:
+    slept: list[float] = []
+
+    class Drawn(random.Random):
+        def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+            assert (mu, sigma) == (0, 1.0)
+            return 2.0
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    server = MiniServer(latency=0.5, rng=Drawn(0))
+    monkeypatch.setattr(serve.asyncio, "sleep", sleep)
+    wire = SimpleNamespace(write=lambda data: None)
+    body = json.dumps({"model": "mini", "messages": HELLO}).encode()
+    asyncio.run(server._handle(None, wire, "POST /v1/chat/completions", {}, body))
+    assert slept == [pytest.approx(0.5 * 7.389056)] and server.counts["replies"] == 1
+
+
+def test_the_flags_of_the_server_are_those_of_its_help(monkeypatch) -> None:
+    started = []
+
+    async def note(port: int, server: MiniServer) -> None:
+        started.append((port, server))
+
+    monkeypatch.setattr(serve, "serve", note)
+    flags = "--port 0 --seed 4 --fail 0.25 --faults 500 stall --latency 0.1 --key k"
+    for line in ("", flags):
+        monkeypatch.setattr(sys, "argv", ["serve.py", *line.split()])
+        serve.main()
+    [(port, plain), (free, faulty)] = started
+    assert (port, plain.models["mini"].seed, plain.fail, plain.latency, plain.key) == (8100, 0, 0.0, 0.0, "")
+    assert plain.faults == ("500", "429", "reset", "hang", "garbage")
+    assert (free, faulty.models["mini-b"].seed, faulty.fail) == (0, 4, 0.25)
+    assert (faulty.faults, faulty.latency, faulty.key) == (("500", "stall"), 0.1, "k")
+    assert (plain.models["mini"].style, plain.models["mini-b"].style) == ("A", "B")
 
 
 @pytest.mark.parametrize(
