@@ -128,7 +128,7 @@ class PieceEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        added = [token.content for token in tokenizer.added_tokens_decoder.values()]
         names = "|".join(re.escape(name) for name in added if len(name) > 1)
         # A lookahead finds overlapping names too; (?!) matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")

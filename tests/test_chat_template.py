@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 
 import train
 from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, text_of
@@ -120,6 +120,26 @@ def test_text_from_outside_is_kept_and_never_becomes_a_control_token(text, token
     assert text_of(tokenizer, before + tokens) == text_of(tokenizer, before) + shown
 
 
+def test_the_text_of_tokens_keeps_the_blanks_before_punctuation_and_the_control_tokens():
+    """Tokenizers that clean up blanks by default would write "a, b" and "isn't"."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.clean_up_tokenization_spaces = True
+    text = "<|im_start|>a , b . is n't<|im_end|>"
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert text_of(tokenizer, tokens) == text
+
+
+@pytest.mark.parametrize("name", ["§§", "§¶", "<a", "<a>"])
+def test_an_added_token_of_any_length_above_one_is_cut_in_text_from_outside(name):
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.add_tokens([AddedToken(other, special=False, normalized=False) for other in (name, "<a", "<")])
+    encoder = PieceEncoder(tokenizer)
+    number = tokenizer.convert_tokens_to_ids(name)
+    text = f"x{name}y{name}{name}"
+    assert number in encoder.trusted(text) and number not in encoder.untrusted(text)
+    assert text_of(tokenizer, encoder.untrusted(text)) == text
+
+
 REFUSED = {
     "{% for tool in tools %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}": (
         "cannot render a dialogue of user .* it needs a list of tools"
@@ -137,6 +157,12 @@ REFUSED = {
     ),
     "{{ messages[0].content }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
         "does not keep the messages' texts in order"
+    ),
+    "{% for m in messages[-2:] %}{{ m.content }}</s>{% endfor %}": (
+        "does not keep the messages' texts in order"
+    ),
+    "{{ 'FIRST ' if messages | length == 1 }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
+        "changes earlier messages"
     ),
     "{% for m in messages %}{% if loop.last %}LAST {% endif %}{{ m.content }}</s>{% endfor %}": (
         "changes earlier messages"
