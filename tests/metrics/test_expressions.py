@@ -84,3 +84,70 @@ def test_a_root_of_zero_is_zero_and_one_of_a_negative_number_has_no_value() -> N
     assert root is not None and root.value == 0 and not root.rest
     negative = evaluate("(-4)^0.5")
     assert negative is None or negative.rest
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"\sqrt{0}", 0.0),
+        ("sqrt 4", 2.0),
+        (r"2\sqrt{0.25}", 1.0),
+        ("pi", math.pi),
+        (r"2\pi", 2 * math.pi),
+        ("0!", Fraction(1)),
+        ("3!", Fraction(6)),
+        ("2*-3", Fraction(-6)),
+        ("-2*3", Fraction(-6)),
+        ("6/-2", Fraction(-3)),
+        ("-2^2", Fraction(-4)),
+        ("2^-1", Fraction(1, 2)),
+        ("4^{1/2}", 2.0),
+        ("0^{1/2}", 0.0),
+        ("1.5 - pi + pi", 1.5),
+        ("3 0/5", Fraction(3)),
+        (r"3\frac{0}{5}", Fraction(3)),
+        (r"3\frac{1}{2}", Fraction(7, 2)),
+        ("1 000 000", Fraction(10**6)),
+        ("1,000,000.25", Fraction(4000001, 4)),
+        ("2e-3", Fraction(1, 500)),
+        ("2.5e+2", Fraction(250)),
+        ("6:2", Fraction(3)),
+        ("2(3)", Fraction(6)),
+        ("(2)(3)", Fraction(6)),
+    ],
+)
+def test_each_rule_of_the_grammar_has_its_value(text, value):
+    found = evaluate(text)
+    assert found is not None and found.rest == "" and found.value == pytest.approx(value, abs=1e-12)
+    assert type(found.value) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\sqrt{-1}",
+        "(-4)^{1/2}",
+        "18-20",
+        "12/25/2020",
+        "3:2:1",
+        "1/0",
+        "2.5!",
+        "(-1)!",
+        "(1",
+        r"\frac{1}{2",
+        "*3",
+    ],
+)
+def test_what_is_no_number_or_none_that_is_meant_has_no_value(text):
+    assert evaluate(text) is None
+
+
+def test_the_sizes_of_values_and_expressions_are_limited_to_the_last_one_allowed():
+    assert evaluate("100!").value == math.factorial(100) and evaluate("101!") is None
+    # A base of 2 (2 bits, and 1 of its denominator) to a power of up to 10,000 / 3.
+    assert evaluate("2^3333").value == 2**3333 and evaluate("2^3334") is None
+    assert evaluate("2^{-3333}") is not None and evaluate("2^{-3334}") is None
+    fifty = "+".join(["1"] * 50)
+    assert evaluate(fifty).value == 50 and evaluate(fifty).rest == ""
+    assert evaluate(fifty + "+1").rest == "+1", "the sum ends where the fifty-first number begins"
+    assert evaluate("1" * 50).rest == "" and evaluate("1" * 51).rest == "1"

