@@ -100,6 +100,7 @@ def test_roots_are_equal_to_nine_digits_and_not_to_two() -> None:
         ("5 apples and pears", None, None),
         ("5 big red apples a day", 5, "big red apple a day"),
         ("5 big red apples a day now", None, None),
+        ("5 cups a day", 5, "cup a day"),
         ("5 x", None, None),
         ("5M", None, None),
         ("5 K", None, None),

@@ -1,0 +1,184 @@
+"""The data of the report, row by row: columns, chosen steps, spans, costs, evaluations."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from prompt_r1.evaluation.predictions import Prediction, System, to_row
+from prompt_r1.metrics.statistics import wilson
+from prompt_r1.report import page, payload
+from prompt_r1.report.costs import CallCosts, key_of_call
+from prompt_r1.report.spans import TokenTexts, spans_of
+from prompt_r1.report.verdict import verdict
+from prompt_r1.types import Question
+from tests import tiny
+from tests.played import group_of, write_run
+
+
+def test_metrics_become_columns_with_wilsons_interval_of_each_validation():
+    """The interval of a line without a validation is not known, nor that of an impossible number."""
+    lines = [
+        {"step": 0, "val/em": 0.5, "val/format": 1.0, "val/n": 10.0},
+        {"step": 1, "kl": "text", "val/n": 10.0},
+        {"step": 2, "val/em": 0.26, "val/format": 0.0, "val/n": 10.0, "kl": 1e301},
+        {"step": 3, "val/em": 1.04, "val/n": 10.0},
+    ]
+    table = payload.columns(lines)
+    assert table["step"] == [0, 1, 2, 3] and table["kl"] == [None] * 4
+    em = [wilson(5, 10), (None, None), wilson(3, 10), wilson(10, 10)]
+    assert list(zip(table["val/em_low"], table["val/em_high"], strict=True)) == em
+    formed = [wilson(10, 10), (None, None), wilson(0, 10), (None, None)]
+    assert list(zip(table["val/format_low"], table["val/format_high"], strict=True)) == formed
+    known = payload.columns([{"val/em": 0.5, "val/n": 10.0, "val/em_low": 0.4}])
+    assert known["val/em_low"] == [0.4] and "val/em_high" not in known, "the run's own intervals are kept"
+    assert "val/em_low" not in payload.columns([{"val/em": 0.5}]) and payload.columns([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("games", "chosen"),
+    [
+        (1, [9]),
+        (19, [9]),
+        (20, [1, 9]),
+        (30, [1, 5, 9]),
+        (89, [1, 2, 3, 4, 6, 7, 8, 9]),
+        (90, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_as_many_steps_are_shown_as_games_fit(tmp_path, games, chosen):
+    files = {}
+    for step in range(9, 0, -1):
+        files[step] = [tmp_path / f"{step}-{rank}" for rank in (0, 1)]
+        for path in files[step]:
+            path.write_text("{}\n" * 5)
+    assert payload.choose_steps(files, games=games) == chosen
+
+
+def test_files_of_many_megabytes_are_not_all_read(tmp_path, monkeypatch):
+    """120 MB at most, measured by the last step; the limit is made smaller here."""
+    assert payload.MEGABYTES == 120 and page.GAMES == 8000 and page.MOST_RUNS == 6
+    monkeypatch.setattr(payload, "MEGABYTES", 1)
+    files = {step: [tmp_path / str(step)] for step in (1, 2, 3)}
+    for step, size in ((1, 10), (2, 10), (3, 500_000)):
+        files[step][0].write_text("x" * (size - 1) + "\n")
+    assert payload.choose_steps(files, games=100) == [1, 3]
+    files[3][0].write_text("x" * 333_333)
+    assert payload.choose_steps(files, games=100) == [1, 2, 3]
+    files[3][0].write_text("x" * 2_000_000)
+    assert payload.choose_steps(files, games=100) == [3]
+
+
+def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_path):
+    questions = [Question(f"q{number}", "maths", "Who?", ("Anna",)) for number in range(3)]
+    spent = {"calls": 3, "usd": 0.5, "tokens_in": 70, "tokens_out": 9}
+    rows = [
+        to_row(Prediction(one, "Anna", "So: Anna", system=System("direct", "mini"), stop="answered", **spent))
+        for one in questions
+    ]
+    rows.append(to_row(Prediction(questions[2], None, "?", system=System("cot", "mini", "runs/a"))))
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = payload.read_run(tmp_path, games=3)
+    assert [(group["id"], len(group["games"])) for group in data["groups"]] == [("q1", 1), ("q2", 2)]
+    first, unanswered = data["groups"][1]["games"]
+    assert first == {
+        **{"stop": "answered", "error": "", "answer": "Anna", "reward": None, "advantage": None},
+        **{"right": True, "player": "direct, mini", "calls": []},
+        "total": {"in": 70, "out": 9, "usd": 0.5, "count": 3},
+        "spans": [{"text": "So: Anna", "tokens": 0, "dialogue": True}],
+    }
+    assert (unanswered["answer"], unanswered["right"]) == (None, False)
+    assert {name: data[name] for name in ("step", "steps", "metrics", "sections", "settings")} == {
+        **{"step": 0, "steps": {"all": 1, "shown": 1}, "metrics": {}, "sections": [], "settings": {}},
+    }
+    group = data["groups"][0]
+    assert group["opening"] == {"text": "Who?", "tokens": 0} and (group["kind"], group["step"]) == (
+        "evaluation",
+        0,
+    )
+
+
+def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
+    question = Question("q0", "maths", "Who?", ("Anna",))
+    run = write_run(tmp_path / "run", [[group_of(question)]])
+    [path] = (run / "trajectories").iterdir()
+    row = json.loads(path.read_text().splitlines()[0])
+    lost = {**row["turns"][0], "reply": None, "latency": 7.0}
+    for stop, calls in (("env_error", 2), ("malformed", 1)):
+        game = payload._game({**row, "turns": [row["turns"][0], lost], "stop": stop}, [])
+        assert [call["latency"] for call in game["calls"]] == [row["turns"][0]["latency"], 7.0][:calls]
+
+
+def test_a_probability_is_shown_in_two_digits_of_percent():
+    tokens = list(tiny.tokenizer()("abcd")["input_ids"])
+    row = {"tokens": tokens, "sampled": "0111", "logprobs": [0.0, math.log(0.0999), math.log(0.5)]}
+    context, written = spans_of(row, TokenTexts(tiny.tokenizer()))
+    assert context == {"text": "a", "tokens": 1}
+    assert written == {"text": "bcd", "tokens": 3, "lengths": "111", "chances": "990950"}
+    [_, unknown] = spans_of({**row, "logprobs": [0.0]}, TokenTexts(tiny.tokenizer()))
+    assert unknown["chances"] == "" and not TokenTexts(None).known
+
+
+@pytest.mark.parametrize(("length", "digit"), [(1, "1"), (10, "a"), (35, "z"), (36, "")])
+def test_the_length_of_a_token_is_one_digit_of_base_36(length, digit):
+    texts = TokenTexts(None)
+    texts.text = lambda tokens: "x" * length * len(tokens)
+    assert texts.lengths((1,)) == digit
+
+
+def test_costs_are_those_of_the_wanted_calls_of_all_ranks(tmp_path):
+    def line(prompt: str, **more: object) -> str:
+        call = {"session": "q", "sample": 1, "prompt": prompt, "text": "Yes.", "tokens_in": 5}
+        return json.dumps({**call, "tokens_out": 2, "usd": 0.5, **more}) + "\n"
+
+    keys = {name: key_of_call("q", 1, name, "Yes.") for name in ("a", "b", "free", "odd", "absent")}
+    (tmp_path / "rank0.jsonl").write_text(line("a") + '{"torn' + "\n" + line("other"))
+    (tmp_path / "rank1.jsonl").write_text(
+        line("b", usd=0.25) + line("free", tokens_in=0, tokens_out=0) + line("odd", usd=1e999) + "{}\n"
+    )
+    costs = CallCosts(tmp_path, set(keys.values()))
+    assert costs.find(keys["a"]) == {"in": 5, "out": 2, "usd": 0.5}
+    assert costs.find(keys["b"]) == {"in": 5, "out": 2, "usd": 0.25}
+    assert costs.find(keys["free"]) == costs.find(keys["odd"]) == costs.find(keys["absent"]) == {}
+    assert costs.find(key_of_call("q", 1, "other", "Yes.")) == {}
+    assert (
+        len({key_of_call(*call) for call in (("q", 0, "a", "b"), ("q", 1, "a", "b"), ("r", 0, "a", "b"))})
+        == 3
+    )
+
+
+def test_a_page_of_several_runs_is_called_after_the_others(tmp_path):
+    question = Question("q0", "maths", "Who?", ("Anna",))
+    first = write_run(tmp_path / "first", [[group_of(question)]])
+    others = [shutil.copytree(first, tmp_path / f"other{number}") for number in range(6)]
+    assert page.write_report(first).name == "report.html"
+    assert page.write_report(first, others[0]).name == "report-with-other0.html"
+    assert page.write_report(first, *others[:3]).name == "report-with-other0-and-2-more.html"
+    assert page.write_report(first, *others[:5]).exists()
+    with pytest.raises(payload.UsageError, match="at most 6 runs, not 7"):
+        page.write_report(first, *others)
+    assert page.as_json({"a": ["<b> & é\u202e"]}) == '{"a":["\\u003cb\\u003e \\u0026 \\u00e9\\u202e"]}'
+
+
+def test_a_verdict_needs_ten_trained_steps_where_nothing_was_validated():
+    columns = {"reward/mean": [0.5], "em": [0.0] * 5 + [1.0] * 4}
+    assert "too early" in verdict(columns).text
+    learned = verdict({**columns, "em": [0.0] * 5 + [1.0] * 5})
+    assert learned.text == "Learned: EM of the sampled games 0.00 → 1.00 in the last 5 steps."
+
+
+def test_a_run_without_the_format_is_told_from_one_without_any_difference():
+    """At most 5 % of the games have the format; all of the last five steps are without spread."""
+    columns = {
+        **{"reward/mean": [0.5], "step": [0.0, 20.0], "val/em": [0.0, 0.0], "val/n": [10.0, 10.0]},
+        "groups/no_spread": [0.5, 1.0, 1.0, 1.0, 1.0, 1.0],
+    }
+    same = "; all games of each question had the same reward, so there was nothing to learn from"
+    for formed, end in (
+        ([0.9, *[0.049] * 5], ", because almost no game has the required format."),
+        ([0.05], "."),
+    ):
+        text = verdict({**columns, "format": formed}).text
+        assert text == f"Did not learn: validation EM 0.00 → 0.00 at step 20 (10 questions){same}{end}"
+    assert same not in verdict({**columns, "groups/no_spread": [1.0, 0.9]}).text

@@ -1,0 +1,127 @@
+"""Plots: where points, intervals, ticks, legends and names are drawn."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from prompt_r1.report import svg as drawing
+from prompt_r1.report.svg import COLOURS, Plot, Point, Series, rate_text, svg
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+LEFT, RIGHT, FLOOR, CEILING = 66, 540, 334, 62  # pixels of x 0, the last x, y 0 and y 1
+
+
+def elements(plot: Plot, tag: str) -> list[dict[str, str]]:
+    """The attributes of all elements of a drawing with this tag, and their text."""
+    found = ElementTree.fromstring(svg(plot)).iter(NAMESPACE + tag)
+    return [{**one.attrib, "text": one.text or ""} for one in found]
+
+
+def numbers(one: dict[str, str], *names: str) -> tuple[float, ...]:
+    return tuple(float(one[name]) for name in names)
+
+
+POINTS = [Point(0, 0.0, -0.1, 0.25, 50), Point(5, 0.5, 0.25, 0.75, 40), Point(10, 1.0, 0.75, 1.2, 30)]
+CURVES = Plot(
+    "Title", "step", "EM", [Series("one", POINTS), Series("two", POINTS, dashed=True, joined=False)]
+)
+
+
+def test_values_are_drawn_between_the_edges_of_the_frame():
+    """y 0 and 1 are the lowest and highest grid line; wider intervals are cut; two series stand apart."""
+    dots, boxes = elements(CURVES, "circle"), elements(CURVES, "rect")
+    middle = (LEFT + RIGHT) / 2, (FLOOR + CEILING) / 2
+    expected = [(LEFT, FLOOR), middle, (RIGHT, CEILING)]
+    assert [numbers(dot, "cx", "cy") for dot in dots] == [(x - 2, y) for x, y in expected]
+    assert [numbers(box, "x", "y") for box in boxes[:3]] == [(x + 2 - 3, y - 3) for x, y in expected]
+    assert {dot["r"] for dot in dots} == {"3.4"} and {(b["width"], b["height"]) for b in boxes} == {
+        ("6", "6")
+    }
+    bars = [one for one in elements(CURVES, "line") if one.get("opacity") == ".7"]
+    quarter = (FLOOR - CEILING) / 4
+    ends = [(FLOOR - quarter, FLOOR), (CEILING + quarter, FLOOR - quarter), (CEILING, CEILING + quarter)]
+    assert [numbers(bar, "y1", "y2") for bar in bars] == ends * 2
+    assert [bar["x1"] for bar in bars[:3]] == [dot["cx"] for dot in dots] and bars[0]["x1"] == bars[0]["x2"]
+    assert [bar["stroke"] for bar in bars] == [COLOURS[0]] * 3 + [COLOURS[1]] * 3
+
+
+def test_the_grid_has_five_lines_with_their_values_beside_them():
+    grid = [one for one in elements(CURVES, "line") if one.get("class") == "grid"]
+    heights = [FLOOR - part * (FLOOR - CEILING) / 4 for part in range(5)]
+    assert [numbers(one, "x1", "x2", "y1", "y2") for one in grid] == [(52, 554, y, y) for y in heights]
+    labels = {one["text"]: numbers(one, "x", "y") for one in elements(CURVES, "text")}
+    values = ["0", "0.25", "0.5", "0.75", "1"]
+    assert [labels[value] for value in values[1:]] == [(44, y + 4) for y in heights[1:]]
+    assert labels["Title"] == (22, 26) and labels["step"] == (540, 372) and labels["EM"] == (44, 50)
+    assert labels["10"] == (RIGHT, 352), "the ticks of x are below the frame"
+    assert ElementTree.fromstring(svg(CURVES)).get("viewBox") == "0 0 720 380"
+
+
+def test_a_legend_shows_the_line_of_each_series_or_the_sign_of_its_points():
+    entries = {one["text"]: numbers(one, "x", "y") for one in elements(CURVES, "text")}
+    assert (entries["one"], entries["two"]) == ((597, 70), (597, 92))
+    [line] = [one for one in elements(CURVES, "line") if one.get("stroke-width") == "2.2"]
+    assert numbers(line, "x1", "x2", "y1", "y2") == (568, 590, 66, 66)
+    assert numbers(elements(CURVES, "rect")[3], "x", "y") == (576, 85)
+    [curve] = elements(CURVES, "polyline")
+    assert curve["points"] == "64.0,334.0 301.0,198.0 538.0,62.0" and "stroke-dasharray" not in curve
+    dashed = Plot("", "", "", [Series("d", POINTS, dashed=True)])
+    assert elements(dashed, "polyline")[0]["stroke-dasharray"] == "5 4"
+    [entry] = [one for one in elements(dashed, "line") if one.get("stroke-width") == "2.2"]
+    assert entry["stroke-dasharray"] == "5 4"
+
+
+def test_a_point_says_its_numbers_when_it_is_pointed_at():
+    titles = re.findall("<title>(.*?)</title>", svg(CURVES))
+    assert titles[1:4] == [
+        "one: 0 → 0.000 [0.00, 0.25], n = 50",
+        "one: 5 → 0.500 [0.25, 0.75], n = 40",
+        "one: 10 → 1.000 [0.75, 1.00], n = 30",
+    ]
+    assert rate_text(Point(0, 0.95349, 0.9249, 0.9751, 9)) == "0.953 [0.92, 0.98]"
+
+
+def test_names_stand_beside_their_points_without_covering_each_other():
+    """Points at the same x are moved apart by 4 pixels, names by 14; the lowest stays above the x axis."""
+    means = {"a": (10, 0.9), "b": (10, 0.9), "c": (5, 0.0), "d": (5, 0.01)}
+    series = [Series(name, [Point(x, mean, mean, mean, 9)]) for name, (x, mean) in means.items()]
+    plot = Plot("t", "x", "EM", series, names_at_points=True)
+    assert [float(dot["cx"]) for dot in elements(plot, "circle")] == [538.0, 542.0, 301.0, 305.0]
+    names = {one["text"]: numbers(one, "x", "y") for one in elements(plot, "text")}
+    assert names["a  0.900"] == (554, pytest.approx(93.2)) and names["b  0.900"] == (
+        554,
+        pytest.approx(107.2),
+    )
+    assert names["c  0.000"] == (317, 338.0) and names["d  0.010"] == (317, 324.0)
+    assert names["EM"] == (44, 50) and ElementTree.fromstring(svg(plot)).get("viewBox") == "0 0 854 380"
+    links = [one for one in elements(plot, "line") if one.get("class") == "grid"][5:]
+    assert numbers(links[0], "x1", "x2", "y1", "y2") == (545, 552, 89.2, pytest.approx(89.2))
+    assert "start" in {one.get("text-anchor") for one in elements(plot, "text") if one["text"] == "EM"}
+
+
+@pytest.mark.parametrize(
+    ("highest", "whole", "ticks"),
+    [
+        (3, True, [0, 1, 2, 3]),
+        (3, False, [0, 0.5, 1, 1.5, 2, 2.5, 3]),
+        (8, True, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        (9, True, [0, 2, 4, 6, 8]),
+        (80, True, [0, 10, 20, 30, 40, 50, 60, 70, 80]),
+        (99.9, False, [0, 20, 40, 60, 80, 100]),
+        (1.0, False, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.04, False, [0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04]),
+        (320, True, [0, 50, 100, 150, 200, 250, 300]),
+    ],
+)
+def test_ticks_are_round_and_at_most_eight_steps(highest, whole, ticks):
+    assert drawing._ticks(highest, whole=whole) == pytest.approx(ticks)
+
+
+def test_a_plot_without_points_or_with_points_at_0_only_is_drawn():
+    for series in ([], [Series("a", [])], [Series("a", [Point(0, 0.5, 0.4, 0.6, 9)])]):
+        assert elements(Plot("t", "x", "y", series), "svg")
+    [dot] = elements(Plot("t", "x", "y", [Series("a", [Point(0, 0.5, 0.4, 0.6, 9)])]), "circle")
+    assert numbers(dot, "cx", "cy") == (LEFT, 198)
+    many = [Series(str(number), POINTS) for number in range(8)]
+    assert elements(Plot("t", "x", "y", many), "polyline")[7]["stroke"] == COLOURS[0]
