@@ -1,12 +1,17 @@
 """Load questions by the names that a user gives to --data."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_r1.data import load_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
+
+if TYPE_CHECKING:
+    from prompt_r1.miniworld.questions import MiniWorld
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
@@ -38,9 +43,14 @@ def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) ->
 
 
 def _mini_questions(split: str, seed: int) -> list[Question]:
-    from prompt_r1.miniworld import mini_world
-
     splits = ("train", "validation", "test", "ood")
     if split not in splits:
         raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(splits)}")
-    return getattr(mini_world(seed), split)
+    return getattr(_mini_world(seed), split)
+
+
+@lru_cache(maxsize=2)  # programs read its splits one by one
+def _mini_world(seed: int) -> "MiniWorld":
+    from prompt_r1.miniworld import mini_world
+
+    return mini_world(seed)
