@@ -35,6 +35,7 @@ from benchmarks.runs import clock, memory
 from benchmarks.update import random_games
 from benchmarks.workload import VOCABULARY, small_model
 from prompt_r1.agent import attention, packed_attention
+from prompt_r1.agent.adapters import adapters_of, add_lora
 from prompt_r1.agent.attention_choice import check_attention
 from prompt_r1.agent.cuda_graphs import SIZES, TOLERANCE, Record
 from prompt_r1.agent.decode_kernels import Chunk
@@ -317,6 +318,15 @@ def gap_in_16_bits(machine: Machine) -> Found:
         raise Skipped("the row above is in 16 bits")
     policy = Policy(machine.model(torch.bfloat16), compute=torch.bfloat16)
     return _gap(policy, limit_of(torch.bfloat16).alarm)
+
+
+def gap_with_adapters(machine: Machine) -> Found:
+    """The same with adapters beside the weights, as `--adapter-rank` plays and learns."""
+    policy = machine.new_policy(machine.dtype)
+    add_lora(policy.model, rank=8, alpha=32)
+    for layer in adapters_of(policy.model).values():
+        torch.nn.init.normal_(layer.b, std=0.01)
+    return _gap(policy, limit_of(machine.dtype).alarm)
 
 
 def _gap(policy: Policy, limit: float) -> Found:
@@ -643,6 +653,7 @@ CHECKS: dict[str, Callable[[Machine], Found]] = {
     "replay with new weights": replay_after_new_weights,
     "gap engine - policy": gap,
     "gap in 16 bits": gap_in_16_bits,
+    "gap with adapters": gap_with_adapters,
     **{f"decode {sequences}": decode(sequences) for sequences in (32, 64, 128, 256)},
     "mixed step": mixed_step,
     "prefill": prefill,
