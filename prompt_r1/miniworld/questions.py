@@ -18,7 +18,6 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from prompt_r1.errors import UsageError
@@ -132,7 +131,6 @@ class MiniWorld:
     ood: list[Question]
 
 
-@lru_cache(maxsize=4)  # programs read its splits one by one
 def mini_world(
     seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
 ) -> MiniWorld:
