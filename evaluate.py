@@ -49,6 +49,7 @@ from prompt_r1.evaluation.leaks import leak_warnings
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile
 from prompt_r1.evaluation.results_folder import compare_files, note_preparation, write_results
 from prompt_r1.evaluation.systems import (
+    GAMES,
     LEARNING,
     SystemSetup,
     choose_systems,
@@ -61,6 +62,7 @@ from prompt_r1.evaluation.systems import (
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.metrics.text import Rules
+from prompt_r1.options.routes import AGENT_ROUTE
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
@@ -180,10 +182,11 @@ def ordered_by_agent(setups: Sequence[SystemSetup]) -> list[SystemSetup]:
 
 @dataclass(frozen=True)
 class OpenPool:
-    """An open environment and the fields of its requests."""
+    """An open environment, the fields of its requests and its route."""
 
     pool: Pool
     fields: Mapping[str, object]
+    route: str
 
 
 class Resources:
@@ -222,13 +225,17 @@ class Resources:
                 other_specs=self._specs,
                 user_specs=[*config.env, config.optimizer_env],
             )
+        own = setup.agent.config  # of an agent that names environments, whatever --route is
+        route = own.route if system.method in GAMES and own.route == AGENT_ROUTE else config.route
         context = MethodContext(
             # A method that asks no environment gets the mini world, which needs no key.
-            environment=await self._environment(system.environment or "mini", system.method),
+            environment=await self._environment(system.environment or "mini", system.method, route),
             spec=system.environment or setup.agent.config.env,
             environments=self._environments,
             datasets=self._datasets,
-            agents=self.agents.setdefault(str(setup.agent.path), AgentCache(setup.agent, self._device)),
+            agents=self.agents.setdefault(
+                f"{setup.agent.path} {own.told}", AgentCache(setup.agent, self._device)
+            ),
             config=config,
             temperature=config.temperature,
             top_p=config.top_p,
@@ -255,18 +262,18 @@ class Resources:
         for opened in self._open_pools.values():
             await opened.pool.close()
 
-    async def _environment(self, spec: str, method: str) -> Pool:
-        """The environment with the request fields of a method; one with other fields is closed."""
+    async def _environment(self, spec: str, method: str, route: str) -> Pool:
+        """The environment with the request fields of a method and a route; one with others is closed."""
         fields = request_fields(method, self.config, self.config.env_args)
         opened = self._open_pools.get(spec)
-        if opened and opened.fields == fields:
+        if opened and (opened.fields, opened.route) == (fields, route):
             return opened.pool
         if opened:
             del self._open_pools[spec]  # a local model is in memory once
             await opened.pool.close()
         assert self._environments is not None
-        pool = self._environments.open(spec, fields=fields)
-        self._open_pools[spec] = OpenPool(pool, fields)
+        pool = self._environments.open(spec, fields=fields, route=route)
+        self._open_pools[spec] = OpenPool(pool, fields, route)
         if not opened:
             await pool.check()  # before large agents are loaded
         return pool

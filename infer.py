@@ -50,13 +50,14 @@ def main(arguments: list[str]) -> None:
     # One game at a time needs no more KV cache than one game.
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
     seed = spec.config.seed if config.seed < 0 else config.seed
-    codec_of(spec)  # a missing agent is reported before the missing key of an environment
     calls = EnvironmentConfig(
         env_args=config.env_args,
         route=config.route,
         env_timeout=config.env_timeout,
         env_price=config.env_price,
     )
+    spec = spec.asking(config.env, calls)
+    codec_of(spec)  # a missing agent is reported before the missing key of an environment
     device = pick_device(config.device)
     environment = open_for_agent(config.env, spec.config, calls, seed=seed, device=device)
     note = partial(print, file=sys.stderr, flush=True)

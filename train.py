@@ -70,7 +70,9 @@ def train(run: Run) -> None:
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
         generate = partial(agent.generate, temperature=config.temperature)
         ask = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=config.game_deadline)
-        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+        trajectory.usd = ask.usd
+        return trajectory
 
     async def play_step(step: int) -> tuple[list[int], list[list[Trajectory]]]:
         questions = sampler.take(config.questions)

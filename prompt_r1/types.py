@@ -88,6 +88,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
+    usd: float = 0.0  # dollars of the replies
 
     def add_context(self, tokens: list[int]) -> None:
         """Append tokens that the agent did not write: the question, a reply, role markers."""

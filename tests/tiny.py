@@ -178,12 +178,21 @@ def think(content: str, *, prompt: str | None = None, answer: str | None = None)
     return f"<think>{content}</think>\n<{name}>{text}</{name}>"
 
 
-def save_asking_agent(folder: Path, *, template: str = QWEN3_LIKE_TEMPLATE, steps: int = 150) -> Path:
-    """Train an agent to write one of three turns, two prompts and an answer, and save it."""
+def save_asking_agent(
+    folder: Path,
+    *,
+    template: str = QWEN3_LIKE_TEMPLATE,
+    steps: int = 150,
+    told: str = INSTRUCTIONS["short"],
+) -> Path:
+    """Train an agent to write one of three turns, two prompts and an answer, and save it.
+
+    `told` is the instruction of its games.
+    """
     words = copy.deepcopy(tokenizer())
     words.chat_template = template
     turns = [think("a", prompt="Who?"), think("b", prompt="When was it?"), think("c", answer="Anna")]
-    codec = Codec(words, INSTRUCTIONS["short"])
+    codec = Codec(words, told)
     turns = [turn.removeprefix(codec.frame.opened.strip()) for turn in turns]  # the template writes it
     network, rng = model(), random.Random(0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)

@@ -16,7 +16,7 @@ from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.protocol import ACTION_ENDS, Codec
 from prompt_r1.types import Completion, GameSettings, Question
 
 
@@ -112,7 +112,7 @@ def load_agent(
 
 def load_codec(path: str | Path, config: TrainConfig, frame: Frame | None = None) -> Codec:
     """The codec of the tokenizer of a folder or hub id; `frame` as in `load_agent`."""
-    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction], frame or kept_frame(path))
+    return Codec(load_tokenizer(path), config.told, frame or kept_frame(path))
 
 
 def codec_of(spec: AgentSpec) -> Codec:

@@ -5,23 +5,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.agent.remote import Prompts, parse_remote
+from prompt_r1.config.fields import CallConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_yaml
 from prompt_r1.errors import UsageError
+from prompt_r1.options.routes import AGENT_ROUTE
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
+MINI_AGENTS = ("mini", "mini-route")
 
 
 def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
-    if name == "mini":
+    if name in MINI_AGENTS:
         from transformers.utils import logging
 
         from prompt_r1.miniworld.agent import mini_agent
+        from prompt_r1.miniworld.routing.agent import mini_route_agent
 
         logging.disable_progress_bar()  # of writing its weights
-        return mini_agent(seed, CACHE)
+        return mini_agent(seed, CACHE) if name == "mini" else mini_route_agent(seed, CACHE)
     folder = Path(name)
     return folder / "agent" if (folder / "agent" / "config.json").exists() else name
 
@@ -65,6 +69,16 @@ class AgentSpec:
     tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
     prompts: Prompts = "tokens"  # the form in which an endpoint takes prompts
     is_newest: bool = False  # nobody named it: it is the newest mini run
+
+    def asking(self, environment: str, calls: CallConfig) -> "AgentSpec":
+        """The same agent, if it chooses environments: told the names and prices of these.
+
+        `environment` is a SPEC; "", and no prices: those of its training.
+        """
+        if AGENT_ROUTE not in (self.config.route, calls.route):
+            return self
+        env, price = environment or self.config.env, calls.env_price or self.config.env_price
+        return replace(self, config=replace(self.config, route=AGENT_ROUTE, env=env, env_price=price))
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, with which environment and seed, and why this one."""

@@ -198,11 +198,13 @@ def load(
         env_args=env_args, env_price=(env_price,) if env_price else (), max_env_usd=max_env_usd
     )
     place = pick_device(device)
+    if isinstance(env, str):
+        spec = spec.asking(env, calls)
     codec_of(spec)  # a missing agent is reported before the missing key of an environment
     if isinstance(env, str):
         pool = open_for_agent(env, spec.config, calls, seed=seed, device=place)
     else:
-        pool = pool_of(env)
+        pool = pool_of(env, route=spec.config.route)
     thread = _LoopThread()
     try:
         _wait_for(thread.submit(pool.check()))  # before a large agent is loaded

@@ -22,7 +22,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-small", "mini-advice", "mini-mute")
 LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
@@ -171,7 +171,9 @@ class CallConfig:
         identifies=True,
     )
     route: str = setting(
-        "session", "choice among several environments: session, uniform or weights (3,1)", identifies=True
+        "session",
+        "choice among several environments: session, uniform, weights (3,1) or agent",
+        identifies=True,
     )
     env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
     env_price: tuple[str, ...] = setting(

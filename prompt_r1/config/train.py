@@ -16,7 +16,9 @@ from prompt_r1.config.fields import (
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
 from prompt_r1.options.advantages import ADVANTAGES
+from prompt_r1.options.cost import MOST_WEIGHT
 from prompt_r1.options.credit import CREDITS
+from prompt_r1.options.routes import AGENT_ROUTE, names_in, route_instruction
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
@@ -81,6 +83,15 @@ class TrainConfig(EnvironmentConfig):
         "", "MODULE:FUNCTION in place of F1 in the reward (eq. 13): 0 to 1", identifies=True
     )
     reward: str = setting("", "MODULE:FUNCTION in place of the whole reward (eq. 15)", identifies=True)
+    cost_weight: float = setting(
+        0.0,
+        "weight of a right game's cost beside the other right games of its question; 0: none",
+        range=NOT_NEGATIVE,
+        identifies=True,
+    )
+    cost_of: str = setting(
+        "usd", "cost of a game: dollars or calls", choices=("usd", "calls"), identifies=True
+    )
     steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
     questions: int = setting(
         128, "questions per step, over all ranks", range=POSITIVE, everyday=True, identifies=True
@@ -226,6 +237,14 @@ class TrainConfig(EnvironmentConfig):
         return "ddp" if self.adapter_rank and self.parallel == "auto" else self.parallel
 
     @property
+    def told(self) -> str:
+        """The instruction of the agent; with --route agent it names the environments and their prices."""
+        told = INSTRUCTIONS[self.instruction]
+        if self.route != AGENT_ROUTE:
+            return told
+        return f"{told}\n{route_instruction(self.env, self.env_price)}"
+
+    @property
     def games_per_update(self) -> int:
         """Games of an optimiser step."""
         if self.mini_batch_of == "questions":
@@ -275,11 +294,22 @@ def check(config: TrainConfig) -> None:
             f"--agent {config.agent}: an agent behind an endpoint can play, but not be trained; give "
             "the folder or hub id of its weights"
         )
-    if "," in config.env and config.route != "session":
+    if "," in config.env and config.route not in ("session", AGENT_ROUTE):
         raise UsageError(
             "all games of a question must meet the same environment, because training compares them: give "
-            "one environment, or --route session"
+            "one environment, --route session, or --route agent, where the choice is trained too"
         )
+    if config.route == AGENT_ROUTE and "," not in config.env:
+        raise UsageError("--route agent chooses among several environments: give --env SPEC,SPEC")
+    if config.route == AGENT_ROUTE:
+        names_in(config.env)
+    if config.cost_weight > MOST_WEIGHT:
+        raise UsageError(
+            f"--cost-weight {config.cost_weight:g} could make a cheap wrong game better than a dear right "
+            f"one: give at most {MOST_WEIGHT:g}"
+        )
+    if config.cost_weight and config.cost_of == "usd" and not config.env_price:
+        raise UsageError("--cost-weight needs --env-price IN,OUT, or --cost-of calls")
     if 0 < config.kv_tokens < config.max_tokens:
         raise UsageError(
             f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
@@ -290,10 +320,11 @@ def check(config: TrainConfig) -> None:
             "give 1 or more, or 0 (no weights)"
         )
     changed = config.advantages != "group" or config.credit != "game" or config.ratio != "token"
+    changed = changed or config.cost_weight > 0
     if config.explain and (changed or config.clip_high):
         raise UsageError(
-            "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --credit, --ratio "
-            "and --clip-high"
+            "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --credit, --ratio, "
+            "--clip-high and --cost-weight"
         )
     if config.credit == "turn" and (config.advantages != "group" or config.ratio != "token"):
         raise UsageError(
@@ -305,6 +336,8 @@ def check(config: TrainConfig) -> None:
             "with --adapter-rank the weights that learn also play, but --ahead 1 plays with older ones: give "
             "one of the two"
         )
+    if config.credit == "turn" and config.cost_weight:
+        raise UsageError("--cost-weight charges whole games, and --credit turn has no advantage of them")
     if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "

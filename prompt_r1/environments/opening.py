@@ -1,6 +1,7 @@
 """Open environments by the SPEC that a user writes: `--env SPEC`."""
 
 import json
+import math
 import os
 import random
 import re
@@ -21,6 +22,8 @@ from prompt_r1.environments.mini_optimizer import MiniOptimizer
 from prompt_r1.environments.own import open_own
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
+from prompt_r1.options.routes import AGENT_ROUTE, names_in
+from prompt_r1.types import Environment
 
 OPENAI_URL = "https://api.openai.com/v1"
 NO_ENVIRONMENT = "none"
@@ -35,7 +38,8 @@ def open_for_agent(
 
     `trained` are the settings of the agent's training, which may come from anyone.
     """
-    calls = replace(calls, env_args=calls.env_args or trained.env_args)
+    route = AGENT_ROUTE if trained.route == AGENT_ROUTE else calls.route  # it names environments anyway
+    calls = replace(calls, env_args=calls.env_args or trained.env_args, route=route)
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
     return environments.open(spec or trained.env)
 
@@ -46,7 +50,8 @@ class Environments:
     A SPEC is one of these names, or several of them, separated by commas, for a pool with a route:
 
         mini, mini-b, mini-mute    the mini world of `seed`
-        mini-advice                the same with a reader of instructions; its tokens are counted, for prices
+        mini-small                 the same without reasoning: a cheap environment beside a dear one
+        mini-advice                the mini world with a reader of instructions
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
@@ -99,10 +104,16 @@ class Environments:
         )
 
     def open(
-        self, spec: str, *, fields: Mapping[str, object] | None = None, prices: tuple[str, ...] = ()
+        self,
+        spec: str,
+        *,
+        fields: Mapping[str, object] | None = None,
+        prices: tuple[str, ...] = (),
+        route: str = "",
     ) -> Pool:
-        """Open the environments of a SPEC. `fields` and `prices` replace --env-args and --env-price."""
+        """Open the environments of a SPEC. The others replace --env-args, --env-price and --route."""
         names = spec.split(",")
+        route = route or self._config.route
         price_of_each = parse_prices(prices or self._config.env_price)
         if len(price_of_each) == 1:
             price_of_each *= len(names)
@@ -119,11 +130,17 @@ class Environments:
             )
             for name, price in zip(names, price_of_each, strict=True)
         ]
-        return Pool(members, budget=self._budget, route=self._config.route, journal=self._journal)
+        return Pool(
+            members,
+            budget=self._budget,
+            route=route,
+            journal=self._journal,
+            names=names_in(spec) if route == AGENT_ROUTE else (),
+        )
 
     def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
         if name in BUILT_IN:
-            return _open_built_in(name, self._seed)
+            return _open_built_in(name, self._seed, priced=bool(self._config.env_price))
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
@@ -226,7 +243,7 @@ def _is_at_default_endpoint(name: str) -> bool:
     return "@" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
 
 
-def _open_built_in(name: str, seed: int) -> ReplySource:
+def _open_built_in(name: str, seed: int, *, priced: bool) -> ReplySource:
     if name == MiniOptimizer.name:
         return MiniOptimizer(seed=seed)
     if name == NO_ENVIRONMENT:
@@ -236,9 +253,15 @@ def _open_built_in(name: str, seed: int) -> ReplySource:
 
     from prompt_r1.miniworld.advice import AdvisedEnvironment
     from prompt_r1.miniworld.environment import MiniEnvironment
+    from prompt_r1.miniworld.routing.small import SmallEnvironment
     from prompt_r1.miniworld.world import make_world
 
+    world = make_world(seed)
+    counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
     if name == "mini-advice":
-        return FreeSource(AdvisedEnvironment(make_world(seed), seed=seed), seed=seed, characters_per_token=4)
-    environment = MiniEnvironment(make_world(seed), "B" if name == "mini-b" else "A", seed=seed)
-    return FreeSource(environment, seed=seed)
+        environment: Environment = AdvisedEnvironment(world, seed=seed)
+    elif name == "mini-small":
+        environment = SmallEnvironment(world, seed=seed)
+    else:
+        environment = MiniEnvironment(world, "B" if name == "mini-b" else "A", seed=seed)
+    return FreeSource(environment, seed=seed, characters_per_token=counted)

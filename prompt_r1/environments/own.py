@@ -14,6 +14,7 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import FreeSource, MeteredEnvironment
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.options.routes import AGENT_ROUTE
 from prompt_r1.types import Message
 
 
@@ -65,9 +66,9 @@ def _instance(kind: Callable[[], Answering], spec: str) -> Answering:
         raise UsageError(f"the environment {spec!r} raised {described(error)}") from error
 
 
-def pool_of(own: Answering) -> Pool:
+def pool_of(own: Answering, *, route: str = "session") -> Pool:
     """A pool of one object, without journal, price and limits."""
     source = FreeSource(OwnEnvironment(own), seed=0)
     budget = Budget()
     metered = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=Price())
-    return Pool([metered], budget=budget)
+    return Pool([metered], budget=budget, route=AGENT_ROUTE if route == AGENT_ROUTE else "session")

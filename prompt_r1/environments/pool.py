@@ -3,6 +3,7 @@
     session   draw an environment for each question; all games of the question use it
     uniform   draw one for each game, all with the same probability
     3,1,…     draw one for each game, with these weights
+    agent     ask the one that the agent names in its prompt, or the first one (options/routes.py)
 
 A game keeps its environment unless that one is down, and then the next one is used. The draw depends only on
 the question and the number of the game, so a resumed run uses the same environments.
@@ -12,7 +13,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from prompt_r1.environments.budget import Budget
@@ -20,6 +21,7 @@ from prompt_r1.environments.deadline import TimedGame
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.options.routes import AGENT_ROUTE, address
 from prompt_r1.types import Ask, Message
 
 logger = logging.getLogger(__name__)
@@ -29,10 +31,28 @@ WATCHED = 200  # most recent calls
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls among the last WATCHED
 
 
+class GameCalls:
+    """The calls of one game: its `Ask`, and what its replies have cost so far."""
+
+    def __init__(self, call: Callable[[list[Message]], Awaitable[Reply]]) -> None:
+        self.usd = 0.0
+        self.ask: Ask = self.pay
+        self._call = call
+
+    async def __call__(self, messages: list[Message]) -> str:
+        return await self.ask(messages)
+
+    async def pay(self, messages: list[Message]) -> str:
+        """The text of a reply, whose cost is added."""
+        reply = await self._call(messages)
+        self.usd += reply.usd
+        return reply.text
+
+
 class Pool:
     """One or several environments. Raises UsageError for a route that does not match their number.
 
-    `journal` records which games were late.
+    `journal` records which games were late; `names` are those that an agent writes to choose an environment.
     """
 
     def __init__(
@@ -42,6 +62,7 @@ class Pool:
         budget: Budget,
         route: str = "session",
         journal: Journal | None = None,
+        names: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = ",".join(member.name for member in members)
@@ -49,6 +70,8 @@ class Pool:
         self.budget = budget
         self.stops_on_failures = True  # raise Resumable when too many calls fail
         self._route = route
+        self._names = tuple(names)
+        self._unaddressed = 0  # prompts without the name of an environment, since `take_metrics`
         self._weights = parse_weights(route, len(members))
         self._clock = clock
         self._down_until = [0.0] * len(members)
@@ -58,24 +81,24 @@ class Pool:
         self._late_games = 0  # since `take_metrics`
         self._warned_of_late = False
 
-    def ask_in_game(self, seed: str, *, sample: int, session: str, deadline: float) -> Ask:
-        """`ask` for one training game, with the seed of that game.
+    def ask_in_game(self, seed: str, *, sample: int, session: str, deadline: float) -> GameCalls:
+        """`ask` for one game, with the seed of that game; it counts what its replies cost.
 
         It raises EnvError once the game has waited `deadline` seconds in all for its replies (0: no limit).
         """
-        ask = partial(self.ask, sample=sample, session=session)
-        if not deadline:
-            return ask
-        game = TimedGame(
-            ask,
-            self._journal,
-            seconds=deadline,
-            seed=seed,
-            sample=sample,
-            session=session,
-            report_late=self._record_late_game,
-        )
-        return game.ask
+        calls = GameCalls(partial(self.call, sample=sample, session=session))
+        if deadline:
+            game = TimedGame(
+                calls.pay,
+                self._journal,
+                seconds=deadline,
+                seed=seed,
+                sample=sample,
+                session=session,
+                report_late=self._record_late_game,
+            )
+            calls.ask = game.ask
+        return calls
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The text of the reply of `call`."""
@@ -87,8 +110,13 @@ class Pool:
         Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
         is used up or too many calls fail.
         """
+        named = None
+        if self._route == AGENT_ROUTE:
+            addressed = address(messages, self._names)
+            messages, named = addressed.messages, addressed.environment
+            self._unaddressed += named is None
         failures: list[EnvError | FatalEnvError] = []
-        for index in self._order(session, sample):
+        for index in self._order(session, sample, named):
             try:
                 reply = await self.members[index].call(messages, sample=sample, session=session)
             except (EnvError, FatalEnvError) as error:
@@ -130,6 +158,8 @@ class Pool:
             for name in ("paid", "lost", "reused", "tokens_in", "tokens_out")
         }
         metrics["env/late_games"], self._late_games = float(self._late_games), 0
+        if self._route == AGENT_ROUTE:
+            metrics["env/unaddressed"], self._unaddressed = float(self._unaddressed), 0
         if len(self.members) == 1:
             return metrics
         for number, (member, counts) in enumerate(zip(self.members, counts_of_each, strict=True), start=1):
@@ -137,11 +167,11 @@ class Pool:
                 metrics[f"env/{number}:{member.name}/{name}"] = value
         return metrics
 
-    def _order(self, session: str, sample: int) -> list[int]:
-        """Indices of the environments: the routed one, then the others; those that are down last."""
+    def _order(self, session: str, sample: int, named: int | None) -> list[int]:
+        """Indices of the environments: the named or routed one, then the others; those that are down last."""
         rng = random.Random(session if self._route == "session" else f"{session}/{sample}")
         count = len(self.members)
-        first = rng.choices(range(count), self._weights)[0]
+        first = rng.choices(range(count), self._weights)[0] if named is None else named
         order = [(first + shift) % count for shift in range(count)]
         now = self._clock()
         return sorted(order, key=lambda index: self._down_until[index] > now)
@@ -177,6 +207,8 @@ class Pool:
 
 def parse_weights(route: str, count: int) -> list[float]:
     """The weights of the environments in a route. Raises UsageError."""
+    if route == AGENT_ROUTE:
+        return [1.0] + [0.0] * (count - 1)  # of a prompt that names no environment
     if route in ("session", "uniform"):
         return [1.0] * count
     try:
@@ -184,5 +216,7 @@ def parse_weights(route: str, count: int) -> list[float]:
     except ValueError:
         weights = []
     if len(weights) != count or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise UsageError(f"--route takes session, uniform or {count} weights (such as 3,1), not {route!r}")
+        raise UsageError(
+            f"--route takes session, uniform, agent or {count} weights (such as 3,1), not {route!r}"
+        )
     return weights

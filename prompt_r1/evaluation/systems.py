@@ -14,6 +14,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
+from prompt_r1.options.routes import AGENT_ROUTE
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
@@ -61,6 +62,8 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed
         for environment in environments:
             for name in names:
                 agent = agents[name or next(iter(agents))] if agents else NO_AGENT
+                if method in GAMES and environment:
+                    agent = agent.asking(environment, config)
                 system = System(method, environment, _answering_agent(method, name, agent, config))
                 setup = SystemSetup(system, agent, _digest(system, agent, config, seed))
                 setups.setdefault(system, setup)
@@ -170,6 +173,8 @@ def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int)
         own = system.method in ("agent-only", "prompt-r1", "self-consistency")
         values["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
         values |= asdict(agent.config.game)
+        if agent.config.route == AGENT_ROUTE:
+            values["told"] = agent.config.told
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

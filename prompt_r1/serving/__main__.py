@@ -47,7 +47,7 @@ async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None
         kv_tokens=config.kv_tokens,
         tokenizer=config.agent_tokenizer,
         prompts=config.agent_prompts,
-    )
+    ).asking(config.env, config)
     seed = spec.config.seed if config.seed < 0 else config.seed
     device = pick_device(config.device)
     environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)

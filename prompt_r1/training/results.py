@@ -29,6 +29,7 @@ class GameResult:
     latencies: tuple[float, ...] = ()  # seconds
     sampled: int = 0  # agent tokens
     tokens: int = 0  # all tokens
+    usd: float = 0.0  # of the replies
 
 
 def result_of_game(game: ScoredGame) -> GameResult:
@@ -52,6 +53,7 @@ def result_of_game(game: ScoredGame) -> GameResult:
         latencies=tuple(turn.latency for turn in replied),
         sampled=sum(trajectory.sampled),
         tokens=len(trajectory.tokens),
+        usd=trajectory.usd,
     )
 
 

@@ -13,6 +13,7 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.options.advantages import ADVANTAGES
+from prompt_r1.options.cost import charge_costs
 from prompt_r1.options.credit import CREDITS
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
@@ -166,8 +167,12 @@ class Run:
         return self._ahead.keeping(counted) if self._ahead else counted
 
     def assign_credit(self, games_PG: list[list[ScoredGame]]) -> list[list[ScoredGame]]:
-        """The games with the advantages of --advantages and --credit; by default they have them already."""
+        """The games with the advantages of --advantages, --cost-weight and --credit.
+
+        By default they have them already.
+        """
         games_PG = ADVANTAGES[self.config.advantages](games_PG, self.ranks.sum)
+        games_PG = charge_costs(games_PG, weight=self.config.cost_weight, unit=self.config.cost_of)
         return CREDITS[self.config.credit](games_PG, self.config.reward_rule)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:

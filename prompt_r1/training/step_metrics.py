@@ -26,6 +26,7 @@ def game_metrics(games: Sequence[GameResult]) -> dict[str, float]:
         "format": _mean([game.well_formed for game, _ in scored]),
         "turns": _mean([float(game.turns) for game, _ in scored]),
         "games": float(len(games)),
+        "game/usd": _mean([game.usd for game, _ in scored]),
         "tokens/game": _mean([float(game.tokens) for game in games]),
         "tokens/sampled": float(sum(game.sampled for game in games)),
         "env/calls": float(sum(game.calls for game in games)),

@@ -29,7 +29,8 @@ def validate(run: Run, agent: Agent, questions: Sequence[Question], environment:
     """The validation metrics of an agent. Called by every rank; its questions are shared out."""
     name = f"validation-{run.state.step:06d}"
     results = play_greedily(run, agent, questions, environment, name=name)
-    return {**mean_metrics(results), "calls": float(sum(result.calls for result in results))}
+    usd = sum(result.usd for result in results) / max(len(results), 1)
+    return {**mean_metrics(results), "calls": float(sum(result.calls for result in results)), "usd": usd}
 
 
 def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], environment: Pool) -> str:
@@ -62,9 +63,11 @@ def play_greedily(
 
     async def play_one(question: Question) -> Trajectory:
         generate = partial(agent.generate, temperature=0.0)
-        ask = partial(environment.ask, sample=0, session=question.id)
         seed = f"evaluation/{question.id}"
-        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+        ask = environment.ask_in_game(seed, sample=0, session=question.id, deadline=0.0)
+        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+        trajectory.usd = ask.usd
+        return trajectory
 
     mine = questions[run.ranks.rank :: run.ranks.count]
     counted = run.console.counted(play_one, len(mine))

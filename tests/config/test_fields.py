@@ -46,9 +46,10 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     """A resumed run must agree on each of them; `mini_batch_of` changes the size of an optimiser step."""
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
-        "force_answer stop_tags rule answer_metric reward questions group_size mini_batch mini_batch_of lr "
-        "beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages credit drop_even_groups "
-        "adapter_rank adapter_alpha kl_coef importance_cap ahead loss temperature".split()
+        "force_answer stop_tags rule answer_metric reward cost_weight cost_of questions group_size "
+        "mini_batch mini_batch_of lr beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages "
+        "credit drop_even_groups adapter_rank adapter_alpha kl_coef importance_cap ahead loss "
+        "temperature".split()
     )
 
 
@@ -171,7 +172,7 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
                 "above 0": "max_turns max_new max_tokens steps questions mini_batch grad_clip clip "
                 "adapter_alpha val_every val_limit save_every tokens_per_batch",
                 "at least 0": "max_reply_tokens game_deadline weight_decay clip_high adapter_rank kl_coef "
-                "importance_cap threads kv_tokens",
+                "cost_weight importance_cap threads kv_tokens",
                 "at least 2": "group_size keep",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta1 beta2",
@@ -252,6 +253,7 @@ def test_texts_are_chosen_from_the_documented_names():
         "journal": ("live", "reuse", "replay"),
         "instruction": ("paper", "paper-50", "short", "alone", "answer"),
         "rule": ("paper", "release", "alone"),
+        "cost_of": ("usd", "calls"),
         "mini_batch_of": ("games", "questions"),
         "ratio": ("token", "sequence"),
         "advantages": ("group", "group-mean-batch-std", "no-std"),

@@ -87,10 +87,22 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
 
 
 def test_the_mini_worlds_can_be_opened() -> None:
-    for spec in ("mini", "mini-b", "mini-advice", "mini-mute"):
+    for spec in ("mini", "mini-b", "mini-small", "mini-advice", "mini-mute"):
         environment = open_environment(spec, seed=1)
         assert isinstance(asyncio.run(environment.ask(HELLO)), str)
         asyncio.run(environment.close())
+
+
+def test_with_a_price_the_tokens_of_the_mini_world_are_counted() -> None:
+    for prices in ((), ("2,8", "0.1,0.4")):
+        environment = open_environment("mini,mini-small", seed=1, env_price=prices, route="agent")
+        replies = [
+            asyncio.run(environment.call([{"role": "user", "content": f"@{name}: Who is the director?"}]))
+            for name in ("mini", "mini-small")
+        ]
+        dear, cheap = (reply.usd for reply in replies)
+        assert bool(prices) == (dear > 0)
+        assert cheap == pytest.approx(dear / 20)
 
 
 def test_without_an_environment_every_reply_is_the_same() -> None:

@@ -414,6 +414,8 @@ IDENTIFYING = {
     "rule": "release",
     "answer_metric": "my_file:metric",
     "reward": "my_file:reward",
+    "cost_weight": 0.5,
+    "cost_of": "calls",
     "questions": 9,
     "group_size": 9,
     "mini_batch": 9,

@@ -1,0 +1,1 @@
+"""A choice between a dear and a cheap environment in the mini world."""

@@ -1,0 +1,112 @@
+"""`--agent mini-route`: a mini agent that has learned to name the environment it asks.
+
+It differs from the mini agent in its demonstrations only: they name an environment in each prompt, drawn at
+random whatever the question, so the agent knows both names and prefers neither. The prices that they are told
+are always the same. (With prices drawn at random the instruction has no constant length, and the small agent
+does not learn to copy numbers from the question.)
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from prompt_r1.miniworld import agent as plain
+from prompt_r1.miniworld.demonstrations import demonstrate, record
+from prompt_r1.miniworld.environment import MiniEnvironment, MiniReply
+from prompt_r1.miniworld.questions import make_questions
+from prompt_r1.miniworld.routing.small import SmallEnvironment
+from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
+from prompt_r1.miniworld.world import make_world
+from prompt_r1.options.routes import route_instruction
+from prompt_r1.protocol import Codec, parse
+from prompt_r1.types import Question, Turn
+
+ENVIRONMENTS = "mini,mini-small"
+PRICES = ("2,8", "0.1,0.4")
+TOLD = f"{plain.INSTRUCTION}\n{route_instruction(ENVIRONMENTS, PRICES)}"
+
+
+class AnyEnvironment(MiniEnvironment):
+    """Asks one of the two environments, drawn for each prompt, and remembers their names in order."""
+
+    def __init__(self, world_seed: str, rng: random.Random) -> None:
+        world = make_world(world_seed)
+        super().__init__(world, "A", seed=world_seed)
+        self.asked: list[str] = []
+        self._members = (
+            MiniEnvironment(world, "A", seed=world_seed),
+            SmallEnvironment(world, seed=world_seed),
+        )
+        self._rng = rng
+
+    def reply(self, prompt: str, skills: object = None) -> MiniReply:
+        member = self._rng.choice(self._members)
+        self.asked.append(member.name)
+        return member.reply(prompt)
+
+
+def build_agent(
+    seed: int,
+    *,
+    worlds: int = 30,
+    games: int = 400,
+    steps: int = 1500,
+    batch_size: int = 8,
+    progress: bool = True,
+) -> plain.MiniAgent:
+    """As `miniworld.agent.build_agent`, from demonstrations that name an environment in each prompt."""
+    shown = list(_demonstrations(seed, worlds, games))
+    texts = (f"{plain_text(question, turns)}\n{TOLD}" for question, turns in shown[:5000])
+    tokenizer = train_tokenizer(texts, vocabulary=1400)
+    codec = Codec(tokenizer, TOLD)
+    trajectories = [record(question, turns, codec) for question, turns in shown]
+    model = plain.new_model(tokenizer, seed)
+    plain.warm_start(
+        model,
+        trajectories,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=3e-3,
+        seed=seed,
+        progress=progress,
+    )
+    return plain.MiniAgent(model, tokenizer)
+
+
+def mini_route_agent(seed: int, cache_dir: Path) -> Path:
+    """The Hugging Face folder of the agent, built by the first call, as that of `mini_agent`."""
+    return plain.mini_agent(seed, cache_dir / f"route-{source_digest()}", build=build_agent)
+
+
+def source_digest() -> str:
+    """A digest of the code that makes this agent another one than the mini agent."""
+    folder = Path(__file__).parent
+    codes = [plain.code_of(path.read_text("utf-8")) for path in sorted(folder.glob("*.py"))]
+    codes.append(TOLD)
+    return hashlib.sha256("".join(codes).encode()).hexdigest()[:12]
+
+
+def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Question, list[Turn]]]:
+    """Games in the worlds of the mini agent's warm start, with its strategies."""
+    for number in range(worlds):
+        world_seed = f"warm start {seed} world {number}"
+        environment = AnyEnvironment(world_seed, random.Random(f"routes {world_seed}"))
+        rng = random.Random(f"demonstrations {world_seed}")
+        for mini in make_questions(environment.world, "train", games, world_seed):
+            environment.asked.clear()
+            turns = demonstrate(mini, environment, rng)
+            yield mini.question, with_names(turns, environment.asked)
+
+
+def with_names(turns: list[Turn], names: list[str]) -> list[Turn]:
+    """The turns with the name of the environment in front of each prompt that was sent."""
+    named, left = [], iter(names)
+    for turn in turns:
+        if turn.reply is not None:
+            tag = "<interaction_prompt>"
+            text = turn.text.replace(tag, f"{tag} @{next(left)}:", 1)
+            turn = replace(turn, text=text, action=parse(text))
+        named.append(turn)
+    return named
