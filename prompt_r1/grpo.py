@@ -74,7 +74,7 @@ def grpo_loss(
     game. `weights` hold mask and normalisation together and sum to 1 over one optimiser step and all ranks,
     so that neither padding nor micro-batches nor the number of GPUs can change the loss. `importance` is that
     of `importance_weights`, without gradient; the paper's loss has c = 1. As in TRL 1.16 (GRPOTrainer), it
-    weights the policy term only. Options: a pair `clip` is ε below and above 1; `ratio_of` is r of log r.
+    weights the policy term only. A pair `clip` is ε below and above 1. `ratio_of` maps log r to r.
     """
     below, above = clip if isinstance(clip, tuple) else (clip, clip)
     ratio = ratio_of(logprobs - old)

@@ -132,7 +132,7 @@ def without_std(group: list[ScoredGame]) -> list[ScoredGame]:
     return ADVANTAGES["no-std"]([group], lambda values: values)[0]
 
 
-@pytest.mark.parametrize("rule", ["paper", "release"])
+@pytest.mark.parametrize("rule", ["paper", pytest.param("release", marks=pytest.mark.slow)])
 def test_the_expectation_of_turn_credit_is_the_exact_policy_gradient(rule):
     """Of E[R], summed over all games that can happen; the estimate is averaged over all groups. Beside it
     the group mean, which includes the own reward, gives (G - 1) / G of it, and eq. 16 another direction.

@@ -33,8 +33,8 @@ def test_the_ratio_of_a_game_is_the_geometric_mean_of_those_of_its_tokens():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_loss_of_gspo_and_its_gradient_are_the_published_ones(seed):
-    """Eq. 5 game by game, in float64; its gradient by autograd, and once more by the formula, eq. 10:
-    s Â / |u| for each token of a game that is not clipped.
+    """The objective game by game, in float64. The gradient by autograd, and by its formula: s Â / |u|
+    for each token of a game that is not clipped.
     """
     lengths = [1, 4, 7, 2, 5]
     log_ratios, advantages, weights = random_columns(seed, lengths)
