@@ -19,6 +19,7 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.training import console as console_module
 from prompt_r1.training.console import (
     COLUMNS,
     Console,
@@ -136,6 +137,111 @@ def test_the_summary_shows_the_time_to_a_good_validation(tmp_path):
     assert "               validation EM 0.90 after 75 s, at step 40\n" in shown(0.2, 0.89, 0.9, 0.95)
     assert "0.90 after" not in shown(0.2, 0.89)  # never
     assert "0.90 after" not in shown(0.9, 0.95)  # from the start
+
+
+def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
+    """Every line, with commands that can be typed as they stand."""
+    lines = [
+        {"step": 0, "val/em": 0.1, "val/reward": 0.2, "val/format": 0.9, "val/calls": 5.0, "env/paid": 5.0}
+    ]
+    games = {"reward/mean": 0.5, "em": 0.5, "format": 1.0, "games": 800.0, "time/rollout": 3600.0}
+    for step in (1, 2):
+        line = {"step": step, "env/calls": 1500.0, "env/paid": 1000.0, "env/reused": 500.0, "env/usd": 0.5}
+        lines.append({**line, **games, "env/late_games": 600.0, "env/lost_usd": 0.25})
+    lines[2] |= {"val/em": 0.9, "val/reward": 0.8, "val/format": 1.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = summary(tmp_path, 2, TrainConfig(env="mini", test_data=("mini",)))
+    assert shown.splitlines() == [
+        "It is too early to say whether the agent learns.",
+        "  validation   EM 0.100 → 0.900   reward 0.200 → 0.800   format 0.900 → 1.000",
+        "               from step 0 to step 2, the best",
+        "  took         2 steps, 1,600 games, 3,005 calls of mini, "
+        "$0.5000 (at most +$0.2500 for lost attempts), 2.0 h",
+        "               validation EM 0.90 after 2.0 h, at step 2",
+        "  calls        3,000 in training + 5 in validation",
+        "               = 2,005 sent + 1,000 from the journal",
+        "  late         1,200 games left their groups (--game-deadline)",
+        "Where it is",
+        f"  {tmp_path}/report.html: curves and games, to open in a browser",
+        f"  {tmp_path}/agent: the agent of step 2, a Hugging Face folder",
+        f"  {tmp_path}/metrics.jsonl: the curves; trajectories/: every game",
+        f"  {tmp_path}/test.md: the test by dataset",
+        "What to type next",
+        f"  python infer.py --agent {tmp_path}",
+        f"  python evaluate.py --agent {tmp_path} --data mini:ood",
+    ]
+    (tmp_path / "metrics.jsonl").write_text("")
+    empty = summary(tmp_path, 0, TrainConfig(env="model"))
+    assert "calls        " not in empty and "test.md" not in empty and empty.endswith("--data FILE")
+    assert "validation  " not in empty and "in training" not in empty
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (150.1, "3 min"),
+        (7169, "119 min"),
+        (7170.1, "2.0 h"),
+        (9000, "2.5 h"),
+    ],
+)
+def test_a_duration_is_in_the_unit_that_suits_it(seconds, shown):
+    assert console_module._duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("usd", "shown"),
+    [(0.0, "$0.0000"), (0.00004, "$0.0000"), (0.99994, "$0.9999"), (1, "$1.00"), (1234.567, "$1,234.57")],
+)
+def test_less_than_a_dollar_has_four_digits(usd, shown):
+    assert console_module._as_dollars(usd) == shown
+
+
+def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
+    console = Console(Log(tmp_path, quiet=False), steps=60, priced=False)
+    for step in range(51):
+        console.row({"step": step})
+    printed = capsys.readouterr().out.splitlines()
+    assert [number for number, line in enumerate(printed) if line.startswith("step")] == [0, 26, 52]
+    assert len(printed) == 54 and printed[1] == "   0"
+
+
+def test_a_number_that_was_not_measured_is_not_shown_beside_the_bar():
+    assert bar_metrics({"em": 0.5}, priced=False) == "EM 0.50"
+    assert bar_metrics({}, priced=True) == "$0.0000"
+    assert row({"step": 3, "env/lost_usd": 0.0}, priced=True).split() == ["3", "$0.0000"]
+
+
+def test_sampled_games_are_compared_from_ten_steps_on_and_validations_from_two(tmp_path):
+    steps = [{"step": n, "reward/mean": 0.1, "em": 0.1, "format": 0.1} for n in range(10)]
+    assert console_module._training_change(steps[:9]) == "" != console_module._training_change(steps)
+    validated = [{"step": n, "val/em": 0.1, "val/reward": 0.1, "val/format": 0.1} for n in range(2)]
+    assert console_module._validation_change(validated[:1], 0) == ""
+    assert console_module._validation_change(validated, 5) == ""
+    assert "from step 0 to step 1, the best" in console_module._validation_change(validated, 1)
+
+
+def test_a_count_that_is_not_finite_is_left_out():
+    calls = count_calls(
+        [{"env/calls": float("nan"), "env/paid": 2.0}, {"env/calls": 3.0, "env/paid": float("inf")}]
+    )
+    assert (calls.training, calls.sent, calls.total) == (3, 2, 2)
+
+
+def test_the_alarm_shows_every_turn_of_its_game_and_the_likely_cause():
+    question = Question("q", "maths", "Who is it?", ("Anna",))
+    game = play_game(question, ["<interaction_prompt>Who?</interaction_prompt>", ""], ["Bob."])
+    metrics = {"groups/dropped": 0.0, "groups/no_spread": 1.0, "em": 0.5, "format": 0.5, "reward/mean": 0.5}
+    *alarm, asked, first, reply, last, end = nothing_to_learn(
+        ScoredGame(game, None, None), metrics
+    ).splitlines()
+    assert asked == "  question     Who is it?" and reply == "  environment  Bob."
+    assert first == "  agent        <interaction_prompt>Who?</interaction_prompt>"
+    assert (last, end) == ("  agent        (nothing)", "  ended        malformed, no reward")
+    assert "0.50 on average" in " ".join(alarm) and "its games are alike" in " ".join(alarm)
 
 
 def test_the_calls_of_a_run_add_up_by_game_and_by_answer():
