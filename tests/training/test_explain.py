@@ -1,6 +1,8 @@
 """`--explain`: its numbers are those of training, its output is reproducible and fits the screen."""
 
+import math
 from functools import partial
+from itertools import groupby
 
 import pytest
 import torch
@@ -65,6 +67,71 @@ def test_the_output_has_the_numbers_of_the_walkthrough(walkthrough, output):
     assert f"mean = {centre:.4f}, std (n - 1) = {spread:.4f}" in output
     for snapshot in (walkthrough.step.before, walkthrough.step.after):
         assert f"{sum(loss.total.item() for loss in snapshot.losses):+9.5f}" in output
+
+
+def test_the_game_is_printed_turn_by_turn_with_the_tokens_of_its_mask(walkthrough, output):
+    totals = [(game.reward.total, len(game.trajectory.turns)) for game in walkthrough.games]
+    best = totals.index(max(totals))
+    game = walkthrough.games[best].trajectory
+    assert f"2. Game {best + 1} of {len(walkthrough.games)} (eqs 1-11)" in output
+    runs = [(mask, len(list(run))) for mask, run in groupby(game.sampled)]
+    mask = " | ".join(f"{'agent' if mask else 'context'} {count}" for mask, count in runs)
+    flat = " ".join(output.split())
+    assert f"mask {mask}: {sum(game.sampled)} of {len(game.tokens)} tokens are trained on" in flat
+    tokens = " ".join(map(str, game.tokens[:12]))
+    assert f"tokens {game.opening}: {tokens} … not trained on" in flat
+    logprobs = iter([nats for nats, sampled in zip(game.logprobs, game.sampled, strict=True) if sampled])
+    for turn, (_, count) in zip(game.turns, [run for run in runs if run[0]], strict=True):
+        nats = sum(next(logprobs) for _ in range(count))
+        assert f"agent samples {count} tokens, log π = {nats:.3f}" in flat
+        if turn.reply is not None:
+            assert f"environment {' '.join(turn.reply.split())}" in flat
+    assert f"end {game.stop}; the gold answer is " in flat
+    replies = sum(turn.reply is not None for turn in game.turns)
+    assert sum(line.startswith("   environment  ") for line in output.splitlines()) == replies
+    assert flat.count(", clean") + flat.count("not clean") == len(game.turns)
+
+
+def test_the_tables_have_the_rewards_tokens_and_losses_of_every_game(walkthrough, output, config):
+    lines = [line.split() for line in output.splitlines()]
+    games, step = walkthrough.games, walkthrough.step
+    for number, game in enumerate(games, start=1):
+        reward, terms = game.reward, game.reward.terms
+        parts = (terms.interactions, terms.parsed, terms.filled, terms.complete, reward.format)
+        row = [str(number), str(len(game.trajectory.turns)), *(f"{part:.2f}" for part in parts)]
+        row += ["open" if reward.gate_is_open else "shut", f"{reward.answer:.3f}", f"{reward.total:.3f}"]
+        assert any(line[:10] == row for line in lines), row
+    for snapshot in (step.before, step.after):
+        for number, (batch, loss) in enumerate(zip(snapshot.batches, snapshot.losses, strict=True), start=1):
+            count = len(batch.weights)
+            kl, clipped = (loss.metrics[name].item() * len(games) for name in ("kl", "clip_frac"))
+            row = [number, count, f"{batch.advantages[0]:+.4f}", f"{loss.metrics['loss'].item():+.5f}"]
+            [kl_shown, clipped_shown] = next(line[4:] for line in lines if line[:4] == [str(c) for c in row])
+            assert float(kl_shown) == pytest.approx(kl, abs=6e-6)
+            assert float(clipped_shown) == pytest.approx(clipped, abs=6e-4)
+    [place] = [at for at, line in enumerate(lines) if line[:3] == ["token", "log", "π_old"]]
+    totals = [(game.reward.total, len(game.trajectory.turns)) for game in games]
+    best = totals.index(max(totals))
+    batch, logprobs = step.before.batches[best], step.before.logprobs[best]
+    for number in range(9):
+        old, new, ref = batch.old[number].item(), logprobs[number].item(), batch.ref[number].item()
+        numbers = [old, new, ref, math.exp(new - old), step.before.losses[best].kl[number].item()]
+        shown = [float(cell) for cell in lines[place + 1 + number][-6:]]
+        assert shown == pytest.approx([*numbers, batch.weights[number].item()], abs=6e-5)
+    assert "game" in lines[place + 10][:1], "nine tokens are shown"
+    for number, game in enumerate(games):
+        old, new = (snapshot.logprobs[number].mean().item() for snapshot in (step.before, step.after))
+        text = (
+            f"game {number + 1} Â = {game.advantage:+.4f} mean log π {old:.5f} → {new:.5f} ({new - old:+.5f})"
+        )
+        assert text in " ".join(output.split())
+    rule = config.reward_rule
+    assert (
+        f"α = {rule.alpha}, β = {rule.beta}, γ = {rule.gamma}, δ = {rule.delta}, ε = {rule.epsilon};"
+        in output
+    )
+    assert f"gradient norm {step.grad_norm:.4f}, clipped at {config.grad_clip}." in output
+    assert f"clip(r, 1 - {config.clip}, 1 + {config.clip})" in output and f"AdamW, lr {config.lr}" in output
 
 
 def test_the_step_of_the_walkthrough_equals_the_step_of_training(walkthrough, config, asking_agent):
