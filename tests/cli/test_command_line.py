@@ -2,17 +2,20 @@
 
 import errno
 import gc
+import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 
 from infer import InferConfig
-from prompt_r1.cli.command_line import parse_arguments, run_program, train_config
+from prompt_r1.cli.command_line import check_usage, parse_arguments, run_program, train_config
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SftConfig
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from tests.paths import ROOT
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
@@ -183,3 +186,97 @@ def test_only_a_program_of_its_own_freezes_what_it_has_imported():
     with pytest.raises(SystemExit):
         run_program(lambda arguments: None)
     assert gc.get_freeze_count() == before
+
+
+def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:
+    """The help of each flag, on one line."""
+    with pytest.raises(SystemExit) as left:
+        read(arguments)
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    entries = re.split(r"\n  (?=--)", text)[1:]
+    return {entry.split()[0]: " ".join(entry.split("\n\n")[0].split()) for entry in entries}
+
+
+def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    shown = help_of(["--help-all"], capsys)
+    assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
+    assert shown["--steps"] == "--steps N training steps (320, mini: 80)"
+    assert shown["--seed"] == "--seed N seed of the mini world, question order and sampling (0)"
+    assert shown["--out"] == "--out TEXT run folder (runs/CONFIG-seedN)"
+    assert shown["--data"] == "--data NAME ... mini, or JSONL/parquet files to train on (mini: mini)"
+    assert shown["--force-answer"] == "--force-answer tell the agent when its last turn has come"
+    assert shown["--checkpointing"].startswith(
+        "--checkpointing true|false gradient checkpointing (True, mini: False)"
+    )
+    assert shown["--journal"] == (
+        "--journal TEXT recorded calls: live: send again; reuse; replay: send nothing (reuse)"
+    )
+    assert shown["--track"] == (
+        "--track TEXT log metrics to this tracker too: none, tensorboard, wandb (none)"
+    )
+    assert shown["--config"] == "--config mini|paper|FILE preset or YAML file (mini)"
+    assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
+    assert "--version" not in shown and len(shown) == len(fields(TrainConfig)) + 2
+
+
+def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
+    config, _ = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
+    assert config.data == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert config.checkpointing is True and train_config([])[0].checkpointing is False
+    with pytest.raises(UsageError, match="expected true or false, not 'yes'"):
+        train_config(["--checkpointing", "yes"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "game"),
+    [
+        ("", ("short", 1, 48, "alone")),
+        ("--instruction paper", ("paper", 1, 320, "alone")),
+        ("--instruction paper --max-new 99", ("paper", 1, 99, "alone")),
+        ("--config paper --data mini", ("alone", 1, 8192, "alone")),
+        ("--config paper --data mini --instruction answer", ("answer", 1, 1024, "alone")),
+    ],
+)
+def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
+    config, name = train_config(["--env", "none", *flags.split()])
+    assert (config.instruction, config.max_turns, config.max_new, config.rule) == game
+    assert name == ("paper-alone" if "paper --data" in flags else "mini-alone")
+
+
+def test_a_typing_error_names_the_flag_that_resembles_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(UsageError) as refused:
+        train_config(["--step=3"])
+    assert str(refused.value) == (
+        "unknown argument --step (did you mean --steps?); `train.py --help` lists the flags"
+    )
+    with pytest.raises(UsageError, match=r"^unknown argument --zzzzzzz; "):
+        train_config(["--zzzzzzz"])
+    monkeypatch.setattr("sys.argv", ["prompt-r1 train"])
+    with pytest.raises(UsageError, match="`prompt-r1 train --help` lists the flags"):
+        train_config(["--step", "3"])
+
+
+@pytest.mark.parametrize(("terminal", "printed"), [(True, "Loading …\n"), (False, "")])
+def test_a_user_at_a_terminal_sees_that_a_program_loads(terminal, printed, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", "--seed", "3"])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    read: list[list[str]] = []
+    check_usage(read.append)
+    assert read == [["--seed", "3"]] and capsys.readouterr().err == printed
+
+    def refuse(arguments: list[str]) -> None:
+        raise UsageError("no")
+
+    with pytest.raises(SystemExit) as left:
+        check_usage(refuse)
+    assert left.value.code == 2 and capsys.readouterr().err == "train.py: no\n"
+
+
+def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):
+    assert exit_code(InternalError("a bug"), monkeypatch) == 1
+    assert capsys.readouterr().err == "train.py: a bug\n"
+    assert exit_code(OSError(errno.EACCES, "Permission denied", "a", None, "b"), monkeypatch) == 2
+    assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"

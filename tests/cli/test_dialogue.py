@@ -1,0 +1,127 @@
+"""What a game looks like as text, its cost, and its form for programs."""
+
+import builtins
+
+import pytest
+
+from prompt_r1.cli import question_input
+from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, blocks, total_cost
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Action, Question, Trajectory, Turn
+
+GAME = Trajectory(
+    Question("q", "d", "Who?", ("Anna",)),
+    turns=[Turn("<answer>Anna</answer>", Action(None, None, "Anna", clean=False), reply=None, latency=0.5)],
+    stop="answered",
+)
+
+
+def test_two_games_are_written_with_their_labels_in_a_column_of_13():
+    written: list[str] = []
+    view = Dialogue(written.append, colours=False)
+    for _ in range(2):
+        view.question("Who?\nReally?")
+        view.turn("<interaction_prompt>Who is", ended=False)
+        view.turn("<interaction_prompt>Who is it?</interaction_prompt>", ended=True)
+        view.reply("  Anna. ")
+        view.turn("<answer>An", ended=False)
+        view.note("note", "stopped")
+    game = (
+        "question     Who?\n             Really?\n\n"
+        "agent asks   Who is it?\n"
+        "environment  Anna.\n\n"
+        "answer       An\n"
+        "note         stopped\n"
+    )
+    assert "".join(written) == f"{game}\n{game}"
+
+
+def test_each_part_has_its_colour():
+    written: list[str] = []
+    view = Dialogue(written.append, colours=True)
+    view.question("q")
+    view.turn("t<think>a</think><interaction_prompt>b</interaction_prompt><answer>c</answer>", ended=True)
+    view.reply("r")
+    view.note("note", "n")
+    colours = {"q": "1", "t": "2", "a": "2", "b": "36", "c": "1;32", "r": "33", "n": "2"}
+    assert all(f"\x1b[{code}m{letter}\x1b[0m" in written for letter, code in colours.items())
+
+
+@pytest.mark.parametrize(("letters", "waits"), [(0, True), (1, True), (19, True), (20, False), (21, False)])
+def test_what_may_become_a_tag_waits_while_it_is_shorter_than_the_longest_one(letters, waits):
+    """</interaction_prompt> has 21 characters; a bracket and 20 letters are text."""
+    text = "x <" + "a" * letters
+    assert blocks(f"<think>{text}", ended=False) == [("think", "x" if waits else text)]
+    assert blocks(f"<think>{text}", ended=True) == [("think", text)]
+    assert blocks("<think>x\ufffd", ended=False) == [("think", "x")]
+    assert blocks("<think>x\ufffd", ended=True) == [("think", "x\ufffd")]
+
+
+def test_the_cost_of_games_adds_up_and_is_one_line():
+    one = GameCost(1, 0, 0, None, 2.04)
+    assert str(one) == "1 call, 2.0 s"
+    two = GameCost(2, 1200, 30, 0.5, 1.0, lost_usd=0.25)
+    assert str(two) == "2 calls, 1,200 + 30 tokens, $0.5000 (at most $0.2500 more for lost attempts), 1.0 s"
+    assert str(GameCost(0, 0, 5, 0.0, 0.06)) == "0 calls, 0 + 5 tokens, $0.0000, 0.1 s"
+    assert total_cost([two, two]) == GameCost(4, 2400, 60, 1.0, 2.0, 0.5)
+    assert total_cost([one, one]) == GameCost(2, 0, 0, None, 4.08) and total_cost([]).usd is None
+    assert total_cost([GameCost(1, 0, 0, 0.0, 1.0)]).usd == 0.0
+
+
+def test_a_finished_game_has_these_fields_for_programs():
+    cost = GameCost(2, 10, 5, 0.5, 1.5)
+    finished = FinishedGame(GAME, cost, interrupted=False)
+    assert finished.as_json(agent="a", environment="e") == {
+        **{"question": "Who?", "answer": "Anna", "stop": "answered", "error": ""},
+        "turns": [
+            {
+                "text": "<answer>Anna</answer>",
+                "action": {"think": None, "prompt": None, "answer": "Anna", "clean": False},
+                "reply": None,
+                "latency": 0.5,
+            }
+        ],
+        **{"agent": "a", "environment": "e", "calls": 2, "tokens_in": 10, "tokens_out": 5, "usd": 0.5},
+        **{"seconds": 1.5, "lost_usd": 0.0},
+    }
+    broken = Trajectory(GAME.question, stop="env_error", error="down")
+    assert (FinishedGame(broken, cost, False).stop, FinishedGame(broken, cost, False).error) == (
+        "env_error",
+        "down",
+    )
+    assert (FinishedGame(broken, cost, True).stop, FinishedGame(broken, cost, True).error) == (
+        "interrupted",
+        "",
+    )
+
+
+def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeypatch, capsys):
+    def type_in(*lines: str):
+        typed = iter(lines)
+
+        def read(prompt: str) -> str:
+            assert prompt == "\nask (an empty line ends): "
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(builtins, "input", read)
+        return list(question_input.typed_questions())
+
+    assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"] and capsys.readouterr().out == ""
+    assert type_in("Who?") == ["Who?"] and capsys.readouterr().out == "\n"
+    with pytest.raises(UsageError, match="typed: the question contains half a character"):
+        type_in("\ud800")
+
+
+def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_cells():
+    table = markdown_table(["a", "b", "c"], [["x|y", "1", "2\n3"], ["\\|", "", "4"]], left=2)
+    assert table.splitlines() == [
+        "| a | b | c |",
+        "|---|---|---:|",
+        "| x\\|y | 1 | 2 3 |",
+        "| \\\\\\| |  | 4 |",
+    ]
+    assert markdown_table(["a", "b"], []).splitlines()[1] == "|---|---:|"
