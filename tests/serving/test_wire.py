@@ -1,0 +1,226 @@
+"""Requests and responses field by field, without a server."""
+
+import json
+
+import pytest
+
+from prompt_r1.api.asking import Answer, LimitReached, Limits, Piece, raise_for_error
+from prompt_r1.environments.budget import OutOfBudget
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
+from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, read_request
+from prompt_r1.serving.chat_response import DialogueText, Envelope, event, failure_of, pieces_of
+from prompt_r1.types import Action, Question, Trajectory, Turn
+
+ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
+
+
+def read(limits: Limits | None = None, **fields: object):
+    return read_request(json.dumps({**ASKED, **fields}).encode(), limits or Limits())
+
+
+def test_a_request_without_options_is_neither_streamed_nor_seeded():
+    found = read()
+    assert (found.model, found.question, found.seed, found.temperature) == ("pair", "Who?", "0", None)
+    assert (found.stream, found.include_usage, found.include_reasoning) == (False, False, False)
+    assert found.limits == Limits() == Limits(0, 0, 0.0, 0.0)
+    asked = read(
+        stream=True, stream_options={"include_usage": True}, include_reasoning=1, seed=7, temperature=0
+    )
+    assert (asked.stream, asked.include_usage, asked.include_reasoning) == (True, True, True)
+    assert (asked.seed, asked.temperature) == ("7", 0.0)
+    assert read(stream_options="text").include_usage is False and read(stream_options=None).stream is False
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "limits"),
+    [
+        (Limits(), {}, Limits()),
+        (Limits(5, 6, 0.5, 7.0), {}, Limits(5, 6, 0.5, 7.0)),
+        (
+            Limits(),
+            {"max_turns": 3, "max_calls": 2, "max_usd": 0.1, "max_seconds": 9},
+            Limits(3, 2, 0.1, 9.0),
+        ),
+        (
+            Limits(5, 6, 0.5, 7.0),
+            {"max_turns": 3, "max_calls": 2, "max_usd": 0.1, "max_seconds": 2},
+            Limits(3, 2, 0.1, 2.0),
+        ),
+        (
+            Limits(5, 6, 0.5, 7.0),
+            {"max_turns": 9, "max_calls": 9, "max_usd": 9, "max_seconds": 9},
+            Limits(5, 6, 0.5, 7.0),
+        ),
+        (
+            Limits(5, 6, 0.5, 7.0),
+            {"max_turns": 0, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
+            Limits(5, 6, 0.5, 7.0),
+        ),
+        (Limits(), {"max_turns": 1.2, "max_calls": 0.5}, Limits(2, 1)),
+    ],
+)
+def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, theirs, limits):
+    assert read(ours, **theirs).limits == limits
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "sentence"),
+    [
+        ({"stop": ["x"]}, "stop", "`stop` is not supported: the pair answers with plain text"),
+        ({"audio": {}}, "audio", "`audio` is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
+        ({"logprobs": True}, "logprobs", "is not supported"),
+        ({"n": 0}, "n", "`n` must be 1: ask again"),
+        ({"model": None}, "model", "`model` must be a string"),
+        ({"temperature": True}, "temperature", "`temperature` must be a number of at least 0"),
+        ({"temperature": -0.1}, "temperature", "at least 0"),
+        ({"max_usd": float("inf")}, "max_usd", "at least 0"),
+        ({"max_seconds": "3"}, "max_seconds", "at least 0"),
+        ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
+        ({"messages": ["Who?"]}, "messages", "each of `messages` must be an object with role and content"),
+        (
+            {"messages": [{"role": "user", "content": "  "}]},
+            "messages",
+            "the last of `messages` must be a question",
+        ),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages", "must be text or a list of text parts"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages",
+            "must be text or a list",
+        ),
+        ({"messages": [{"role": "user", "content": ["Who?"]}]}, "messages", "must be text or a list"),
+    ],
+)
+def test_a_wrong_field_is_named(fields, field, sentence):
+    with pytest.raises(BadRequest) as refused:
+        read(**fields)
+    assert refused.value.field == field and sentence in str(refused.value)
+
+
+def test_fields_that_say_what_is_so_anyway_are_accepted():
+    said = {"tools": [], "functions": None, "logprobs": False, "response_format": {"type": "text"}, "n": 1}
+    assert read(**said, modalities=["text"], user="me").question == "Who?"
+    for body, sentence in ((b"[]", "not a JSON object"), (b"{", "the body is not JSON: ")):
+        with pytest.raises(BadRequest, match=sentence):
+            read_request(body, Limits())
+    assert MOST_BYTES == 1_000_000
+
+
+def test_only_earlier_messages_of_user_and_assistant_are_repeated():
+    roles = ("system", "user", "developer", "assistant")
+    messages = [{"role": role, "content": f"by {role}"} for role in roles]
+    messages += [{"role": "assistant", "content": None}, {"role": "user", "content": "And now?"}]
+    assert read(messages=messages).question == (
+        "Earlier messages:\nuser: by user\nassistant: by assistant\nassistant: \n\nThe question now: And now?"
+    )
+    assert read(messages=[messages[0], messages[-1]]).question == "And now?"
+
+
+TURNS = (
+    Turn("no tags", Action(None, None, None, clean=False), reply=None),
+    Turn("t1", Action("I think", "Who?", None, clean=True), reply="Bob."),
+    Turn("t2", Action("", None, "Anna", clean=True), reply=None),
+)
+
+
+def answer(**changes: object) -> Answer:
+    game = Trajectory(Question("q", "d", "Who?", ()))
+    values = {
+        "question": "Who?",
+        "text": "Anna",
+        "stop": "answered",
+        "turns": TURNS,
+        "calls": 1,
+        "tokens_read": 70,
+    }
+    values |= {"tokens_written": 9, "tokens_in": 50, "tokens_out": 4, "usd": 0.5, "seconds": 1.23456}
+    return Answer(**{**values, "trajectory": game, **changes})
+
+
+def test_a_completion_has_the_answer_its_usage_and_the_dialogue_if_wanted():
+    dialogue = "Agent writes: no tags\nAgent thinks: I think\nAgent asks: Who?\nEnvironment: Bob."
+    for reasoning in (False, True):
+        body = Envelope("id", "pair", 7).completion(answer(), reasoning=reasoning)
+        message = {"role": "assistant", "content": "Anna", "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = dialogue
+        assert body == {
+            **{"id": "id", "created": 7, "model": "pair", "object": "chat.completion"},
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+            "usage": {
+                **{"prompt_tokens": 70, "completion_tokens": 9, "total_tokens": 79},
+                "environment": {"calls": 1, "prompt_tokens": 50, "completion_tokens": 4, "usd": 0.5},
+            },
+            "prompt_r1": {"stop": "answered", "turns": 3, "seconds": 1.235},
+        }
+    assert [piece.kind for piece in pieces_of(answer())] == ["other", "think", "prompt", "reply"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [("max_turns", "length"), ("max_tokens", "length"), ("malformed", "stop"), ("answered", "stop")],
+)
+def test_a_game_without_an_answer_is_a_refusal_with_its_reason(stop, reason):
+    body = Envelope("id", "pair", 7).completion(answer(text=None, stop=stop), reasoning=False)
+    [choice] = body["choices"]
+    assert choice["finish_reason"] == reason and choice["message"]["content"] == ""
+    assert choice["message"]["refusal"] == f"The agent ended without an answer ({stop})."
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_stream_ends_with_the_answer_its_reason_and_the_usage_if_wanted(include_usage):
+    said, end, *rest = Envelope("id", "pair", 7).last_chunks(answer(), include_usage=include_usage)
+    head = {"id": "id", "created": 7, "model": "pair", "object": "chat.completion.chunk"}
+    delta = {"content": "Anna", "refusal": None}
+    assert said == {
+        **head,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}],
+    }
+    assert end["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": None}]
+    assert end["prompt_r1"]["turns"] == 3 and len(rest) == include_usage
+    assert all(chunk["choices"] == [] and chunk["usage"]["total_tokens"] == 79 for chunk in rest)
+    assert event(head) == f"data: {json.dumps(head)}\n\n".encode()
+
+
+def test_the_pieces_of_a_block_follow_one_label_and_each_reply_has_its_own():
+    text = DialogueText()
+    pieces = [Piece("think", "a"), Piece("think", "b"), Piece("answer", "x"), Piece("think", "c")]
+    pieces += [Piece("reply", "r"), Piece("reply", "s"), Piece("prompt", "p")]
+    assert [text.add(piece) for piece in pieces] == [
+        *("Agent thinks: a", "b", "", "c"),
+        *("\nEnvironment: r", "\nEnvironment: s", "\nAgent asks: p"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "retry"),
+    [
+        (BadRequest("bad", "n"), 400, "invalid_request_error", None),
+        (QuestionTooLong("long"), 400, "invalid_request_error", None),
+        (LimitReached("seconds", "late"), 504, "time_limit", "false"),
+        (LimitReached("usd", "dear"), 402, "budget_exhausted", "false"),
+        (OutOfBudget("spent"), 402, "budget_exhausted", "false"),
+        (EnvError("down"), 502, "environment_error", None),
+        (FatalEnvError("no key"), 502, "environment_unusable", "false"),
+        (Resumable("gone"), 503, "agent_unavailable", None),
+        (ValueError("secret"), 500, "internal_error", "false"),
+    ],
+)
+def test_each_error_has_its_status_and_says_whether_to_come_again(error, status, kind, retry):
+    failure = failure_of(error)
+    assert (failure.status, failure.type) == (status, kind)
+    assert (failure.headers or {}).get("x-should-retry") == retry
+    assert (failure.headers or {}).get("Retry-After") == ("5" if status == 503 else None)
+    said = failure.body["error"]
+    assert (said["message"] == str(error)) == (status != 500) and "secret" not in said["message"]
+    assert said["param"] == {"bad": "n", "long": "messages"}.get(str(error))
+    assert said["code"] == ("context_length_exceeded" if str(error) == "long" else None)
+
+
+def test_an_answer_is_its_text_and_a_failed_environment_an_error():
+    assert str(answer()) == "Anna" and str(answer(text=None)) == "" and answer().score("anna").em == 1
+    assert raise_for_error(answer()) == answer()
+    for error, sentence in (("down", "^down$"), ("", "^the environment failed$")):
+        with pytest.raises(EnvError, match=sentence):
+            raise_for_error(answer(stop="env_error", error=error))
