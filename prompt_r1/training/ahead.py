@@ -57,7 +57,6 @@ class StepGames:
     games: dict[str, Trajectory] = field(default_factory=dict)  # those that have ended, by seed
     gap: dict[str, float] | None = None  # of the engine, when all have ended; None: they are not stale
     seconds: float = 0.0  # in which they were played
-    usd: float = 0.0  # that this rank paid for their calls
 
 
 class Ahead:
@@ -76,9 +75,7 @@ class Ahead:
         *,
         play_step: Callable[[int], Coroutine[None, None, Rollout]],
         wait_for: WaitFor,
-        spent: Callable[[], float],
     ) -> None:
-        """`spent` returns the dollars that this rank has paid so far."""
         self._config = config
         self._models = models
         self._sampler = sampler
@@ -86,8 +83,6 @@ class Ahead:
         self._runner = runner
         self._play_step = play_step
         self._wait_for = wait_for
-        self._spent = spent
-        self._spent_before = 0.0
         self.hidden = 0.0  # seconds that the update computed while games of the next step were waiting
         self.trained = StepGames(0, stale=False)  # the games that `take` returned last
         self._next: StepGames | None = None  # those that have begun
@@ -126,7 +121,6 @@ class Ahead:
     def _start(self, games: StepGames) -> None:
         self._next, self._rollout, self._before = games, None, self._sampler.state()
         self._begin = self._computing_since = time.perf_counter()
-        self._spent_before = self._spent()
 
         async def start() -> None:
             self._task = asyncio.create_task(self._play_step(games.step))
@@ -168,7 +162,6 @@ class Ahead:
         if games.gap is not None:  # they had ended before the checkpoint
             return
         games.seconds = time.perf_counter() - self._begin
-        games.usd = self._spent() - self._spent_before
         if games.stale:
             trajectories = [trajectory for group in self._rollout[1] for trajectory in group]
             differences = score(trajectories, self.policy, tokens_per_batch=self._config.tokens_per_batch)

@@ -69,7 +69,6 @@ class Run:
         """
         self._sampler = sampler
         self._environment = environment
-        self._usd_before = environment.budget.spent.usd  # at the end of the step before
         self._validate = validate
         self._update = update
         self._play_step = play_step
@@ -83,7 +82,6 @@ class Run:
                 self._runner,
                 play_step=play_step,
                 wait_for=self.wait_for,
-                spent=lambda: environment.budget.spent.usd,
             )
             update.between = self._ahead.go_on
         self._lifecycle = Lifecycle(
@@ -182,11 +180,10 @@ class Run:
         """
         self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
         seconds = self.clock.seconds["rollout"]
-        usd = self._environment.budget.spent.usd - self._usd_before
         if self._ahead is not None:
-            seconds, usd = self._ahead.trained.seconds, self._ahead.trained.usd
+            seconds = self._ahead.trained.seconds
             metrics["ahead/hidden"] = self._ahead.hidden
-        metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=seconds, usd=usd)
+        metrics |= step_metrics(games_PG, self.ranks, rollout_seconds=seconds)
         if step == 1 and self.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
             self.log.say(alarm)
         self.state.step, self.state.sampler = step, (self._ahead or self._sampler).state()
@@ -207,6 +204,5 @@ class Run:
                 line |= {f"val/{name}": value for name, value in self._validate().items()}
         line |= self.clock.take() | spending(self._environment, self.ranks)
         self.state = self._lifecycle.complete(self.state, line)
-        self._usd_before = self._environment.budget.spent.usd
         self._update.check_finite()
         self.console.at(self.state.step)

@@ -62,25 +62,23 @@ def _mean(values: list[float]) -> float:
 
 
 def step_metrics(
-    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float, usd: float = 0.0
+    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
 ) -> dict[str, float]:
-    """The metrics of a step over all ranks: its games, its groups, and its speed.
-
-    `usd` are the dollars of this rank's calls. A group without spread has its share of them by its calls.
-    """
+    """The metrics of a step over all ranks: its games, its groups, and its speed."""
     results = [result_of_game(game) for group in games_PG for game in group]
     metrics = game_metrics([game for share in ranks.gather(results) for game in share])
     kept = [group for group in games_PG if any(game.advantage is not None for game in group)]
     without_spread = [group for group in kept if not has_spread(group)]
-    calls = sum(result_of_game(game).calls for group in without_spread for game in group)
-    kept_count, without_spread_count, groups, calls_without_spread, all_usd = ranks.sum(
+    idle = [result_of_game(game) for group in without_spread for game in group]
+    calls, usd = sum(game.calls for game in idle), sum(game.usd for game in idle)
+    kept_count, without_spread_count, groups, idle_calls, idle_usd = ranks.sum(
         [len(kept), len(without_spread), len(games_PG), calls, usd]
     )
     return metrics | {
         "groups/dropped": 1 - kept_count / groups,
         "groups/no_spread": without_spread_count / max(kept_count, 1),
-        "groups/no_spread_calls": calls_without_spread,
-        "groups/no_spread_usd": all_usd * calls_without_spread / max(metrics["env/calls"], 1),
+        "groups/no_spread_calls": idle_calls,
+        "groups/no_spread_usd": idle_usd,
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }

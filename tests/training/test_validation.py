@@ -86,11 +86,11 @@ def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones
     """One of three groups is broken; one of the other two has equal rewards."""
     right, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)
     broken = game_of_turns(GOOD, stop="env_error")
+    right.usd = 0.25
     games_PG = score_and_compare([[broken, broken], [right, right], [right, wrong]], RULE)
-    metrics = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0, usd=1.0)
+    metrics = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
     assert metrics["groups/dropped"] == pytest.approx(1 / 3) and metrics["groups/no_spread"] == 1 / 2
     assert metrics["games/s"] == 3.0
-    # Two calls in the group of equal rewards, one beside a game without any, two that failed.
-    assert metrics["groups/no_spread_calls"] == 2 and metrics["groups/no_spread_usd"] == pytest.approx(0.4)
+    assert metrics["groups/no_spread_calls"] == 2 and metrics["groups/no_spread_usd"] == 0.5
     only_broken = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
     assert only_broken["groups/dropped"] == 1 and only_broken["groups/no_spread"] == 0
