@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.audit import audit_file, audit_report, overlaps, script_of, truncation_reason
+from prompt_r1.data.audit import _excerpt, audit_file, audit_report, overlaps, script_of, truncation_reason
 from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING, kind_of
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.mixture import PAPER_DATASETS, mix
@@ -75,6 +75,81 @@ def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrap
     main(["audit", "--examples", "1", str(train), str(test)])
     printed = capsys.readouterr().out
     assert "train.jsonl and test.jsonl: 1" in printed and "and 1 more" in printed
+
+
+def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
+    """Row numbers count from 1; two files of 7 and 1 questions, of which one is in both."""
+    questions = [
+        "Who is it?",
+        "Who  is it?",
+        "Is it the",
+        "A" * 60 + "b" * 6 + "c" * 15,
+        "Кто?",
+        "WHO IS IT?",
+        "One?",
+    ]
+    golds = [["x"], ["y"], ["xx"], ["x"], ["the", "..."], ["x"], ["the"]]
+    rows = [
+        {"question": text, "answers": answers, "id": str(number)}
+        for number, (text, answers) in enumerate(zip(questions, golds, strict=True))
+    ]
+    first = jsonl(tmp_path / "one.jsonl", *rows, {"question": "No gold?"})
+    second = jsonl(tmp_path / "two.jsonl", {"question": "one?", "answer": "x"})
+    audits = [audit_file(first), audit_file(second)]
+    assert audit_report(audits, examples=1).splitlines() == [
+        f"{first}: 7 questions (one 7)",
+        "  characters per question: 4 | 10 | 59 | 81 (minimum | median | 95 % | maximum)",
+        "  characters per gold: 1 | 1 | 3 | 3 (minimum | median | 95 % | maximum)",
+        "  golds per question: 1 | 1 | 1 | 2 (minimum | median | 95 % | maximum)",
+        "  scripts: Latin 6, Cyrillic 1",
+        "  bad rows: 1",
+        "    row 8: " + audits[0].bad[0].what,
+        "  repeated questions: 1",
+        "    rows 1, 2, 6: 'Who is it?', with different golds",
+        "  golds empty after normalisation: 2",
+        "    row 5: 'the', '...' (no other gold)",
+        "    and 1 more (--examples)",
+        "  possibly truncated: 1",
+        "    row 3: ends in the middle: 'Is it the'",
+        "",
+        f"{second}: 1 questions (two 1)",
+        *(
+            f"  {name}: {n} | {n} | {n} | {n} (minimum | median | 95 % | maximum)"
+            for name, n in (
+                ("characters per question", 4),
+                ("characters per gold", 1),
+                ("golds per question", 1),
+            )
+        ),
+        "  scripts: Latin 1",
+        *(f"  {kind}: 0" for kind in ("bad rows", "repeated questions", "golds empty after normalisation")),
+        "  possibly truncated: 0",
+        "",
+        "questions in two files: 1",
+        "  one.jsonl and two.jsonl: 1",
+        "    rows 7, 1: 'One?'",
+    ]
+    alone = audit_report(audits[1:], examples=0)
+    assert "two files" not in alone and not alone.endswith("\n")
+    assert audit_report([audit_file(jsonl(tmp_path / "none.jsonl", "{"))], examples=0).splitlines()[:2] == [
+        f"{tmp_path / 'none.jsonl'}: 0 questions (none)",
+        "  bad rows: 1",
+    ]
+
+
+def test_a_long_question_is_shown_by_its_ends() -> None:
+    assert _excerpt("x" * 80) == repr("x" * 80)
+    assert _excerpt("a" * 60 + "b" * 6 + "c" * 15) == repr("a" * 60 + " … " + "c" * 15)
+
+
+@pytest.mark.parametrize(("latin", "script"), [(9, "Chinese"), (10, "Latin")])
+def test_a_tenth_of_the_letters_decides_the_script(latin: int, script: str) -> None:
+    assert script_of("中" + "a" * latin) == script
+
+
+@pytest.mark.parametrize(("length", "reason"), [(34, "very short"), (35, "")])
+def test_a_problem_of_35_characters_is_long_enough(length: int, reason: str) -> None:
+    assert truncation_reason(Question("1", "gsm8k", "x" * length, ("3",), "math")) == reason
 
 
 @pytest.mark.parametrize(

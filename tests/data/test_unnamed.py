@@ -12,7 +12,7 @@ from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING, kind_of
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.mixture import PAPER_DATASETS
 from prompt_r1.data.named import sample_questions
-from prompt_r1.data.unnamed import TITLE, UNNAMED, with_inferred_datasets
+from prompt_r1.data.unnamed import MOST_BLOCKS, TITLE, UNNAMED, _name_of_block, with_inferred_datasets
 from prompt_r1.types import Question
 from tests.paths import PUBLISHED
 
@@ -97,3 +97,67 @@ def test_json_lines_with_the_name_of_all_published_rows_are_inferred_too(tmp_pat
         '{"question": "Please write an article: Sun.", "answer": "x", "dataset": "own"}\n'
     )
     assert [(one.dataset, one.kind) for one in load_questions(path)] == [("XSum", "text"), ("own", "qa")]
+
+
+def block(size: int, marked: int, mark: Question, others: Question) -> list[Question]:
+    """Questions of which the first `marked` are like `mark`."""
+    return [replace(mark if number < marked else others, id=str(number)) for number in range(size)]
+
+
+PLAIN = Question("", UNNAMED, "Who wrote it?", ("Anna",))
+LIKE_POPQA = Question("", UNNAMED, "What genre is X?", ("jazz",))
+LIKE_2WIKI = Question("", UNNAMED, "Which film came first?", ("X",))
+TWO_GOLDS = Question("", UNNAMED, "Who wrote it?", ("Anna", "A."))
+SUM = Question("", UNNAMED, "2 and 3 more?", ("5",))
+FORMULA = Question("", UNNAMED, "Find $x$", ("5",))
+NUMBERED = Question("", UNNAMED, "In which year?", ("5",))
+
+
+@pytest.mark.parametrize(
+    ("questions", "name"),
+    [
+        (block(40, 39, LIKE_POPQA, PLAIN), "PopQA"),
+        (block(40, 38, LIKE_POPQA, PLAIN), UNNAMED),
+        (block(40, 20, LIKE_2WIKI, PLAIN), "HotpotQA"),
+        (block(40, 21, LIKE_2WIKI, PLAIN), "2WikiMultihopQA"),
+        (block(40, 4, TWO_GOLDS, PLAIN), "HotpotQA"),
+        (block(40, 5, TWO_GOLDS, PLAIN), "MuSiQue"),
+        (block(40, 4, LIKE_POPQA, PLAIN), "HotpotQA"),
+        (block(40, 5, LIKE_POPQA, PLAIN), UNNAMED),
+        (block(40, 20, SUM, FORMULA), "GSM8K"),
+        (block(40, 19, SUM, FORMULA), "DAPO-Math"),
+        (block(40, 40, NUMBERED, PLAIN), "GSM8K"),
+        (block(40, 39, NUMBERED, PLAIN), "HotpotQA"),
+    ],
+)
+def test_the_share_of_a_block_that_decides_its_dataset(questions: list[Question], name: str) -> None:
+    """95 % of one form, 90 % of none, a tenth with several golds, half of 2WikiMultihopQA's openings."""
+    assert _name_of_block(questions) == name
+
+
+def test_blocks_are_of_at_least_twelve_questions_and_at_most_twelve_datasets() -> None:
+    sorted_file = block(12, 12, LIKE_POPQA, PLAIN) + block(12, 12, SUM, PLAIN)
+    assert [one.dataset for one in with_inferred_datasets(sorted_file)] == ["PopQA"] * 12 + ["GSM8K"] * 12
+    assert with_inferred_datasets(block(24, 12, LIKE_2WIKI, PLAIN))[0].dataset == "2WikiMultihopQA"
+    short = block(11, 11, LIKE_2WIKI, PLAIN) + block(11, 0, PLAIN, PLAIN)
+    assert {one.dataset for one in with_inferred_datasets(short)} == {UNNAMED}
+    odd = [*block(24, 12, LIKE_2WIKI, PLAIN), PLAIN]
+    assert {one.dataset for one in with_inferred_datasets(odd)} == {UNNAMED}
+    assert MOST_BLOCKS == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "name"),
+    [
+        ("Tom has 3 pens and 4 books.", "-1,234.5", "GSM8K"),
+        ("Tom has three pens and twice as many books.", "9", "GSM8K"),
+        ("Tom has 3 pens.", "9", UNNAMED),
+        ("Tom has 3 pens and 4 books.", "9 or 10", UNNAMED),
+        ("Please find the sum of 3 and 4.", "7", "DAPO-Math"),
+    ],
+)
+def test_a_problem_with_two_quantities_and_a_number_is_arithmetic(text: str, gold: str, name: str) -> None:
+    [found] = with_inferred_datasets([Question("1", UNNAMED, text, (gold,))])
+    assert found.dataset == name
+    [several] = with_inferred_datasets([Question("1", UNNAMED, text, (gold, "other"))])
+    assert several.dataset == UNNAMED
