@@ -3,7 +3,7 @@
 Without RUN it studies the mini runs under runs/, the longest of each seed. If there are none, it first trains
 one for a few steps.
 
-`python -m prompt_r1.studies options`, `… routes` and `… comparison` are studies of their own.
+`python -m prompt_r1.studies options`, `… failures`, `… routes` and `… comparison` are studies of their own.
 """
 
 import argparse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prompt_r1.studies.study import Study
 
 FEW_STEPS = 20
-OTHERS = ("comparison", "options", "routes")  # modules with a command line of their own
+OTHERS = ("comparison", "failures", "options", "routes")  # modules with a command line of their own
 
 
 def main(arguments: list[str]) -> None:

@@ -11,23 +11,25 @@ Flags = Mapping[str, Sequence[object]]
 """Flag → its values."""
 
 
-def run(program: str, flags: Flags, *, log: Path) -> None:
-    """Run a program with its output in a file. Raises UsageError if it fails."""
+def run(program: str, flags: Flags, *, log: Path, module: str = "prompt_r1") -> None:
+    """Run a program of a module with its output in a file. Raises UsageError if it fails."""
     words = [str(part) for flag, values in flags.items() for part in (flag, *values)]
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"{program} → {log}", flush=True)
     with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "prompt_r1", program, *words]
+        command = [sys.executable, "-m", module, program, *words]
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     if code:
         raise UsageError(f"{program} ended with exit code {code}: see {log}; the same command resumes")
 
 
-def train(folder: Path, steps: int, flags: Flags) -> None:
-    """Train an agent, unless it is there; an interrupted training resumes."""
+def train(folder: Path, steps: int, flags: Flags, *, fault: str = "") -> None:
+    """Train an agent, unless it is there; an interrupted training resumes. `fault` is a key of FAULTS."""
     from prompt_r1.storage.run_log import read_metrics
 
     done = [line["step"] for line in read_metrics(folder)]
     if done and max(done) >= steps and (folder / "agent").is_dir():
         return
-    run("train", {**flags, "--steps": [steps], "--out": [folder]}, log=folder.with_suffix(".log"))
+    program, module = (fault, "prompt_r1.studies.faults") if fault else ("train", "prompt_r1")
+    flags = {**flags, "--steps": [steps], "--out": [folder]}
+    run(program, flags, log=folder.with_suffix(".log"), module=module)

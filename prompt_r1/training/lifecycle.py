@@ -24,9 +24,8 @@ from prompt_r1.storage.checkpoint import Checkpoints, NextGames, State, writes_i
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
-from prompt_r1.training.collapse import Watchdog
+from prompt_r1.training.collapse import NOT_THE_AGENT, SIGNS, Watchdog
 from prompt_r1.training.console import Console
-from prompt_r1.training.gap import NAME as GAP
 from prompt_r1.training.gap import limit_of
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
@@ -166,12 +165,13 @@ class Lifecycle:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         alarms = self.ranks.from_first(lambda: self.watchdog.see(line))
         for alarm in alarms:
-            self.log.say(f"{'Alarm' if alarm.startswith(GAP) else 'Collapse'} at step {state.step}: {alarm}")
+            kind = "Alarm" if alarm.startswith((*NOT_THE_AGENT, *SIGNS)) else "Collapse"
+            self.log.say(f"{kind} at step {state.step}: {alarm} (docs/failures.md says what to do)")
         if alarms and self.config.on_collapse == "stop":
             raise Resumable(
                 f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
             )
-        collapsed = [alarm for alarm in alarms if not alarm.startswith(GAP)]  # no older agent mends a gap
+        collapsed = [alarm for alarm in alarms if not alarm.startswith(NOT_THE_AGENT)]
         if collapsed and self.config.on_collapse == "rollback":
             return self._roll_back(state)
         return state
@@ -207,7 +207,11 @@ class Lifecycle:
 
     def _replay_watchdog(self) -> None:
         """Give the watchdog the state that follows from the metric lines so far."""
-        self.watchdog = Watchdog(limit_of(self.policy.compute))
+        # The clip range of a game's ratio is so small that many of its tokens are clipped.
+        signs = {
+            name: sign for name, sign in SIGNS.items() if name != "clip_frac" or self.config.ratio == "token"
+        }
+        self.watchdog = Watchdog(limit_of(self.policy.compute), signs)
         for line in read_metrics(self.log.folder) if self.ranks.first else []:
             self.watchdog.see(line)
 

@@ -1,6 +1,9 @@
 """The metrics of a training step: means over its games, with intervals, over all ranks."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from math import isfinite
 from statistics import mean, median
 from typing import get_args
@@ -11,6 +14,10 @@ from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.options.advantages import has_spread
 from prompt_r1.training.results import GameResult, result_of_game
 from prompt_r1.types import ScoredGame, Stop
+
+REPLY_WORDS = 6  # of a reply that `same_reply` counts: a bare answer may be right for many questions
+REPLY_CHARACTERS = 200  # that two replies are compared by
+SAME_REPLY_QUESTIONS = 8  # in a step of fewer questions the same reply may be chance
 
 
 def game_metrics(games: Sequence[GameResult]) -> dict[str, float]:
@@ -74,14 +81,51 @@ def step_metrics(
     kept_count, without_spread_count, groups, idle_calls, idle_usd = ranks.sum(
         [len(kept), len(without_spread), len(games_PG), calls, usd]
     )
+    pairs = [pair for group in games_PG for pair in ranked_pairs(group)]
+    pair_count, misranked = ranks.sum([len(pairs), pairs.count(False)])
+    replies = [share for shares in ranks.gather(list(map(long_replies, games_PG))) for share in shares]
     return metrics | {
+        "reward/misranked": misranked / max(pair_count, 1),
         "groups/dropped": 1 - kept_count / groups,
         "groups/no_spread": without_spread_count / max(kept_count, 1),
         "groups/no_spread_calls": idle_calls,
         "groups/no_spread_usd": idle_usd,
+        "env/same_reply": same_reply(replies),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }
+
+
+def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
+    """For each two games of a question that differ in R_ans: whether the better answer has the higher reward.
+
+    Only games whose gate is open (R_fmt = ε) are compared, so eq. 15 ranks all pairs by their answers; a
+    reward of the user's may not.
+    """
+    rewards = [game.reward for game in group if game.reward is not None and game.reward.gate_is_open]
+    return [
+        (one.total - other.total) * (one.answer - other.answer) > 0
+        for one, other in combinations(rewards, 2)
+        if one.answer != other.answer
+    ]
+
+
+def long_replies(group: Sequence[ScoredGame]) -> set[str]:
+    """The beginnings of the different replies to the games of a question, without bare answers.
+
+    Words with a digit are taken as equal: an error text may hold a time or the number of a request.
+    """
+    replies = {turn.reply for game in group for turn in game.trajectory.turns if turn.reply is not None}
+    texts = {re.sub(r"\S*\d\S*", "#", reply[:REPLY_CHARACTERS]) for reply in replies}
+    return {text for text in texts if len(text.split()) >= REPLY_WORDS}
+
+
+def same_reply(replies_P: Sequence[set[str]]) -> float:
+    """The share of the questions to which the commonest reply was given in some of their games."""
+    counts = Counter(reply for replies in replies_P for reply in replies)
+    if len(replies_P) < SAME_REPLY_QUESTIONS or not counts:
+        return 0.0
+    return max(counts.values()) / len(replies_P)
 
 
 def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:

@@ -67,6 +67,8 @@ class StepMetrics:
     sums: dict[str, Tensor] = field(default_factory=lambda: dict.fromkeys(SUMMED, torch.zeros(())))
     kl: list[Tensor] = field(default_factory=list)  # k3 of each agent token
     grad_norm: float = 0.0
+    moved: float = 0.0  # sum over its tokens of the engine's minus the policy's log-probability, in nats
+    moved_tokens: int = 0  # 0 in the first step: the weights are still those that sampled
 
 
 class Update:
@@ -122,6 +124,10 @@ class Update:
         # Policy's minus engine's log-probabilities of the first optimiser step's tokens, in nats.
         self._differences: list[Tensor] = []
         self._gap_metrics: dict[str, float] | None = None
+        self._moved = [
+            0.0,
+            0.0,
+        ]  # sum over the tokens of later steps of engine's minus policy's; their number
 
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """The micro-batches of each optimiser step, with old and reference log-probabilities.
@@ -179,6 +185,9 @@ class Update:
             self._current.kl.append(loss.kl)
         if batch.old is None and len(batch.engine):  # the weights have not moved in this training step
             self._differences.append((scores.logprobs.detach() - batch.engine).cpu())
+        if self._taken:  # the weights have moved since the games were sampled
+            self._current.moved += (batch.engine - scores.logprobs.detach()).double().sum().item()
+            self._current.moved_tokens += len(batch.engine)
         self.between()
 
     def take_step(self) -> None:
@@ -233,8 +242,12 @@ class Update:
         metrics = dict(zip(SUMMED, self._ranks.sum(sums), strict=True))
         metrics["grad_norm"] = sum(step.grad_norm for step in self._taken) / count
         metrics["update/skipped"] = float(self._skipped)
+        moved, tokens = self._ranks.sum(
+            [sum(step.moved for step in self._taken), sum(step.moved_tokens for step in self._taken)]
+        )
+        metrics["update/kl"] = moved / max(tokens, 1)
         metrics |= self._gap_metrics or self._measure_gap()
         mine = [tokens.cpu() for step in self._taken for tokens in step.kl]
-        kl = [tokens for share in self._ranks.gather(mine) for tokens in share]
+        kl = [share for shares in self._ranks.gather(mine) for share in shares]
         metrics["kl_median"] = torch.cat(kl).median().item() if kl else 0.0
         return metrics

@@ -115,7 +115,7 @@ class FakePrograms:
     def __init__(self) -> None:
         self.flags: list[tuple[str, dict[str, list[str]]]] = []
 
-    def run(self, program, flags, *, log) -> None:
+    def run(self, program, flags, *, log, module="prompt_r1") -> None:
         flags = {flag: list(map(str, values)) for flag, values in flags.items()}
         self.flags.append((program, flags))
         out, seed = Path(flags["--out"][0]), int(flags["--seed"][0])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from prompt_r1.training.collapse import Watchdog
+from prompt_r1.training.collapse import SIGNS, Watchdog
 from prompt_r1.training.gap import limit_of
 
 Curve = Callable[[int], float]  # the value of a metric in a step
@@ -185,3 +185,23 @@ def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute
     ]
     assert [len(alarms) for alarms in seen] == [1, 0, 0, 1]
     assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_sign_is_an_alarm_in_its_first_step(name):
+    """EM may fall within two steps, before a window of five is full."""
+    limit = SIGNS[name].highest
+    seen = alarms_for(name, [0.0, limit, 1.1 * limit, 1.2 * limit, limit, 1.1 * limit])
+    assert [step for step, _ in seen] == [2, 5]
+    assert all(alarm.startswith(f"{name} is ") and alarm.endswith(SIGNS[name].meaning) for _, alarm in seen)
+
+
+def test_signs_that_are_left_out_give_no_alarm():
+    assert Watchdog(signs={}).see({"step": 1, "clip_frac": 0.9}) == []
+
+
+@pytest.mark.parametrize(("em", "count"), [(0.2, 1), (0.95, 0)])
+def test_groups_without_spread_are_an_alarm_unless_the_answers_are_right(em, count):
+    """A bug: the console said so in step 1 only, and a run that got stuck later gave no alarm."""
+    lines = [{"step": step, "em": em, "groups/no_spread": 0.3 if step < 10 else 1.0} for step in range(20)]
+    assert [alarm.split()[0] for _, alarm in alarms(lines)] == ["groups/no_spread"] * count

@@ -88,7 +88,7 @@ class ScriptedRun:
             next(self.policy.parameters())[0, 0] = number
         line = {"step": number, **HEALTHY}
         for name, value in metrics.items():
-            line[name if "/" in name else name.replace("_", "/")] = value
+            line[name if "/" in name or name == "clip_frac" else name.replace("_", "/")] = value
         self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), line
         self.state = self.lifecycle.complete(self.state, dict(line))
 
@@ -353,6 +353,25 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 6 and resumed.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("ratio", "alarms"), [("token", 1), ("sequence", 0)])
+def test_clipped_tokens_are_an_alarm_where_tokens_have_ratios_of_their_own(
+    base, tmp_path, capsys, ratio, alarms
+):
+    """With --ratio sequence the clip range is so small that a healthy run clips many tokens."""
+    run = ScriptedRun(tmp_path, base, ratio=ratio)
+    run.step(clip_frac=0.15)
+    said = capsys.readouterr().out
+    assert said.count("Alarm at step 0: clip_frac is 0.15") == said.count("docs/failures.md") == alarms
+
+
+@pytest.mark.parametrize("name", ["reward/misranked", "env/same_reply"])
+def test_an_alarm_that_no_older_agent_mends_undoes_nothing(base, tmp_path, capsys, name):
+    run = run_to_step_6(base, tmp_path, on_collapse="rollback")
+    run.step(**{name: 1.0})
+    assert run.state.step == 7 and run.state.rollbacks == 0
+    assert f"Alarm at step 7: {name} is 1, above" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("on_collapse", ["warn", "rollback"])

@@ -396,3 +396,16 @@ def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
     logprobs.sum().backward()
     gradients = [weight.grad for weight in policy.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_step():
+    """Against the log-probabilities before and after one step, by hand; 0 where there is only one."""
+    policy, twin = tiny.policy(), tiny.policy()
+    games = record_logprobs_of(policy, random_scored_games(4))
+    later = games[2:]
+    before = sum(log_likelihood(twin, game) for game in later)
+    assert Learner(twin).learn([games[:2]])["update/kl"] == 0.0
+    after = sum(log_likelihood(twin, game) for game in later)
+    tokens = sum(sum(game.trajectory.sampled) for game in later)
+    kl = Learner(policy).learn([games[:2], later])["update/kl"]
+    assert kl == pytest.approx((before - after) / tokens, rel=1e-3) and kl != 0

@@ -7,12 +7,12 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.reward import RULES, score_games
+from prompt_r1.reward import RULES, Rule, score_games
 from prompt_r1.training.results import GameResult, failed_result, result_of_game
-from prompt_r1.training.step_metrics import game_metrics, step_metrics
+from prompt_r1.training.step_metrics import SAME_REPLY_QUESTIONS, game_metrics, step_metrics
 from prompt_r1.training.validation import ask_directly, mean_metrics, results_table
-from prompt_r1.types import Question, ScoredGame, Trajectory
-from tests.games import GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns
+from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
+from tests.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns
 from tests.tiny import ScriptedEnvironment
 from train import score_and_compare
 
@@ -94,3 +94,50 @@ def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones
     assert metrics["groups/no_spread_calls"] == 2 and metrics["groups/no_spread_usd"] == 0.5
     only_broken = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
     assert only_broken["groups/dropped"] == 1 and only_broken["groups/no_spread"] == 0
+
+
+def pays_for_turns(trajectory: Trajectory, reward: Reward) -> float:
+    """A leak: the reward of the user's depends on the turns alone."""
+    return len(trajectory.turns) / 10
+
+
+def test_a_pair_is_misranked_when_the_better_answer_gets_no_higher_reward():
+    """Of games with an open gate. Here the longer games have the worse answers."""
+    right, half = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF)
+    wrong = game_of_turns(GOOD, GOOD, WRONG)
+    malformed = game_of_turns(RIGHT)  # no interaction: the gate is shut
+    group = [right, half, wrong, malformed]
+
+    def misranked(rule: Rule) -> float:
+        games_PG = score_and_compare([group, [right, right]], rule)
+        return step_metrics(games_PG, ONE_RANK, rollout_seconds=1.0)["reward/misranked"]
+
+    assert misranked(RULE) == 0.0
+    # right against half (equal rewards), right against wrong, half against wrong
+    assert misranked(replace(RULE, own=pays_for_turns)) == 1.0
+    assert misranked(replace(RULE, own=lambda game, reward: reward.total + len(game.turns))) == 2 / 3
+
+
+def with_replies(*replies: str) -> Trajectory:
+    """A game whose prompts got these replies."""
+    game = game_of_turns(*[GOOD] * len(replies), RIGHT)
+    turns = [replace(turn, reply=reply) for turn, reply in zip(game.turns, [*replies, None], strict=True)]
+    return replace(game, turns=turns)
+
+
+ERROR_TEXTS = [f"Error 429: too many requests, retry after {n} seconds (request a{n}f)" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("replies", "share"),
+    [
+        (ERROR_TEXTS[:10], 1.0),  # numbers and codes are taken as equal
+        ([*ERROR_TEXTS[:4], *(f"The director is person {chr(65 + n)} of the list" for n in range(6))], 0.4),
+        (["Yes."] * 10, 0.0),  # a bare answer may be right for many questions
+        (ERROR_TEXTS[: SAME_REPLY_QUESTIONS - 1], 0.0),  # so few questions may have it by chance
+    ],
+)
+def test_the_same_reply_to_most_questions_is_counted(replies, share):
+    groups = [[with_replies(reply), with_replies(reply)] for reply in replies]
+    metrics = step_metrics(score_and_compare(groups, RULE), ONE_RANK, rollout_seconds=1.0)
+    assert metrics["env/same_reply"] == pytest.approx(share)

@@ -1,0 +1,273 @@
+"""`python -m prompt_r1.studies failures`: break mini runs on purpose, and measure which alarm comes first.
+
+Every run starts from the agent of the same ten default steps and differs from the healthy run in one fault
+(`prompt_r1.studies.faults`, or flags). Validations are always played as they should be, so they measure the
+agent. EM has *fallen* at the first validation from which on all are more than FALL below the best before. An
+alarm *leads* if it comes at an earlier step. The same command reuses finished runs.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from prompt_r1.agent.names import RUNS
+from prompt_r1.cli.command_line import did_you_mean, program_name
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.fields import POSITIVE, check_number
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.statistics import wilson
+from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.studies.programs import Flags, train
+from prompt_r1.training.collapse import Watchdog
+from prompt_r1.training.gap import NAME as GAP
+from prompt_r1.training.gap import limit_of
+
+START_STEPS = 10  # of the default run whose agent every run starts from
+# Half a step of the mini preset, and a validation every second step.
+SMALL: Flags = {
+    "--questions": [8],
+    "--mini-batch": [20],
+    "--val-limit": [50],
+    "--val-every": [2],
+    "--test-data": ["none"],
+}
+FALL = 0.15  # of validation EM
+FAULTS = "prompt_r1.studies.faults"
+HEALTHY = "healthy"
+Line = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FailureCase:
+    """A fault that a run is given, and the metric that shows it first."""
+
+    title: str
+    metric: str
+    flags: Flags = field(default_factory=dict)  # beside the healthy run's
+    in_code: bool = True  # the fault of this name in faults.py; False: the flags alone
+    steps: int = 6
+
+
+FAILURES: dict[str, FailureCase] = {
+    "learning-rate": FailureCase("Too high a learning rate", "clip_frac", {"--lr": [1e-2]}, in_code=False),
+    "leak": FailureCase(
+        "A reward that pays for length",
+        "reward/misranked",
+        {"--reward": [f"{FAULTS}:pays_for_length"]},
+        in_code=False,
+    ),
+    "error-texts": FailureCase("Error texts as replies", "env/same_reply"),
+    "stale": FailureCase("Stale games without correction", GAP),
+    "sampler": FailureCase("A sampler that differs from the trainer", GAP),
+    "displacement": FailureCase("Likelihood displacement", "update/kl", steps=4),
+    "no-spread": FailureCase("Groups without spread", "groups/no_spread"),
+    "mask": FailureCase("A mask that trains on replies", GAP),
+    "re-rendered": FailureCase("Re-rendered history", GAP),
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What became of one run."""
+
+    lines: Sequence[Line]
+    alarm: int | None  # step of the first alarm
+    text: str  # of the first alarm
+    fall: int | None  # step of the validation at which EM has fallen
+
+    @property
+    def em(self) -> dict[int, float]:
+        """Validation EM by step."""
+        return validation_em(self.lines)
+
+    @property
+    def leads(self) -> bool | None:
+        """Whether the alarm came before the fall; None: EM did not fall."""
+        return None if self.fall is None else self.alarm is not None and self.alarm < self.fall
+
+
+def validation_em(lines: Sequence[Line]) -> dict[int, float]:
+    """Validation EM by step."""
+    return {int(line["step"]): line["val/em"] for line in lines if "val/em" in line}
+
+
+def step_of_fall(em: Mapping[int, float]) -> int | None:
+    """The first validation from which on all are more than FALL below the best before it."""
+    steps = sorted(em)
+    for number, step in enumerate(steps[1:], 1):
+        best = max(em[earlier] for earlier in steps[:number])
+        if all(em[later] < best - FALL for later in steps[number:]):
+            return step
+    return None
+
+
+def first_alarm(lines: Sequence[Line]) -> tuple[int, str] | None:
+    """The step and text of the first alarm of these lines, of the console or of the watchdog."""
+    watchdog = Watchdog(limit_of(torch.float32))
+    for line in lines:
+        alarms = watchdog.see(line)
+        if line["step"] == 1 and line["groups/no_spread"] == 1:
+            alarms.insert(0, "nothing can be learned from step 1")
+        if alarms:
+            return int(line["step"]), alarms[0]
+    return None
+
+
+def read_course(folder: Path) -> Course:
+    """What became of the run of a folder."""
+    lines = list(read_metrics(folder))
+    step, text = first_alarm(lines) or (None, "none")
+    return Course(lines, step, text, step_of_fall(validation_em(lines)))
+
+
+def train_runs(
+    names: Sequence[str], out: Path, seeds: Sequence[int], *, most_steps: int
+) -> dict[str, dict[int, Course]]:
+    """Train the healthy runs and the failures; what became of them by name and seed."""
+    for seed in seeds:
+        start: Flags = {"--seed": [seed], "--test-data": ["none"], "--val-every": [START_STEPS]}
+        train(out / f"start-seed{seed}", START_STEPS, start)
+        for name in [HEALTHY, *names]:
+            steps, flags, fault = settings_of(name, out, seed, most_steps=most_steps)
+            train(out / f"{name}-seed{seed}", steps, flags, fault=fault)
+    return {
+        name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in [HEALTHY, *names]
+    }
+
+
+def settings_of(name: str, out: Path, seed: int, *, most_steps: int) -> tuple[int, Flags, str]:
+    """The steps, the flags and the fault in the code ("": none) of a run."""
+    common: Flags = {**SMALL, "--seed": [seed], "--agent": [out / f"start-seed{seed}" / "agent"]}
+    if name == HEALTHY:
+        longest = max(failure.steps for failure in FAILURES.values())
+        return min(longest, most_steps), common, ""
+    failure = FAILURES[name]
+    return min(failure.steps, most_steps), {**common, **failure.flags}, name if failure.in_code else ""
+
+
+def validated_steps(courses: Mapping[int, Course]) -> list[int]:
+    """The steps that were validated with every seed."""
+    return sorted(set.intersection(*(set(course.em) for course in courses.values())))
+
+
+def pooled(courses: Mapping[int, Course], step: int) -> Point:
+    """Validation EM of all seeds at a step, with Wilson's interval over their questions."""
+    questions = int(sum(course.lines[0]["val/n"] for course in courses.values()))
+    right = round(sum(course.em[step] * course.lines[0]["val/n"] for course in courses.values()))
+    return Point(step, right / questions, *wilson(right, questions), questions)
+
+
+def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
+    """A Markdown row for each failure: when the alarm came and EM fell, and EM with and without the fault."""
+    header = [
+        "failure",
+        "first alarm",
+        "at step",
+        "EM has fallen at step",
+        "EM at the start",
+        "with the fault",
+    ]
+    header += ["after the remedy"]
+    rows = []
+    for name, by_seed in courses.items():
+        if name == HEALTHY:
+            continue
+        last = validated_steps(by_seed)[-1]
+        texts = dict.fromkeys(course.text.split(" is ")[0].split(" from ")[0] for course in by_seed.values())
+        rows.append(
+            [
+                f"[{name}](#{name})",
+                ", ".join(texts),
+                ", ".join(_step(course.alarm) for course in by_seed.values()),
+                ", ".join(_step(course.fall) for course in by_seed.values()),
+                f"{pooled(by_seed, 0).mean:.2f}",
+                rate_text(pooled(by_seed, last)),
+                rate_text(pooled(courses[HEALTHY], last)),
+            ]
+        )
+    return markdown_table(header, rows)
+
+
+def _step(step: int | None) -> str:
+    return "–" if step is None else str(step)
+
+
+def leading(courses: Mapping[str, Mapping[int, Course]]) -> str:
+    """A sentence about all runs: how many alarms led, and how many healthy runs gave one."""
+    broken = [course for name, by_seed in courses.items() if name != HEALTHY for course in by_seed.values()]
+    fallen = [course for course in broken if course.fall is not None]
+    false = [course for course in courses[HEALTHY].values() if course.alarm is not None]
+    led = [course for course in fallen if course.leads]
+    others = [course for course in broken if course.fall is None]
+    noticed = [course for course in others if course.alarm is not None]
+    return (
+        f"EM fell in {len(fallen)} of {len(broken)} broken runs, and the alarm came before in {len(led)} of "
+        f"them. Of the {len(others)} runs whose EM did not fall, {len(noticed)} gave an alarm. Of "
+        f"{len(courses[HEALTHY])} healthy runs, {len(false)} did."
+    )
+
+
+def failure_plot(name: str, courses: Mapping[str, Mapping[int, Course]]) -> Plot:
+    """Validation EM with the fault and without it, the metric of the alarm, and the first alarms."""
+    failure, by_seed = FAILURES[name], courses[name]
+    steps = validated_steps(by_seed)
+    lines = [line for course in by_seed.values() for line in course.lines]
+
+    def mean_by_step(metric: str) -> dict[int, float]:
+        trained = range(1, steps[-1] + 1)
+        return {step: fmean(line[metric] for line in lines if line["step"] == step) for step in trained}
+
+    values = mean_by_step(failure.metric)
+    highest = max(values.values()) or 1.0
+    scale = highest if highest > 1 or highest < 0.1 else 1.0
+    label = failure.metric if scale == 1 else f"{failure.metric} / {scale:.2g}"
+    alarms = [course.alarm for course in by_seed.values() if course.alarm is not None]
+    series = [
+        Series("EM, with the fault", [pooled(by_seed, step) for step in steps]),
+        Series("EM, without it", [pooled(courses[HEALTHY], step) for step in steps], dashed=True),
+        Series("sampled EM", _points(mean_by_step("em"), 1.0)),
+        Series(label, _points(values, scale)),
+        Series("first alarm", [_exact(step, 1.0) for step in sorted(set(alarms))], joined=False),
+    ]
+    return Plot(failure.title, "GRPO step", "", [part for part in series if part.points])
+
+
+def _points(values: Mapping[int, float], scale: float) -> list[Point]:
+    return [_exact(step, value / scale) for step, value in values.items()]
+
+
+def _exact(step: float, value: float) -> Point:
+    """A point without an interval."""
+    return Point(step, value, value, value, n=1)
+
+
+def main(arguments: list[str]) -> None:
+    """Break runs from a command line."""
+    parser = argparse.ArgumentParser(
+        program_name("python -m prompt_r1.studies") + " failures", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument("name", nargs="*", help=f"failures (all): {', '.join(FAILURES)}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
+    parser.add_argument("--steps", type=int, default=10, help="most GRPO steps of a run (10)")
+    parser.add_argument(
+        "--out", type=Path, default=RUNS / "failures", help="folder of the runs (runs/failures)"
+    )
+    given = parser.parse_args(arguments)
+    check_number("--steps", given.steps, POSITIVE)
+    for name in given.name:
+        if name not in FAILURES:
+            known = ", ".join(FAILURES)
+            raise UsageError(f"there is no failure {name!r}{did_you_mean(name, FAILURES)}; there are {known}")
+
+    names = list(dict.fromkeys(given.name or FAILURES))
+    courses = train_runs(names, given.out, given.seeds, most_steps=given.steps)
+    for name in names:
+        (given.out / f"{name}.svg").write_text(svg(failure_plot(name, courses)), "utf-8")
+    text = f"{failures_table(courses)}\n\n{leading(courses)}"
+    (given.out / "failures.md").write_text(f"{text}\n", "utf-8")
+    print(f"\n{given.out}/failures.md, NAME.svg\n\n{text}")

@@ -1,0 +1,231 @@
+"""Train with one fault made on purpose: `python -m prompt_r1.studies.faults NAME TRAIN-FLAG …`.
+
+A fault replaces functions of the training in this process only, so that the product has no switch for being
+wrong. Each is a mistake that training code really makes; docs/failures.md describes them. Validation is
+played as it should be, and the check that stops a run whose engine and policy disagree is left out, to see
+what would happen.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from statistics import stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prompt_r1 import __main__ as programs
+from prompt_r1 import grpo, rollout
+from prompt_r1.agent.agent import Agent
+from prompt_r1.agent.policy import Policy
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.environments.pool import Pool
+from prompt_r1.protocol import Codec
+from prompt_r1.training import update, validation, weights
+from prompt_r1.training.batch import Batch
+from prompt_r1.training.run import Run
+from prompt_r1.training.update import Update
+from prompt_r1.training.weights import Models
+from prompt_r1.types import (
+    Ask,
+    Completion,
+    GameSettings,
+    Generate,
+    Message,
+    Question,
+    Reward,
+    ScoredGame,
+    Trajectory,
+)
+
+ERROR = "Error 429: Too Many Requests. You have sent too many requests, please retry after 20 seconds."
+LONG_GAME = 100  # sampled tokens for which `pays_for_length` pays 1
+STALE_STEPS = 16  # between two refreshes of the weights that play
+BITS = 2  # of the weights that play, in `sampler`
+PASSES = 4  # over each mini-batch, in `displacement`
+
+
+def pays_for_length(trajectory: Trajectory, reward: Reward) -> float:
+    """A reward of the user's (`--reward`) that leaks: 1 for a long game, whatever its answer."""
+    return min(1.0, sum(trajectory.sampled) / LONG_GAME)
+
+
+def error_texts() -> None:
+    """The environment returns the text of an HTTP error as its reply, in all training games."""
+    play = rollout.play
+
+    async def fail(history: list[Message]) -> str:
+        return ERROR
+
+    async def play_with_errors(
+        question: Question, generate: Generate, ask: Ask, codec: Codec, settings: GameSettings, *, seed: str
+    ) -> Trajectory:
+        return await play(question, generate, fail, codec, settings, seed=seed)
+
+    rollout.play = play_with_errors
+
+
+def train_on_replies() -> None:
+    """The mask marks the environment's replies as the agent's own tokens."""
+
+    def add_context(game: Trajectory, tokens: list[int]) -> None:
+        is_reply = any(game.sampled)  # what comes before the agent's first token is the question
+        game.tokens += tokens
+        game.sampled += [is_reply] * len(tokens)
+        game.logprobs += [0.0] * len(tokens)
+
+    _replace(Trajectory, "add_context", add_context)
+    _train_in_spite_of_a_gap()
+
+
+def render_again() -> None:
+    """Before the update, games are rendered from their texts, without the thoughts of earlier turns.
+
+    Many chat templates drop these.
+    """
+    play = rollout.play
+
+    async def play_and_render(
+        question: Question, generate: Generate, ask: Ask, codec: Codec, settings: GameSettings, *, seed: str
+    ) -> Trajectory:
+        game = await play(question, generate, ask, codec, settings, seed=seed)
+        recorded = [logprob for logprob, sampled in zip(game.logprobs, game.sampled, strict=True) if sampled]
+        rendered = replace(game, tokens=[], sampled=[], logprobs=[])
+        rendered.add_context(codec.opening(question.text))
+        for turn in game.turns:
+            text = turn.text if turn is game.turns[-1] else turn.text.partition("</think>")[2].lstrip()
+            tokens = [*codec.encode_trusted(text), codec.turn_end]
+            # The recorded log-probabilities are those of other tokens: what is left of them is their number.
+            rendered.add_sampled(Completion(tokens, (recorded + [0.0] * len(tokens))[: len(tokens)], True))
+            if turn.reply is not None:
+                limit = settings.max_reply_tokens
+                rendered.add_context(codec.reply(turn.reply, after=codec.turn_end, max_tokens=limit))
+        return rendered
+
+    rollout.play = play_and_render
+    _train_in_spite_of_a_gap()
+
+
+def sample_from_rounded_weights() -> None:
+    """The engine plays with weights of BITS bits, and the policy trains as if it had played itself."""
+    refresh = Models.refresh
+
+    @torch.no_grad()
+    def refresh_and_round(models: Models) -> None:
+        refresh(models)
+        for weight in models.agent.policy.parameters():
+            if weight.dim() > 1:
+                step = weight.abs().amax(dim=-1, keepdim=True) / (2 ** (BITS - 1) - 1)
+                weight.copy_((weight / step).round() * step)
+
+    _replace(Models, "refresh", refresh_and_round)
+    _play_with_a_copy()
+
+
+def play_stale_games() -> None:
+    """The weights that play are refreshed only every STALE_STEPS steps, and nothing corrects for it."""
+    refresh, steps = Models.refresh, 0
+
+    def refresh_seldom(models: Models) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % STALE_STEPS == 0:
+            refresh(models)
+
+    _replace(Models, "refresh", refresh_seldom)
+    _play_with_a_copy()
+
+
+def displace_likelihood() -> None:
+    """Games are compared with the best of their group, and each mini-batch is used PASSES times, unclipped.
+
+    So no game is made likelier, and all that the games share, such as control tokens, becomes less likely.
+    The old log-probabilities are computed anew before each pass, so the ratio is 1 and never clipped.
+    """
+
+    def below_the_best(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+        advantages_PG: list[list[float | None]] = []
+        for rewards in rewards_PG:
+            intact = [reward for reward in rewards if reward is not None]
+            best, spread = max(intact), stdev(intact) + 1e-6
+            advantages_PG.append([None if reward is None else (reward - best) / spread for reward in rewards])
+        return advantages_PG
+
+    prepare = Update.prepare
+
+    def prepare_passes(self: Update, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
+        steps = prepare(self, mini_batches)
+        return [[replace(batch, old=None) for batch in step] for step in steps for _ in range(PASSES)]
+
+    grpo.group_advantages = below_the_best
+    _replace(Update, "prepare", prepare_passes)
+
+
+def share_seeds() -> None:
+    """All games of a question sample with the same seed, so they are the same game."""
+    play_groups = rollout.play_groups
+    Play = Callable[[Question, str, int], Awaitable[Trajectory]]
+
+    async def play_equal_groups(
+        questions: Sequence[Question], group_size: int, play_one: Play, *, seeds: Sequence[str]
+    ) -> list[list[Trajectory]]:
+        async def play_first(question: Question, seed: str, sample: int) -> Trajectory:
+            return await play_one(question, seed.rpartition("/")[0], 0)
+
+        return await play_groups(questions, group_size, play_first, seeds=seeds)
+
+    rollout.play_groups = play_equal_groups
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "error-texts": error_texts,
+    "stale": play_stale_games,
+    "sampler": sample_from_rounded_weights,
+    "displacement": displace_likelihood,
+    "no-spread": share_seeds,
+    "mask": train_on_replies,
+    "re-rendered": render_again,
+}
+
+
+def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method in this process."""
+    setattr(owner, name, function)
+
+
+def _train_in_spite_of_a_gap() -> None:
+    """Leave out the check that stops the run before its first update."""
+    update.check_gap = lambda metrics, limit: None
+
+
+def _play_with_a_copy() -> None:
+    """Play with a copy of the weights, as on GPUs; validate with those that learn."""
+    validate = validation.validate
+
+    def load_learner(start: Any, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
+        return weights._load_share(start, agent, ranks, weights=torch.float32, offload=False)
+
+    def validate_learner(
+        run: Run, agent: Agent, questions: Sequence[Question], environment: Pool
+    ) -> dict[str, float]:
+        playing: dict[str, Tensor] = {
+            name: weight.clone() for name, weight in agent.policy.state_dict().items()
+        }
+        agent.policy.copy_weights_from(run._update.policy)
+        agent.clear_cache()
+        metrics = validate(run, agent, questions, environment)
+        agent.policy.load_state_dict(playing)
+        return metrics
+
+    weights.load_learner = load_learner
+    validation.validate = validate_learner
+    _train_in_spite_of_a_gap()
+
+
+if __name__ == "__main__":
+    FAULTS[sys.argv[1]]()
+    # The script imports the replaced functions when it is loaded.
+    sys.argv = ["train", *sys.argv[2:]]
+    programs.run_script(programs.PROGRAMS["train"][0])

@@ -1,0 +1,206 @@
+"""The failure laboratory: when EM has fallen, what an alarm leads, and that each fault does what it says."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+from prompt_r1 import grpo, rollout
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.reward import RULES, score_games
+from prompt_r1.studies import __main__ as studies
+from prompt_r1.studies import faults
+from prompt_r1.studies.failures import (
+    FAILURES,
+    HEALTHY,
+    Course,
+    failure_plot,
+    failures_table,
+    first_alarm,
+    leading,
+    step_of_fall,
+)
+from prompt_r1.training import update
+from prompt_r1.training.update import Update
+from prompt_r1.types import GameSettings, Question, Trajectory
+from tests import tiny
+from tests.games import GOOD, RIGHT, WRONG, game_of_turns
+from tests.paths import ROOT
+from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+
+QUESTION = Question("q", "test", "Who made it?", ("Anna",))
+
+
+@pytest.mark.parametrize(
+    ("em", "step"),
+    [
+        ([0.9, 0.95, 0.9, 0.85], None),
+        ([0.9, 0.7, 0.9, 0.9], None),  # it came back
+        ([0.9, 0.74, 0.7, 0.5], 2),
+        ([0.9, 0.76, 0.7, 0.5], 4),  # at step 2 it is only 0.14 lower
+        ([0.5, 0.7, 0.6, 0.54], 6),  # below the best, not below the start
+        ([0.9], None),
+    ],
+)
+def test_em_has_fallen_where_it_stays_below_the_best(em, step):
+    assert step_of_fall(dict(zip(range(0, 20, 2), em, strict=False))) == step
+
+
+def lines(*, fault_at: int | None, em: list[float]) -> list[dict[str, float]]:
+    """The metric lines of a run; from one step on, too many tokens are clipped."""
+    return [
+        {
+            "step": step,
+            "val/em": value,
+            "val/n": 50,
+            "em": 0.5,
+            "clip_frac": 0.0 if fault_at is None or step < fault_at else 0.05,
+            "groups/no_spread": 0.2,
+        }
+        for step, value in enumerate(em)
+    ]
+
+
+def course(fault_at: int | None, em: list[float]) -> Course:
+    run = lines(fault_at=fault_at, em=em)
+    step, text = first_alarm(run) or (None, "none")
+    return Course(run, step, text, step_of_fall({line["step"]: line["val/em"] for line in run}))
+
+
+def test_an_alarm_leads_when_it_comes_at_an_earlier_step_than_the_fall():
+    assert course(1, [0.9, 0.9, 0.5, 0.5]).leads is True
+    assert course(2, [0.9, 0.9, 0.5, 0.5]).leads is False  # in the same step
+    assert course(None, [0.9, 0.9, 0.5, 0.5]).leads is False
+    assert course(1, [0.9, 0.9, 0.9, 0.9]).leads is None
+
+
+def test_a_first_step_without_spread_is_the_alarm_of_the_console():
+    assert first_alarm([{"step": 1, "groups/no_spread": 1.0}]) == (1, "nothing can be learned from step 1")
+
+
+def test_the_tables_and_figures_count_every_run():
+    courses = {
+        HEALTHY: {0: course(None, [0.9, 0.9, 0.9]), 1: course(None, [0.8, 0.9, 1.0])},
+        "learning-rate": {0: course(1, [0.9, 0.9, 0.5]), 1: course(2, [0.8, 0.8, 0.4])},
+        "mask": {0: course(1, [0.9, 0.9, 0.9]), 1: course(None, [0.9, 0.9, 0.9])},
+    }
+    row = failures_table(courses).splitlines()[2]
+    assert "| clip_frac | 1, 2 | 2, 2 | 0.85 | 0.450 [0.36, 0.55] | 0.950 [0.89, 0.98] |" in row
+    said = leading(courses)
+    assert "fell in 2 of 4 broken runs, and the alarm came before in 1 of them" in said
+    assert "the 2 runs whose EM did not fall, 1 gave an alarm. Of 2 healthy runs, 0 did." in said
+    plot = failure_plot("learning-rate", courses)
+    assert [point.x for point in plot.series[-1].points] == [1, 2] and plot.series[-1].label == "first alarm"
+    assert any(series.label == "clip_frac / 0.05" for series in plot.series)
+
+
+def test_an_unknown_failure_is_named():
+    with pytest.raises(
+        UsageError, match=r"there is no failure 'leek' .did you mean leak.*learning-rate, leak"
+    ):
+        studies.main(["failures", "leek"])
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """What the faults replace is restored after a test."""
+    for owner, name in [
+        (rollout, "play"),
+        (rollout, "play_groups"),
+        (grpo, "group_advantages"),
+        (update, "check_gap"),
+        (Update, "prepare"),
+        (Trajectory, "add_context"),
+    ]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def play_with_fault() -> tuple[Trajectory, ScriptedEnvironment, Codec]:
+    """A game of two turns, as it is after the fault that was made."""
+    agent = ScriptedAgent([think("I ask", prompt="Who?"), think("so", answer="Anna")])
+    environment = ScriptedEnvironment(["It was Anna."])
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    settings = GameSettings(max_turns=3, max_tokens=5000, max_new=500)
+    game = asyncio.run(rollout.play(QUESTION, agent.generate, environment.ask, codec, settings, seed="0"))
+    return game, environment, codec
+
+
+def trained_text(game: Trajectory, codec: Codec) -> str:
+    pairs = zip(game.tokens, game.sampled, strict=True)
+    return codec.tokenizer.decode([token for token, sampled in pairs if sampled])
+
+
+@pytest.mark.usefixtures("restored")
+def test_error_texts_reach_the_agent_as_replies():
+    faults.error_texts()
+    game, environment, codec = play_with_fault()
+    assert game.turns[0].reply == faults.ERROR and not environment.asked
+    assert "Error 429" not in trained_text(game, codec)
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_wrong_mask_trains_on_replies_but_not_on_the_question():
+    faults.train_on_replies()
+    game, _, codec = play_with_fault()
+    assert "It was Anna." in trained_text(game, codec) and "Who made it?" not in trained_text(game, codec)
+    assert len(game.tokens) == len(game.sampled) == len(game.logprobs)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_rendered_game_has_lost_its_earlier_thoughts():
+    right, _, codec = play_with_fault()
+    faults.render_again()
+    game, _, _ = play_with_fault()
+    assert "I ask" in trained_text(right, codec) and "I ask" not in trained_text(game, codec)
+    assert trained_text(game, codec).startswith("<interaction_prompt>")
+    assert [turn.text for turn in game.turns] == [turn.text for turn in right.turns]
+    assert game.tokens[: game.opening] == right.tokens[: right.opening]
+    assert len(game.tokens) == len(game.sampled) == len(game.logprobs)
+
+
+@pytest.mark.usefixtures("restored")
+def test_displaced_games_are_compared_with_the_best_one():
+    faults.displace_likelihood()
+    [[best, other, broken]] = grpo.group_advantages([[1.0, 0.0, None]])
+    assert best == 0.0 and other == pytest.approx(-(2**0.5), abs=1e-4) and broken is None
+
+
+@pytest.mark.usefixtures("restored")
+def test_games_that_share_a_seed_are_the_same_game():
+    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
+        return Trajectory(question, error=f"{seed} {sample}")
+
+    def seeds() -> list[list[str]]:
+        games = asyncio.run(rollout.play_groups([QUESTION] * 2, 3, play_one, seeds=["a", "b"]))
+        return [[game.error for game in group] for group in games]
+
+    assert seeds()[0] == ["a/0 0", "a/1 1", "a/2 2"]
+    faults.share_seeds()
+    assert seeds() == [["a 0"] * 3, ["b 0"] * 3]
+
+
+def test_the_leaky_reward_prefers_the_longer_game():
+    short, long = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, WRONG)
+    short.sampled, long.sampled = [True] * 10, [True] * 50
+    [normal] = score_games([short], rule=RULES["release"])
+    assert faults.pays_for_length(short, normal) == 0.1 < faults.pays_for_length(long, normal) == 0.5
+
+
+def test_every_fault_belongs_to_a_failure():
+    assert set(faults.FAULTS) == {name for name, failure in FAILURES.items() if failure.in_code}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_laboratory_breaks_a_run_and_notices(tmp_path):
+    """A few steps: the engine's weights are rounded, and the first alarm comes before the second update."""
+    arguments = ["sampler", "--seeds", "0", "--steps", "3", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "prompt_r1.studies", "failures", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    assert done.returncode == 0
+    row = (tmp_path / "failures.md").read_text("utf-8").splitlines()[2]
+    assert row.startswith("| [sampler](#sampler) | engine/logprob_gap | 2 |")
+    assert (tmp_path / "sampler.svg").exists()
