@@ -5,9 +5,9 @@ its variant differ. The same command reuses finished runs and resumes the others
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -66,7 +66,10 @@ def read_curve(folder: Path) -> Curve:
 def train_variants(
     names: Sequence[str], out: Path, seeds: Sequence[int], *, steps: int, val_every: int, jobs: int
 ) -> dict[str, dict[int, Curve]]:
-    """Train each variant with each seed, `jobs` runs at a time; the curves by name and seed."""
+    """Train each variant with each seed, `jobs` runs at a time; the curves by name and seed.
+
+    A run may be longer than `steps` from before: the curves have the validations that all runs have.
+    """
     runs = [(name, seed) for seed in seeds for name in names]
 
     def train_one(run: tuple[str, int]) -> None:
@@ -81,7 +84,17 @@ def train_variants(
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(train_one, runs))
-    return {name: {seed: read_curve(folder_of(out, name, seed)) for seed in seeds} for name in names}
+    curves = {name: {seed: read_curve(folder_of(out, name, seed)) for seed in seeds} for name in names}
+    shared = set.intersection(*(set(curve.em) for by_seed in curves.values() for curve in by_seed.values()))
+    return {
+        name: {seed: _at_steps(curve, shared) for seed, curve in by_seed.items()}
+        for name, by_seed in curves.items()
+    }
+
+
+def _at_steps(curve: Curve, steps: Container[int]) -> Curve:
+    """The curve with the validations of these steps only."""
+    return replace(curve, em={step: em for step, em in curve.em.items() if step in steps})
 
 
 def folder_of(out: Path, name: str, seed: int) -> Path:

@@ -76,6 +76,16 @@ def test_the_command_trains_each_variant_and_seed_beside_the_default(tmp_path, m
     assert "sharp" in (tmp_path / "options.svg").read_text("utf-8")
 
 
+def test_runs_of_different_lengths_are_compared_at_the_steps_that_all_have(tmp_path, monkeypatch):
+    """A bug: a default of 40 steps beside a variant of 16 ended in a KeyError."""
+    monkeypatch.setattr(options, "train", lambda folder, steps, flags: None)
+    write_run(tmp_path / "default-seed0", {0: 0.1, 4: 0.8, 8: 0.95})
+    write_run(tmp_path / "default-seed1", {0: 0.2, 4: 0.9})
+    curves = options.train_variants(["default"], tmp_path, [0, 1], steps=4, val_every=4, jobs=1)
+    assert [curve.em for curve in curves["default"].values()] == [{0: 0.1, 4: 0.8}, {0: 0.2, 4: 0.9}]
+    assert "| default | 0.850" in options_table(curves)
+
+
 def test_an_unknown_variant_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no variant 'blunt'; the variants are default"):
         studies.main(["options", "blunt", "--out", str(tmp_path)])
