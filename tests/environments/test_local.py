@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from prompt_r1.agent.engine import Engine
-from prompt_r1.environments.local import LocalEnvironment, load_local, split_reasoning
+from prompt_r1.environments.local import LocalEnvironment, load_local, split_reasoning, stop_ids
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Message, Question, Trajectory
 from tests import tiny
@@ -151,3 +151,35 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
 def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path) -> None:
     environment = load_local(folder, fields={}, seed=0, slots=1, device=torch.device("cpu"))
     assert environment._engine.max_tokens == tiny.model().config.max_position_embeddings
+
+
+def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
+    length = len(local().encode(HELLO))
+    outcome = asyncio.run(local(capacity=length + 1).call(HELLO))
+    assert outcome.tokens_out == 1 and outcome.label != "context_length"
+    full = asyncio.run(local(capacity=length).call(HELLO))
+    assert (full.label, full.tokens_in, full.tokens_out) == ("context_length", length, 0)
+
+
+def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(folder: Path) -> None:
+    cpu = torch.device("cpu")
+    loaded = load_local(folder, fields={}, seed=3, slots=99, device=cpu)
+    assert dict(loaded.parameters) == {
+        **{"max_tokens": 1024, "temperature": 0.0, "seed": 3},
+        "system": ENVIRONMENT_SYSTEM,
+    }
+    assert loaded.name == f"hf:{folder.name}" and loaded._engine._max_games == 16
+    assert {name: local().parameters[name] for name in ("temperature", "seed", "system")} == {
+        **{"temperature": 0.0, "seed": 0, "system": ""},
+    }
+    set_by_user = load_local(
+        folder, fields={"max_tokens": 0, "temperature": 0.5}, seed=0, slots=2, device=cpu
+    )
+    assert (set_by_user.parameters["max_tokens"], set_by_user.parameters["temperature"]) == (0, 0.5)
+
+
+def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_config() -> None:
+    end, policy = tiny.tokenizer().eos_token_id, tiny.policy()
+    for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
+        policy.model.generation_config.eos_token_id = configured
+        assert stop_ids(policy, tiny.tokenizer()) == expected
