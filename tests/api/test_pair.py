@@ -157,6 +157,47 @@ def test_a_loaded_pair_answers_as_infer_does(asking_agent, call_here, tmp_path):
     assert repr(pair) == f"Pair(agent={str(folder)!r}, environment='mini')"
 
 
+def test_load_passes_its_settings_to_the_agent_and_to_every_call(asking_agent, tmp_path):
+    """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
+    folder = shutil.copytree(asking_agent, tmp_path / "agent")
+    game = TrainConfig(env="mini", instruction="short", max_turns=3, max_new=64, max_tokens=400, seed=5)
+    write_yaml(game, folder / GAME_FILE)
+    with prompt_r1.load(folder, device="cpu") as pair:
+        assert (pair._seed, pair._temperature, pair.environment) == (5, 0.0, "mini")
+        assert pair._pool.budget._limits == {}
+    given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
+    with prompt_r1.load(folder, device="cpu", **given) as pair:
+        assert (pair._seed, pair._temperature, pair.environment) == (0, 0.25, "mini-b")
+        assert pair._pool.budget._limits == {"usd": 0.5}
+    threads = [one.name for one in threading.enumerate()]
+    assert "prompt-r1" not in threads, "the loop of a closed pair has ended"
+    pair.close()  # a second time: nothing happens
+
+
+def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
+    heard = []
+
+    class Listening(EchoAgent):
+        async def generate(self, tokens, *, max_new, seed, temperature, watch=None):
+            heard.append((seed, temperature, watch is None))
+            return await super().generate(
+                tokens, max_new=max_new, seed=seed, temperature=temperature, watch=watch
+            )
+
+    with Pair(Listening(), pool_of(Shouting()), name="echo", seed=7, temperature=0.5) as pair:
+        pair.ask(QUESTION)
+        list(pair.stream(QUESTION))
+    assert {(seed.split("/")[0], temperature) for seed, temperature, _ in heard} == {("7", 0.5)}
+    assert [silent for *_, silent in heard] == [True, True, False, False]
+
+
+def test_an_error_while_loading_closes_what_was_opened(asking_agent):
+    before = threading.active_count()
+    with pytest.raises((prompt_r1.FatalEnvError, prompt_r1.UsageError)):
+        prompt_r1.load(asking_agent, env="m@http://127.0.0.1:9/v1", device="cpu")
+    assert threading.active_count() == before
+
+
 def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent, tmp_path):
     with pytest.raises(prompt_r1.UsageError, match="has no method `ask"):
         prompt_r1.load(asking_agent, env=object())

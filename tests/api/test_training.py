@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import prompt_r1
+from prompt_r1.api.training import _flags, _outside_event_loop
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.own import open_own
@@ -193,3 +194,36 @@ def test_a_wrong_setting_raises_instead_of_ending_the_program():
     ]:
         with pytest.raises(prompt_r1.UsageError, match=sentence):
             prompt_r1.train("mini", **settings)
+
+
+def test_settings_become_the_flags_that_the_command_line_has():
+    """Switches that are off by default are given alone, or not at all; others as true or false."""
+    assert _flags({"force_answer": True, "dry_run": False}) == ["--force-answer"]
+    assert _flags({"checkpointing": False, "fused_kernels": True}) == [
+        "--checkpointing=false",
+        "--fused-kernels=true",
+    ]
+    assert _flags({"data": ["a", "b"], "val_data": ("c",), "lr": 0.5, "out": "x y"}) == [
+        *("--data", "a", "b", "--val-data", "c", "--lr=0.5", "--out=x y")
+    ]
+    assert _flags({}) == []
+
+
+def test_work_runs_in_this_thread_unless_it_runs_an_event_loop():
+    names = []
+
+    def work() -> None:
+        names.append(threading.current_thread().name)
+
+    async def cell() -> None:
+        _outside_event_loop(work)
+
+    _outside_event_loop(work)
+    asyncio.run(cell())
+    assert names == [threading.current_thread().name, "prompt-r1-train"]
+
+    async def failing() -> None:
+        _outside_event_loop(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(failing())
