@@ -30,7 +30,7 @@ from prompt_r1.types import Question
 
 SPEC = "mini,mini-small"
 PRICES = ("2,8", "0.1,0.4")  # dollars per million tokens, sent and received
-COST_WEIGHT = 0.1
+COST_WEIGHT = 0.5
 ROUTED: Flags = {
     "--agent": ["mini-route"],
     "--env": [SPEC],
