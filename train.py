@@ -127,7 +127,7 @@ def learn(
     for micro_batches in update.prepare(mini_batches):
         for batch in micro_batches:
             scores = update.policy(batch.packed)
-            # In the first mini-batch the weights are those that sampled: its own forward is the old one.
+            # In the first mini-batch the weights have not moved yet: its own forward is the old one.
             old = scores.logprobs.detach() if batch.old is None else batch.old
             # Without a reference, the KL is to the policy that sampled.
             ref = old if batch.ref is None else batch.ref

@@ -31,13 +31,13 @@ def _group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
 
 def importance_weights(old: Tensor, engine: Tensor, *, cap: float) -> Tensor:
-    """The weight (N,) that corrects each token for the rounding of the engine that sampled it.
+    """The weight (N,) that corrects each token for the engine that sampled it.
 
         c = min(π_old / π_engine, C)                                   C: cap; 0: no correction, c = 1
 
-    Engine and policy have the same weights, but in 16 bits they round differently, so the engine samples from
-    another distribution than the one that learns. This is token-level truncated importance sampling (Yao et
-    al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
+    In 16 bits engine and policy round differently, and with `--ahead 1` the engine's weights are older, so it
+    samples from another distribution than the one that learns. This is token-level truncated importance
+    sampling (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
     """
     return (old - engine).exp().clamp(max=cap) if cap else torch.ones_like(old)
 

@@ -33,7 +33,6 @@ VARIANTS: dict[str, Flags] = {
     "turn-credit": {"--credit": ["turn"]},
     "no-kl": {"--kl-coef": [0]},
     "ahead": {"--ahead": [1]},
-    "ahead-uncorrected": {"--ahead": [1], "--importance-cap": [0]},
     **{f"lora-{rank}": {"--adapter-rank": [rank], "--lr": [2e-3]} for rank in (1, 2, 4, 8, 16, 32)},
 }
 LEARNED = 0.9  # validation EM

@@ -200,10 +200,12 @@ class Ahead:
     def resume(self) -> None:
         """Go on from the checkpoint that was loaded last.
 
-        Games that had ended are not played again. Otherwise the agent has the weights that began them.
+        Games that had ended are not played again. Where others had not, the agent has the weights that play.
         """
         self.cancel()
         games, self._next, self._task = self._loaded, None, None
+        if games is not None and games.step > self._config.steps:  # the run is to end here now
+            games = None
         if games is None or games.gap is not None:
             self._models.refresh()
         self._models.agent.clear_cache()

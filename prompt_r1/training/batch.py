@@ -18,9 +18,9 @@ class Batch:
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game, or turn
-    engine: Tensor  # (N,) log-probabilities that the engine recorded while sampling
+    engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
     games: Tensor  # (N,) int64 number of each token's game in the micro-batch
-    old: Tensor | None = None  # (N,) of the policy that sampled; None: the weights have not moved since
+    old: Tensor | None = None  # (N,) of the policy before this training step; None: it has not moved since
     ref: Tensor | None = None  # (N,) of the frozen reference; None: there is none
 
 
