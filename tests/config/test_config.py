@@ -95,6 +95,8 @@ def test_a_config_that_is_written_reads_back_equal(tmp_path):
     for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
         write_yaml(config, tmp_path / "config.yaml")
         assert type(config)(**read_yaml(tmp_path / "config.yaml", type(config))) == config
+    write_yaml(TrainConfig(data=("ä.jsonl",)), tmp_path / "config.yaml")
+    assert "ä.jsonl" in (tmp_path / "config.yaml").read_text("utf-8"), "names stay readable"
 
 
 def test_a_written_config_lists_the_settings_as_help_does(tmp_path):

@@ -340,7 +340,7 @@ def test_the_agents_folder_is_a_standard_hugging_face_model(quick, tmp_path):
     assert names <= {path.name for path in folder.iterdir()}
 
 
-def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, tmp_path):
+def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, tmp_path, capsys):
     def interrupted(seed):
         raise KeyboardInterrupt
 
@@ -353,7 +353,10 @@ def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick,
         mini_agent(0, tmp_path, build=interrupted)
     (tmp_path / ".unfinished-killed").mkdir()  # what a kill while saving leaves
     folder = mini_agent(0, tmp_path, build=overtaken)
+    told = "Building the mini agent of seed 0: about a minute, once; it is kept in "
+    assert capsys.readouterr().err.count(told + str(folder)) == 3
     assert folder == mini_agent(0, tmp_path, build=interrupted)  # not built again
+    assert capsys.readouterr().err == "" and folder.stat().st_mode & 0o777 == 0o755
     assert [path.name for path in sorted(tmp_path.iterdir())] == [".unfinished-killed", folder.name]
     AutoModelForCausalLM.from_pretrained(folder)
 

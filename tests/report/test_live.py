@@ -19,12 +19,13 @@ def train(run, step: int, *, steps: int = 2) -> None:
 
 
 def test_the_page_follows_the_steps_and_reloads_until_the_last_one(tmp_path):
-    run, said, seen = tmp_path / "run", [], []
+    run, said, seen, waits = tmp_path / "run", [], [], []
     run.mkdir()
     path = run / FILE
 
     def sleep(seconds: float) -> None:
         """The time between two looks at the run: it trains a step, or not."""
+        waits.append(seconds)
         if path.exists():
             data = data_of(path)
             seen.append((data["runs"][0]["step"], data["live"], path.stat().st_mtime_ns))
@@ -33,6 +34,7 @@ def test_the_page_follows_the_steps_and_reloads_until_the_last_one(tmp_path):
 
     follow(run, out=None, games=100, say=said.append, sleep=sleep)
     assert [(step, live) for step, live, _ in seen] == [(0, 10), (1, 10), (1, 10)]
+    assert min(waits) == waits[0] == 1.0, "it looks every second, or less often after a slow page"
     assert seen[1][2] == seen[2][2]  # without a new step the page is not written again
     data = data_of(path)
     assert data["runs"][0]["step"] == 2 and data["live"] == 0
