@@ -25,7 +25,7 @@ from tests.tensors import load_tensors
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """
     --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4 --mini-batch 4
-    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 700 --save-every 3
+    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --instruction short --save-every 3
     --adapter-rank 4 --adapter-alpha 8
 """
 
@@ -153,8 +153,6 @@ def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):
 def test_adapters_of_other_weights_are_not_resumed(whole, tmp_path):
     """The frozen weights are not in the checkpoint, but their digest is."""
     run = killed_copy(whole, tmp_path / "run")
-    with pytest.raises(UsageError, match="was made with adapter_rank = 4, not 0"):
-        trained(run, whole.parent / "start", "--steps", 6, "--adapter-rank", 0)
     file = whole.parent / "start/model.safetensors"
     kept = file.read_bytes()
     tiny.model(seed=9).save_pretrained(file.parent)
