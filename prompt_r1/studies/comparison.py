@@ -2,12 +2,14 @@
 
 A seed is a replication of everything: the world and its questions, the searches, the trainings. For each one
 this trains the agents of `prompt-r1` and `grpo-only`, evaluates all methods (each search with the same budget
-of calls), and finds the best static prompts by exhaustive search. Then it joins the seeds in Tables 2 and 3.
+of calls), and finds the best static prompts by exhaustive search. For the transfer it trains an agent with
+another environment too, and evaluates both agents with both. Then it joins the seeds in Tables 2 to 5.
 The same command resumes after a kill, and makes no run and no call twice.
 """
 
 import argparse
 import json
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +18,28 @@ from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from prompt_r1.agent.names import RUNS
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
 from prompt_r1.studies.programs import Flags, run, train
 
+if TYPE_CHECKING:
+    from prompt_r1.evaluation.predictions import Prediction
+
 ENVIRONMENT = "mini-advice"
+OTHER = "mini"  # the second environment of Table 5
+TRANSFER = ("direct", "prompt-r1")  # its methods
+ABLATIONS = ("agent-only", "untrained", "direct", "prompt-r1")  # the rows of Table 4
 KINDS = {
     "Table 2": ("bridge", "compare", "pop", "math", "gen"),
     "Table 3 (out of distribution)": ("bridge_ood", "math_ood"),
 }
+ALL_KINDS = [kind for kinds in KINDS.values() for kind in kinds]
 PRICE = "0.15,0.60"  # dollars per million tokens, of both models
 CEILING = "best prompt of all"  # by its score on the training questions that the searches see
 BOUND = "upper bound of prompts"  # by its score on the test questions themselves
@@ -54,9 +65,21 @@ class Settings:
         """The run of the agent without environment."""
         return self.out / f"alone-seed{seed}"
 
+    def other(self, seed: int) -> Path:
+        """The run of the agent that asks the second environment."""
+        return self.out / f"other-seed{seed}"
+
     def results(self, seed: int) -> Path:
         """The results folder of evaluate.py."""
         return self.out / f"results-seed{seed}"
+
+    def transfer(self, seed: int) -> Path:
+        """The results folder of both agents with both environments."""
+        return self.out / f"transfer-seed{seed}"
+
+    @property
+    def with_transfer(self) -> bool:
+        return set(TRANSFER) <= set(self.methods)
 
 
 @dataclass(frozen=True)
@@ -84,16 +107,29 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS, help="methods (all)")
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (2)")
     given = parser.parse_args(arguments)
-    if len(given.seeds) > len(STUDENT) + 1 or min(given.jobs, given.budget, given.steps) < 1:
-        raise UsageError("--seeds takes at most 10; --jobs, --budget and --steps must be above 0")
+    seeds = list(dict.fromkeys(given.seeds))
+    if len(seeds) > len(STUDENT) + 1:
+        raise UsageError(f"--seeds takes at most {len(STUDENT) + 1} seeds, not {len(seeds)}")
+    for flag in ("steps", "budget", "examples", "jobs"):
+        check_number(f"--{flag}", getattr(given, flag), POSITIVE)
+    for value in (given.limit, *seeds):
+        check_number("--limit and --seeds", value, NOT_NEGATIVE)
     settings = Settings(given.out, given.steps, given.budget, given.examples, given.limit, given.method)
+    given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(partial(replicate, settings), given.seeds))
-    texts = join(settings, given.seeds)
+    with ThreadPoolExecutor(min(given.jobs, len(seeds))) as pool:
+        list(pool.map(partial(replicate, settings), seeds))
+    texts = join(settings, seeds)
     (given.out / "comparison.md").write_text("\n\n".join(texts) + "\n", "utf-8")
     print("\n\n".join(texts))
-    print(f"\n{given.out / 'comparison.md'} ({time.perf_counter() - begin:.0f} s)")
+    seconds = f"{time.perf_counter() - begin:.0f} s, {cpu_seconds():.0f} s of CPU"
+    print(f"\n{given.out / 'comparison.md'} ({seconds})")
+
+
+def cpu_seconds() -> float:
+    """The CPU time of this process and of the programs that it has run."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def replicate(settings: Settings, seed: int) -> None:
@@ -126,6 +162,18 @@ def replicate(settings: Settings, seed: int) -> None:
     if "grpo-only" in settings.methods:
         lines["--grpo-agent"] = [settings.alone(seed)]
     run("evaluate", lines, log=settings.results(seed).with_suffix(".log"))
+    if settings.with_transfer:
+        train(settings.other(seed), settings.steps, {"--env": [OTHER], "--seed": [seed]})
+        lines = {
+            "--method": TRANSFER,
+            "--env": [ENVIRONMENT, OTHER],
+            "--agent": [settings.agent(seed), settings.other(seed)],
+            "--data": ["mini", "mini:ood"],
+            "--seed": [seed],
+            "--limit": [settings.limit],
+            "--out": [settings.transfer(seed)],
+        }
+        run("evaluate", lines, log=settings.transfer(seed).with_suffix(".log"))
 
 
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
@@ -136,15 +184,41 @@ def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
         scores = {key: of for best in bests for key, of in best[name].items()}
         rows.append(Measured(name, scores, calls=1.0))
     texts = [introduction(settings, seeds)]
-    for title, all_kinds in KINDS.items():
-        kinds = [
-            kind for kind in all_kinds if all((seed, kind) in row.scores for row in rows for seed in seeds)
-        ]
-        if not kinds:  # --limit left none of them
-            continue
-        texts.append(f"## {title}\n\n{table(rows, kinds, seeds)}")
+    for title, wanted in KINDS.items():
+        kinds = kinds_of(rows, wanted, seeds)
+        if kinds:  # --limit may leave none of them
+            texts.append(f"## {title}\n\n{table(rows, kinds, seeds, CEILING, 'below the best prompt')}")
+            texts.append(table_by_kind(rows, kinds, seeds))
+    return [*texts, *ablation_tables(rows, seeds), *transfer_tables(settings, seeds)]
+
+
+def ablation_tables(rows: Sequence[Measured], seeds: Sequence[int]) -> list[str]:
+    """Table 4: what is missing without the environment, the training or the agent."""
+    rows = [row for name in ABLATIONS for row in rows if row.name == name]
+    if len(rows) < 2 or rows[-1].name != "prompt-r1":
+        return []
+    kinds = kinds_of(rows, ALL_KINDS, seeds)
+    texts = [table(rows, kinds, seeds, "prompt-r1", "below prompt-r1"), table_by_kind(rows, kinds, seeds)]
+    return ["## Table 4 (ablations)", *texts]
+
+
+def transfer_tables(settings: Settings, seeds: Sequence[int]) -> list[str]:
+    """Table 5: each environment alone, and asked by the agents that were trained with either."""
+    if not settings.with_transfer:
+        return []
+    texts = ["## Table 5 (transfer)"]
+    for environment in (ENVIRONMENT, OTHER):
+        rows = measure_transfer(settings, environment, seeds)
+        kinds = kinds_of(rows, ALL_KINDS, seeds)
+        below = "below its own agent"
+        texts.append(table(rows, kinds, seeds, rows[-1].name, below, costs=False))
         texts.append(table_by_kind(rows, kinds, seeds))
     return texts
+
+
+def kinds_of(rows: Sequence[Measured], wanted: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """The kinds of which every method has answers with every seed."""
+    return [kind for kind in wanted if all((seed, kind) in row.scores for row in rows for seed in seeds)]
 
 
 def introduction(settings: Settings, seeds: Sequence[int]) -> str:
@@ -161,32 +235,37 @@ Dollars are at {PRICE} per million tokens, at 4 characters a token.
 - *Below the best prompt*: the difference to the prompt that exhaustive search finds best on the training
   questions that the searches see; its interval is over paired questions. The *upper bound* is the best prompt
   on the test questions themselves: no static prompt scores more.
-- *Before*: calls (of both models) and dollars before the first answer: searches, examples, training."""
+- *Before*: calls (of both models) and dollars before the first answer: searches, examples, training.
+- Tables 4 and 5 are means over all kinds. In Table 5, agents that were trained with {ENVIRONMENT} and with
+  {OTHER} ask each of them."""
 
 
-def table(rows: Sequence[Measured], kinds: Sequence[str], seeds: Sequence[int]) -> str:
-    """A row for each method: quality and cost."""
-    header = ["method", "mean [95 %]", "by seed", "below the best prompt [95 %]", "calls before", "$ before"]
-    header += ["calls / question", "$ / 1,000"]
-    ceiling = next(row for row in rows if row.name == CEILING)
+def table(
+    rows: Sequence[Measured],
+    kinds: Sequence[str],
+    seeds: Sequence[int],
+    reference: str,
+    below: str,
+    *,
+    costs: bool = True,
+) -> str:
+    """A row for each method: quality, how far it is below the row `reference`, and costs."""
+    header = ["method", "mean [95 %]", "by seed", f"{below} [95 %]"]
+    if costs:
+        header += ["calls before", "$ before", "calls / question", "$ / 1,000"]
+    best = next(row for row in rows if row.name == reference)
     lines = []
     for row in rows:
         groups = [(seed, kind) for seed in seeds for kind in kinds]
         scores = {key: list(row.scores[key].values()) for key in groups}
-        gaps = {key: gap(ceiling.scores[key], row.scores[key]) for key in groups}
+        gaps = {key: gap(best.scores[key], row.scores[key]) for key in groups}
         by_seed = [fmean(fmean(scores[seed, kind]) for kind in kinds) for seed in seeds]
         lines.append(
-            [
-                row.name,
-                percent(scores),
-                spread(by_seed),
-                "" if row is ceiling else percent(gaps, sign="+"),
-                f"{row.calls_before:,.0f}",
-                f"{row.dollars_before:.3f}",
-                f"{row.calls:.2f}",
-                f"{row.dollars:.4f}",
-            ]
+            [row.name, percent(scores), spread(by_seed), "" if row is best else percent(gaps, sign="+")]
         )
+        if costs:
+            lines[-1] += [f"{row.calls_before:,.0f}", f"{row.dollars_before:.3f}"]
+            lines[-1] += [f"{row.calls:.2f}", f"{row.dollars:.4f}"]
     return markdown_table(header, lines)
 
 
@@ -228,29 +307,58 @@ def spread(by_seed: Sequence[float]) -> str:
 
 def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
     """A method's scores and costs over the seeds, from the results folders."""
-    from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
+    found = {seed: newest_answers(settings.results(seed), method) for seed in seeds}
+    before = [preparation(settings, method, seed) for seed in seeds]
+    return Measured(
+        method,
+        scores_of(found),
+        fmean(calls for calls, _ in before),
+        fmean(dollars for _, dollars in before),
+        fmean(fmean(one.calls for one in of) for of in found.values()),
+        1000 * fmean(fmean(one.usd for one in of) for of in found.values()),
+    )
+
+
+def measure_transfer(settings: Settings, environment: str, seeds: Sequence[int]) -> list[Measured]:
+    """An environment alone, with the agent of the other one, and with its own agent, which comes last."""
+    folders = {seed: settings.transfer(seed) for seed in seeds}
+    alone = {seed: newest_answers(folders[seed], "direct", environment) for seed in seeds}
+    rows = [Measured(f"{environment} alone", scores_of(alone))]
+    runs = {ENVIRONMENT: settings.agent, OTHER: settings.other}
+    for home in sorted(runs, key=environment.__eq__):  # its own agent is the last
+        found = {
+            seed: newest_answers(folders[seed], "prompt-r1", environment, str(runs[home](seed)))
+            for seed in seeds
+        }
+        rows.append(Measured(f"{environment}, agent of {home}", scores_of(found)))
+    return rows
+
+
+def newest_answers(folder: Path, method: str, environment: str = "", agent: str = "") -> "list[Prediction]":
+    """The answers of a method with its newest settings. "": of any environment, of any agent."""
     from prompt_r1.evaluation.predictions import read_predictions
 
-    scores: dict[tuple[int, str], dict[str, float]] = {}
-    calls, dollars, calls_before, dollars_before = [], [], [], []
-    for seed in seeds:
-        found = [
-            one
-            for one in read_predictions(settings.results(seed) / "predictions.jsonl")
-            if one.system.method == method
-        ]
-        newest = found[-1].setting  # lines of other settings may be there too
-        found = [one for one in found if one.setting == newest]
-        results = score_predictions(found)
+    found = [
+        one
+        for one in read_predictions(folder / "predictions.jsonl")
+        if one.system.method == method
+        and environment in ("", one.system.environment)
+        and agent in ("", one.system.agent)
+    ]
+    return [one for one in found if one.setting == found[-1].setting]
+
+
+def scores_of(found: "Mapping[int, list[Prediction]]") -> dict[tuple[int, str], dict[str, float]]:
+    """(seed, dataset) → question → score, of the answers of each seed."""
+    from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
+
+    scores = {}
+    for seed, predictions in found.items():
+        results = score_predictions(predictions)
         [system] = results.systems
         for dataset, kind in results.kinds.items():
             scores[seed, dataset] = results.scores(system, dataset, REPORTED_METRICS[kind][0])
-        calls.append(fmean(one.calls for one in found))
-        dollars.append(1000 * fmean(one.usd for one in found))
-        before = preparation(settings, method, seed)
-        calls_before.append(before[0])
-        dollars_before.append(before[1])
-    return Measured(method, scores, fmean(calls_before), fmean(dollars_before), fmean(calls), fmean(dollars))
+    return scores
 
 
 def preparation(settings: Settings, method: str, seed: int) -> tuple[float, float]:

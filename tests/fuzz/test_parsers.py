@@ -1,16 +1,18 @@
-"""Wrong values for every flag of the programs without a config: data, report, studies, miniworld.serve.
+"""Wrong values for every flag of the programs without a config: data, report, the studies, miniworld.serve.
 
 The flags and their types are read from the parsers of the programs.
 """
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+import evaluate
 import prompt_r1.miniworld.serve
+from prompt_r1.studies import comparison
 from prompt_r1.types import Question
 from tests.fuzz.sandbox import PROGRAMS, Sandbox
 from tests.fuzz.test_fields import NUMBERS, TEXTS
@@ -26,6 +28,8 @@ COMMANDS = {
     "data.py paper": "--raw mine --out out --per-dataset 2 --val-per-dataset 2",
     "report.py": "run",
     "studies.py": "run --limit 1",
+    "comparison.py": "--seeds 0 --method direct --limit 1 --out out",
+    "paper_cost.py": "questions.jsonl",
     "miniworld.serve": "--port 0",
 }
 NOT_COMPLETE = 1  # exit code of audit and paper: there are bad rows, or files are missing
@@ -70,6 +74,13 @@ def wrong_values(action: argparse.Action) -> Iterator[str]:
         yield from NUMBERS
 
 
+def run_here(program: str, flags: Mapping[str, Sequence[object]], *, log: Path) -> None:
+    """Run a program of a study in this process. `--limit` keeps it short."""
+    words = [str(part) for flag, values in flags.items() for part in (flag, *values)]
+    assert program == "evaluate", "the studies here need no agent"
+    evaluate.main(words)
+
+
 async def stop_at_once(port: int, server: object) -> None:
     """In place of serving."""
     await asyncio.sleep(0)
@@ -78,6 +89,7 @@ async def stop_at_once(port: int, server: object) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, command: str, monkeypatch):
     monkeypatch.setattr(prompt_r1.miniworld.serve, "serve", stop_at_once)
+    monkeypatch.setattr(comparison, "run", run_here)
     question = Question("q0", "qa", "Who is it?", ("Anna",))
     write_run(sandbox.folder / "run", [[group_of(question)]])
     sandbox.keep_as_it_is()

@@ -81,10 +81,15 @@ def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatc
     ran.clear()
     comparison.main(["--out", str(tmp_path), "--seeds", *map(str, range(10))])
     assert len(ran) == 10
-    for flags in (["--seeds", *map(str, range(11))], ["--jobs", "0"], ["--steps", "0"], ["--budget", "0"]):
-        with pytest.raises(UsageError, match="at most 10; --jobs, --budget and --steps must be above 0"):
-            comparison.main(flags)
-    assert "comparison.md (" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--seeds takes at most 10 seeds, not 11"):
+        comparison.main(["--seeds", *map(str, range(11))])
+    for flag in ("jobs", "steps", "budget", "examples"):
+        with pytest.raises(UsageError, match=f"--{flag} must be above 0, not 0"):
+            comparison.main([f"--{flag}", "0"])
+    ran.clear()
+    comparison.main(["--out", str(tmp_path), "--seeds", "3", "3"])
+    assert len(ran) == 1, "a seed that is given twice would run twice in one folder"
+    assert re.search(r"comparison\.md \(\d+ s, \d+ s of CPU\)", capsys.readouterr().out)
 
 
 def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_path, monkeypatch):
@@ -128,17 +133,38 @@ class FakePrograms:
             (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
             return
         file = PredictionFile(out / "predictions.jsonl")
+        if "transfer" in out.name:
+            for environment, home in (("mini-advice", "agent"), ("mini", "other")):
+                direct = System("direct", environment)
+                self.add(file, direct, str(direct), known=())
+                for agent in flags["--agent"]:
+                    # An agent answers everything at home, and half of it elsewhere.
+                    at_home = Path(agent).name == f"{home}-seed{seed}"
+                    system = System("prompt-r1", environment, agent)
+                    self.add(file, system, str(system), known=FIRST + SECOND if at_home else FIRST)
+            file.close()
+            return
         # opro is right on one half of the questions with seed 0, and on the other with seed 1.
         right = {"direct": (), "opro": [FIRST, SECOND][seed], "prompt-r1": FIRST + SECOND}
         for method, known in right.items():
-            for question in FIRST + SECOND:
-                answer = question.answers[0] if question in known else "?"
-                for setting, said in ((f"old {method}", "?"), (f"new {method}", answer)):
-                    system = System(method, "mini-advice")
-                    file.add(Prediction(question, said, calls=3, usd=0.002, system=system, setting=setting))
+            system = System(method, "mini-advice")
+            self.add(file, system, f"old {method}", known=())
+            self.add(file, system, f"new {method}", known)
         file.close()
         spent = {"task_calls": 100 + seed, "optimizer_calls": 20, "usd": 0.125}
         (out / "preparation.json").write_text(json.dumps({"opro (mini-advice)": spent}))
+
+    def add(self, file: PredictionFile, system: System, setting: str, known) -> None:
+        """Answers to all questions, right for those that are known."""
+        for question in FIRST + SECOND:
+            said = question.answers[0] if question in known else "?"
+            file.add(Prediction(question, said, calls=3, usd=0.002, system=system, setting=setting))
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    """The cells of a Markdown table by the first of their row."""
+    rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
+    return {row[0]: row[1:] for row in rows}
 
 
 def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypatch, capsys):
@@ -147,8 +173,12 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     monkeypatch.setattr(programs, "run", programs_run.run)
     line = f"--seeds 0 1 --steps 3 --budget 60 --examples 1 --limit 10 --jobs 1 --out {tmp_path} --method"
     comparison.main([*line.split(), "direct", "opro", "prompt-r1"])
-    [(_, trained), (program, evaluated), *other_seed] = programs_run.flags
-    assert [program for program, _ in other_seed] == ["train", "evaluate"] and program == "evaluate"
+    programs_of_a_seed = ["train", "evaluate", "train", "evaluate"]
+    assert [program for program, _ in programs_run.flags] == 2 * programs_of_a_seed
+    trained, evaluated, other, transfer = (flags for _, flags in programs_run.flags[:4])
+    other_seed = programs_run.flags[4:]
+    assert other["--env"] == ["mini"] and transfer["--env"] == ["mini-advice", "mini"]
+    assert transfer["--agent"] == [*trained["--out"], *other["--out"]]
     agent, common = str(tmp_path / "agent-seed0"), {"--env": ["mini-advice"], "--seed": ["0"]}
     price = ["0.15,0.60"]  # of gpt-4o-mini, per million tokens in and out
     assert trained == {**common, "--steps": ["3"], "--out": [agent], "--env-price": price}
@@ -163,11 +193,8 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     assert {flags["--seed"][0] for _, flags in other_seed} == {"1"}
     text = (tmp_path / "comparison.md").read_text("utf-8")
     assert text.strip() in capsys.readouterr().out
-    [table2, by_kind] = text.split("## Table 2")[1].strip().split("\n\n")[-2:]
-    cells = {
-        row[0]: row[1:]
-        for row in ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table2.splitlines())
-    }
+    [table2, by_kind] = text.split("## Table 2")[1].split("##")[0].strip().split("\n\n")[-2:]
+    cells = rows_of(table2)
     assert "## Table 3" not in text, "no question out of distribution was asked"
     assert cells["direct"][0].startswith("0.0 [") and cells["direct"][1] == "0.0, 0.0 (± 0.0)"
     assert cells["opro"][0].startswith("50.0 [") and cells["opro"][1] == "50.0, 50.0 (± 0.0)"
@@ -178,10 +205,19 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     assert cells["direct"][2].startswith(f"+{best:.1f} [") and cells[comparison.CEILING][2] == ""
     assert float(cells[comparison.BOUND][0].split()[0]) >= best > 0
     assert by_kind.splitlines()[0] == "| method | bridge | compare | pop | math | gen |"
+    table4 = rows_of(text.split("## Table 4 (ablations)")[1].strip().split("\n\n")[0])
+    assert list(table4)[2:] == ["direct", "prompt-r1"], "agent-only and untrained did not play"
+    assert table4["direct"][2].startswith("+100.0 [") and table4["prompt-r1"][2] == ""
+    advice, _, mini, _ = text.split("## Table 5 (transfer)")[1].strip().split("\n\n")
+    for table, home, away in ((advice, "mini-advice", "mini"), (mini, "mini", "mini-advice")):
+        rows = rows_of(table)
+        assert rows[f"{home} alone"][0].startswith("0.0 [")
+        assert rows[f"{home}, agent of {away}"][2].startswith("+50.0 ["), "half of the questions"
+        assert rows[f"{home}, agent of {home}"][1] == "100.0, 100.0 (± 0.0)"
     # What is trained is not trained again.
     settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("direct", "prompt-r1"))
     comparison.replicate(settings, 0)
-    assert [program for program, _ in programs_run.flags[4:]] == ["evaluate"]
+    assert [program for program, _ in programs_run.flags[8:]] == ["evaluate", "evaluate"]
 
 
 def test_differences_to_the_ceiling_are_of_the_same_questions():
