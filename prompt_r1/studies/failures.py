@@ -77,7 +77,7 @@ class Course:
 
     lines: Sequence[Line]
     alarm: int | None  # step of the first alarm
-    text: str  # of the first alarm
+    text: str  # of the alarms of that step, one per line
     fall: int | None  # step of the validation at which EM has fallen
 
     @property
@@ -107,14 +107,14 @@ def step_of_fall(em: Mapping[int, float]) -> int | None:
 
 
 def first_alarm(lines: Sequence[Line]) -> tuple[int, str] | None:
-    """The step and text of the first alarm of these lines, of the console or of the watchdog."""
+    """The first step with an alarm of the console or of the watchdog, and its alarms, one per line."""
     watchdog = Watchdog(limit_of(torch.float32))
     for line in lines:
         alarms = watchdog.see(line)
         if line["step"] == 1 and line["groups/no_spread"] == 1:
             alarms.insert(0, "nothing can be learned from step 1")
         if alarms:
-            return int(line["step"]), alarms[0]
+            return int(line["step"]), "\n".join(alarms)
     return None
 
 
@@ -178,19 +178,27 @@ def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
         if name == HEALTHY:
             continue
         last = validated_steps(by_seed)[-1]
-        texts = dict.fromkeys(course.text.split(" is ")[0].split(" from ")[0] for course in by_seed.values())
+        texts = [text for course in by_seed.values() for text in course.text.splitlines()]
+        alarms = dict.fromkeys(text.split(" is ")[0].split(" from ")[0] for text in texts)
         rows.append(
             [
                 f"[{name}](#{name})",
-                ", ".join(texts),
+                ", ".join(alarms),
                 ", ".join(_step(course.alarm) for course in by_seed.values()),
                 ", ".join(_step(course.fall) for course in by_seed.values()),
                 f"{pooled(by_seed, 0).mean:.2f}",
                 rate_text(pooled(by_seed, last)),
-                rate_text(pooled(courses[HEALTHY], last)),
+                rate_text(pooled(healthy_of(by_seed, courses), last)),
             ]
         )
     return markdown_table(header, rows)
+
+
+def healthy_of(
+    by_seed: Mapping[int, Course], courses: Mapping[str, Mapping[int, Course]]
+) -> dict[int, Course]:
+    """The healthy runs with the same seeds."""
+    return {seed: courses[HEALTHY][seed] for seed in by_seed}
 
 
 def _step(step: int | None) -> str:
@@ -229,7 +237,7 @@ def failure_plot(name: str, courses: Mapping[str, Mapping[int, Course]]) -> Plot
     alarms = [course.alarm for course in by_seed.values() if course.alarm is not None]
     series = [
         Series("EM, with the fault", [pooled(by_seed, step) for step in steps]),
-        Series("EM, without it", [pooled(courses[HEALTHY], step) for step in steps], dashed=True),
+        Series("EM, without it", [pooled(healthy_of(by_seed, courses), step) for step in steps], dashed=True),
         Series("sampled EM", _points(mean_by_step("em"), 1.0)),
         Series(label, _points(values, scale)),
         Series("first alarm", [_exact(step, 1.0) for step in sorted(set(alarms))], joined=False),
