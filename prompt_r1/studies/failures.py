@@ -54,7 +54,7 @@ class FailureCase:
 
 
 FAILURES: dict[str, FailureCase] = {
-    "learning-rate": FailureCase("Too high a learning rate", "clip_frac", {"--lr": [1e-2]}, in_code=False),
+    "learning-rate": FailureCase("Too high a learning rate", "update/kl", {"--lr": [1e-2]}, in_code=False),
     "leak": FailureCase(
         "A reward that pays for length",
         "reward/misranked",

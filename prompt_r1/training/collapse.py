@@ -70,11 +70,10 @@ class Sign:
 
 
 # Means over all tokens or questions of a step, so one step is enough. In 72 healthy runs they were at most 0,
-# 0.44 and 0.0035, and update/kl at most 0.0006 in the three that have it.
+# 0.44, and update/kl at most 0.0006 in the three that have it.
 SIGNS = {
     "reward/misranked": Sign(0.2, "the reward prefers worse answers"),
     "env/same_reply": Sign(0.8, "most questions got the same reply, perhaps the text of an error"),
-    "clip_frac": Sign(0.01, "the steps are too large"),
     # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
     "update/kl": Sign(0.015, "the steps are too large, or games are used too often"),
 }
@@ -90,7 +89,6 @@ class Watchdog:
     """
 
     gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
-    signs: Mapping[str, Sign] = field(default_factory=lambda: SIGNS)  # judged from the first line on
     recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
     alarming: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
@@ -108,7 +106,7 @@ class Watchdog:
         if self.gap is not None and self.gap.metric in line:
             sign = Sign(self.gap.alarm, "engine and policy disagree")
             alarms += self._see_sign(self.gap.metric, sign, line[self.gap.metric])
-        for name, sign in self.signs.items():
+        for name, sign in SIGNS.items():
             if name in line:
                 alarms += self._see_sign(name, sign, line[name])
         for name in [name for name in RULES if name in line]:

@@ -207,11 +207,7 @@ class Lifecycle:
 
     def _replay_watchdog(self) -> None:
         """Give the watchdog the state that follows from the metric lines so far."""
-        # The clip range of a game's ratio is so small that many of its tokens are clipped.
-        signs = {
-            name: sign for name, sign in SIGNS.items() if name != "clip_frac" or self.config.ratio == "token"
-        }
-        self.watchdog = Watchdog(limit_of(self.policy.compute), signs)
+        self.watchdog = Watchdog(limit_of(self.policy.compute))
         for line in read_metrics(self.log.folder) if self.ranks.first else []:
             self.watchdog.see(line)
 

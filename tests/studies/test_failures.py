@@ -57,7 +57,7 @@ def lines(*, fault_at: int | None, em: list[float]) -> list[dict[str, float]]:
             "val/em": value,
             "val/n": 50,
             "em": 0.5,
-            "clip_frac": 0.0 if fault_at is None or step < fault_at else 0.05,
+            "update/kl": 0.0 if fault_at is None or step < fault_at else 0.05,
             "groups/no_spread": 0.2,
         }
         for step, value in enumerate(em)
@@ -88,13 +88,13 @@ def test_the_tables_and_figures_count_every_run():
         "mask": {0: course(1, [0.9, 0.9, 0.9]), 1: course(None, [0.9, 0.9, 0.9])},
     }
     row = failures_table(courses).splitlines()[2]
-    assert "| clip_frac | 1, 2 | 2, 2 | 0.85 | 0.450 [0.36, 0.55] | 0.950 [0.89, 0.98] |" in row
+    assert "| update/kl | 1, 2 | 2, 2 | 0.85 | 0.450 [0.36, 0.55] | 0.950 [0.89, 0.98] |" in row
     said = leading(courses)
     assert "fell in 2 of 4 broken runs, and the alarm came before in 1 of them" in said
     assert "the 2 runs whose EM did not fall, 1 gave an alarm. Of 2 healthy runs, 0 did." in said
     plot = failure_plot("learning-rate", courses)
     assert [point.x for point in plot.series[-1].points] == [1, 2] and plot.series[-1].label == "first alarm"
-    assert any(series.label == "clip_frac / 0.05" for series in plot.series)
+    assert any(series.label == "update/kl / 0.05" for series in plot.series)
 
 
 def test_an_unknown_failure_is_named():

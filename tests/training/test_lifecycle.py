@@ -355,15 +355,11 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("ratio", "alarms"), [("token", 1), ("sequence", 0)])
-def test_clipped_tokens_are_an_alarm_where_tokens_have_ratios_of_their_own(
-    base, tmp_path, capsys, ratio, alarms
-):
-    """With --ratio sequence the clip range is so small that a healthy run clips many tokens."""
-    run = ScriptedRun(tmp_path, base, ratio=ratio)
-    run.step(clip_frac=0.15)
+def test_a_sign_in_a_single_step_is_an_alarm_that_names_the_page_on_failures(base, tmp_path, capsys):
+    run = ScriptedRun(tmp_path, base)
+    run.step(**{"update/kl": 0.15})
     said = capsys.readouterr().out
-    assert said.count("Alarm at step 0: clip_frac is 0.15") == said.count("docs/failures.md") == alarms
+    assert said.count("Alarm at step 0: update/kl is 0.15") == said.count("docs/failures.md") == 1
 
 
 @pytest.mark.parametrize("name", ["reward/misranked", "env/same_reply"])
