@@ -26,7 +26,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
-from prompt_r1.studies.programs import Flags, run, train
+from prompt_r1.studies.programs import Flags, add_seeds, run, train
 
 if TYPE_CHECKING:
     from prompt_r1.evaluation.predictions import Prediction
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
     """Make the comparison from a command line."""
     parser = argparse.ArgumentParser("python -m prompt_r1.studies.comparison", description=__doc__)
     parser.add_argument("--out", type=Path, default=RUNS / "comparison", help="folder of runs and tables")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="worlds (0 1 2)")
+    add_seeds(parser)
     parser.add_argument("--steps", type=int, default=80, help="GRPO steps of each training (80)")
     parser.add_argument("--budget", type=int, default=2000, help="calls of each prompt search (2000)")
     parser.add_argument("--examples", type=int, default=50, help="questions that score a prompt (50)")
@@ -107,13 +107,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS, help="methods (all)")
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (2)")
     given = parser.parse_args(arguments)
-    seeds = list(dict.fromkeys(given.seeds))
+    seeds = given.seeds
     if len(seeds) > len(STUDENT) + 1:
         raise UsageError(f"--seeds takes at most {len(STUDENT) + 1} seeds, not {len(seeds)}")
     for flag in ("steps", "budget", "examples", "jobs"):
         check_number(f"--{flag}", getattr(given, flag), POSITIVE)
-    for value in (given.limit, *seeds):
-        check_number("--limit and --seeds", value, NOT_NEGATIVE)
+    check_number("--limit", given.limit, NOT_NEGATIVE)
     settings = Settings(given.out, given.steps, given.budget, given.examples, given.limit, given.method)
     given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()

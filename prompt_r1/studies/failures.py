@@ -22,7 +22,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.studies.programs import Flags, train
+from prompt_r1.studies.programs import Flags, add_seeds, train
 from prompt_r1.training.collapse import Watchdog
 from prompt_r1.training.gap import NAME as GAP
 from prompt_r1.training.gap import limit_of
@@ -260,7 +260,7 @@ def main(arguments: list[str]) -> None:
         program_name("python -m prompt_r1.studies") + " failures", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("name", nargs="*", help=f"failures (all): {', '.join(FAILURES)}")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
+    add_seeds(parser)
     parser.add_argument("--steps", type=int, default=10, help="most GRPO steps of a run (10)")
     parser.add_argument(
         "--out", type=Path, default=RUNS / "failures", help="folder of the runs (runs/failures)"

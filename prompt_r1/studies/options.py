@@ -19,7 +19,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.studies.programs import Flags, train
+from prompt_r1.studies.programs import Flags, add_seeds, train
 
 DEFAULT = "default"
 # Name → flags beside the mini preset. docs/options.md explains each.
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> None:
         program_name("python -m prompt_r1.studies") + " options", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("name", nargs="*", help=f"variants beside the default (all): {', '.join(VARIANTS)}")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
+    add_seeds(parser)
     parser.add_argument("--steps", type=int, default=40, help="GRPO steps (40)")
     parser.add_argument("--val-every", type=int, default=4, help="steps between validations (4)")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time (2)")

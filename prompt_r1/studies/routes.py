@@ -24,7 +24,7 @@ from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
-from prompt_r1.studies.programs import Flags, train
+from prompt_r1.studies.programs import Flags, add_seeds, train
 from prompt_r1.studies.runs import greedy
 from prompt_r1.types import Question
 
@@ -185,7 +185,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         program_name("python -m prompt_r1.studies") + " routes", description="\n".join(__doc__.split("\n\n"))
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
+    add_seeds(parser)
     parser.add_argument("--steps", type=int, default=40, help="GRPO steps (40)")
     parser.add_argument("--per-kind", type=int, default=160, help="test questions of each kind (160)")
     parser.add_argument("--out", type=Path, default=RUNS / "routes", help="folder of the runs (runs/routes)")

@@ -1,5 +1,6 @@
 """The study of options: its curves, its table, and what it trains."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prompt_r1.metrics.statistics import wilson
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import options
 from prompt_r1.studies.options import VARIANTS, Curve, options_plot, options_table, pooled, read_curve
+from prompt_r1.studies.programs import add_seeds
 
 
 def write_run(folder: Path, em: dict[int, float]) -> None:
@@ -89,3 +91,17 @@ def test_runs_of_different_lengths_are_compared_at_the_steps_that_all_have(tmp_p
 def test_an_unknown_variant_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no variant 'blunt'; the variants are default"):
         studies.main(["options", "blunt", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("study", ["options", "failures", "routes", "comparison"])
+def test_a_negative_seed_is_refused(study, tmp_path):
+    with pytest.raises(UsageError, match=r"--seeds must be 0 \(none\) or more, not -1"):
+        studies.main([study, "--seeds", "-1", "--out", str(tmp_path)])
+
+
+def test_a_seed_that_is_given_twice_counts_once():
+    """A bug: two trainings of `studies options --seeds 0 0` ran at once in one folder."""
+    parser = argparse.ArgumentParser()
+    add_seeds(parser)
+    assert parser.parse_args(["--seeds", "2", "0", "2"]).seeds == [2, 0]
+    assert parser.parse_args([]).seeds == [0, 1, 2]
