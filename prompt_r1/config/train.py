@@ -299,10 +299,10 @@ def check(config: TrainConfig) -> None:
             "all games of a question must meet the same environment, because training compares them: give "
             "one environment, --route session, or --route agent, where the choice is trained too"
         )
-    if config.route == AGENT_ROUTE and "," not in config.env:
-        raise UsageError("--route agent chooses among several environments: give --env SPEC,SPEC")
     if config.route == AGENT_ROUTE:
-        names_in(config.env)
+        if "," not in config.env:
+            raise UsageError("--route agent chooses among several environments: give --env SPEC,SPEC")
+        names_in(config.env)  # raises UsageError for names that the agent cannot write or tell apart
     if config.cost_weight > MOST_WEIGHT:
         raise UsageError(
             f"--cost-weight {config.cost_weight:g} could make a cheap wrong game better than a dear right "
@@ -319,9 +319,9 @@ def check(config: TrainConfig) -> None:
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
             "give 1 or more, or 0 (no weights)"
         )
-    changed = config.advantages != "group" or config.credit != "game" or config.ratio != "token"
-    changed = changed or config.cost_weight > 0
-    if config.explain and (changed or config.clip_high):
+    other_advantages = config.advantages != "group" or config.credit != "game" or config.cost_weight > 0
+    other_loss = config.ratio != "token" or config.clip_high > 0
+    if config.explain and (other_advantages or other_loss):
         raise UsageError(
             "--explain shows eqs 16 and 17 as the paper has them: leave out --advantages, --credit, --ratio, "
             "--clip-high and --cost-weight"
