@@ -17,7 +17,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
+from prompt_r1.report.svg import COLOURS, Plot, Point, Series, rate_text, svg
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.programs import Flags, add_seeds, train
 
@@ -133,8 +133,12 @@ def options_table(curves: Mapping[str, Mapping[int, Curve]]) -> str:
 def options_plot(curves: Mapping[str, Mapping[int, Curve]]) -> Plot:
     """Validation EM by step, all seeds pooled."""
     series = [
-        Series(name, [pooled(by_seed, step) for step in next(iter(by_seed.values())).em])
-        for name, by_seed in curves.items()
+        Series(
+            name,
+            [pooled(by_seed, step) for step in next(iter(by_seed.values())).em],
+            dashed=number >= len(COLOURS),  # the colours repeat
+        )
+        for number, (name, by_seed) in enumerate(curves.items())
     ]
     return Plot("Validation EM by training step", "GRPO step", "EM", series)
 

@@ -51,6 +51,12 @@ def test_the_table_pools_the_seeds_and_states_each():
     assert [(point.x, point.n) for point in plot.series[0].points] == [(0, 20), (4, 20)]
 
 
+def test_variants_of_the_same_colour_differ_in_their_dashes():
+    """A bug: the first and the eighth variant had the same line."""
+    curves = {f"variant {number}": {0: Curve({0: 0.2}, 10, {})} for number in range(8)}
+    assert [series.dashed for series in options_plot(curves).series] == [False] * 7 + [True]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_flags_of_every_variant_are_ones_that_train_py_takes(name):
     words = [str(word) for flag, values in VARIANTS[name].items() for word in (flag, *values)]
