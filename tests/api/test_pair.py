@@ -42,6 +42,11 @@ def pair_of(pool: Pool, **options: float) -> Pair:
     return Pair(EchoAgent(**options), pool, name="echo", seed=0, temperature=0.0)
 
 
+def loop_threads() -> set[threading.Thread]:
+    """The loops of pairs that are open. Threads of other tests may end at any time."""
+    return {thread for thread in threading.enumerate() if thread.name == "prompt-r1"}
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     with pair_of(pool_of(Shouting())) as opened:
@@ -63,8 +68,7 @@ def test_an_answer_has_its_turns_calls_tokens_and_score(pair):
 
 def test_a_pair_that_is_not_closed_does_not_keep_a_program_alive(pair):
     pair.ask("Who?")
-    [thread] = [one for one in threading.enumerate() if one.name == "prompt-r1"]
-    assert thread.daemon  # Python waits at its end for all other threads
+    assert pair._thread.daemon  # Python waits at its end for all other threads
 
 
 def test_the_price_of_a_game_is_that_of_its_own_calls():
@@ -159,6 +163,7 @@ def test_a_loaded_pair_answers_as_infer_does(asking_agent, call_here, tmp_path):
 
 def test_load_passes_its_settings_to_the_agent_and_to_every_call(asking_agent, tmp_path):
     """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
+    before = loop_threads()
     folder = shutil.copytree(asking_agent, tmp_path / "agent")
     game = TrainConfig(env="mini", instruction="short", max_turns=3, max_new=64, max_tokens=400, seed=5)
     write_yaml(game, folder / GAME_FILE)
@@ -169,8 +174,7 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(asking_agent, t
     with prompt_r1.load(folder, device="cpu", **given) as pair:
         assert (pair._seed, pair._temperature, pair.environment) == (0, 0.25, "mini-b")
         assert pair._pool.budget._limits == {"usd": 0.5}
-    threads = [one.name for one in threading.enumerate()]
-    assert "prompt-r1" not in threads, "the loop of a closed pair has ended"
+    assert not loop_threads() - before, "the loop of a closed pair has ended"
     pair.close()  # a second time: nothing happens
 
 
@@ -192,10 +196,10 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
 
 
 def test_an_error_while_loading_closes_what_was_opened(asking_agent):
-    before = threading.active_count()
+    before = loop_threads()
     with pytest.raises((prompt_r1.FatalEnvError, prompt_r1.UsageError)):
         prompt_r1.load(asking_agent, env="m@http://127.0.0.1:9/v1", device="cpu")
-    assert threading.active_count() == before
+    assert not loop_threads() - before
 
 
 def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent, tmp_path):
@@ -209,10 +213,10 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     """A bug: a large agent was loaded first, and then its environment was found to need a key."""
     folder = shutil.copytree(asking_agent, tmp_path / "agent")
     (folder / "model.safetensors").unlink()
-    threads = threading.active_count()
+    before = loop_threads()
     with pytest.raises(prompt_r1.UsageError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
         prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
-    assert threading.active_count() == threads
+    assert not loop_threads() - before
 
 
 def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
