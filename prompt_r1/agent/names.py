@@ -19,13 +19,19 @@ MINI_AGENTS = ("mini", "mini-route")
 def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
     if name in MINI_AGENTS:
+        import torch
         from transformers.utils import logging
 
         from prompt_r1.miniworld.agent import mini_agent
         from prompt_r1.miniworld.routing.agent import mini_route_agent
 
         logging.disable_progress_bar()  # of writing its weights
-        return mini_agent(seed, CACHE) if name == "mini" else mini_route_agent(seed, CACHE)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
+        try:
+            return mini_agent(seed, CACHE) if name == "mini" else mini_route_agent(seed, CACHE)
+        finally:
+            torch.set_num_threads(threads)
     folder = Path(name)
     return folder / "agent" if (folder / "agent" / "config.json").exists() else name
 

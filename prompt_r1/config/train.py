@@ -193,7 +193,9 @@ class TrainConfig(EnvironmentConfig):
         "sharded weights kept in CPU memory; all: with AdamW's states",
         choices=("none", "reference", "all"),
     )
-    threads: int = setting(0, "CPU threads of torch; 0: torch's default", range=NOT_NEGATIVE)
+    threads: int = setting(
+        0, "CPU threads of torch, also when the agent plays later; 0: torch's default", range=NOT_NEGATIVE
+    )
     dtype: str = setting(
         "bfloat16",
         "dtype of matrix products on GPUs; CPUs and the trained weights: float32",

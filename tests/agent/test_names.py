@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.loading import load_tokenizer
-from prompt_r1.agent.names import resolve_agent
+from prompt_r1.agent.names import find_agent, resolve_agent
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
@@ -43,3 +45,32 @@ def test_an_agent_that_does_not_exist_is_reported_as_such(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError, match="this run has saved no agent yet"):
         load_tokenizer(tmp_path)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, monkeypatch):
+    """The last bits of its weights depended on the number of cores."""
+    seen = []
+
+    def build(seed: int, cache_dir: Path) -> Path:
+        seen.append(torch.get_num_threads())
+        return cache_dir
+
+    monkeypatch.setattr("prompt_r1.miniworld.agent.mini_agent", build)
+    assert find_agent("mini", seed=0) == Path("runs/cache")
+    assert (seen, torch.get_num_threads()) == ([1], 2)
+
+
+def test_an_agent_plays_with_the_threads_of_its_training(two_threads, asking_agent):
+    """With a thread for each core, an evaluation of a mini agent took three times as long."""
+    load_agent(asking_agent, TrainConfig(**{**PRESETS["mini"], "threads": 0}), torch.device("cpu"))
+    assert torch.get_num_threads() == 2
+    load_agent(asking_agent, TrainConfig(**PRESETS["mini"]), torch.device("cpu"))
+    assert torch.get_num_threads() == 1
