@@ -237,7 +237,9 @@ def kernels(machine: Machine) -> Found:
     line = check_attention(machine.policy, allow_slow=True)
     slow = "one_by_one" in line or "game_by_game" in line
     fused = ", ".join(machine.policy.fused) or "none"
-    return Found(None, "", f"{line}; fused modules: {fused}", FAIL if slow and machine.cuda else PASS)
+    shared = "shared" if machine.policy.can_share_rows(machine.policy.decode_kernel()) else "copied"
+    text = f"{line}; prompts of a group: {shared}; fused modules: {fused}"
+    return Found(None, "", text, FAIL if slow and machine.cuda else PASS)
 
 
 def arena_attention(machine: Machine) -> Found:

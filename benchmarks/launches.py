@@ -174,7 +174,9 @@ def fuse_without_data(model: PreTrainedModel, trace: Trace) -> None:
 
 
 def trace_decode_step(model: PreTrainedModel, *, rows: int, fused: bool = True) -> Traced:
-    """Trace one decode step of the engine at this batch size; the model is on the meta device.
+    """Trace one decode step of the engine, with five games of each question, which share its rows.
+
+    The model is on the meta device.
 
     `fused`: with fused kernels, as on GPUs.
     """
@@ -194,9 +196,10 @@ def trace_decode_step(model: PreTrainedModel, *, rows: int, fused: bool = True) 
     async def play() -> None:
         games = []
         for row in range(rows):
-            prompt = [row, row + 1]
+            question = row // 5
+            prompt = [question, question + 1]
             first = watch if row == 0 else None
-            games.append(engine.generate(prompt, max_new=4, seed=str(row), watch=first))
+            games.append(engine.generate(prompt, max_new=6, seed=str(row), watch=first))
         await asyncio.gather(*games)
 
     with (
@@ -210,6 +213,7 @@ def trace_decode_step(model: PreTrainedModel, *, rows: int, fused: bool = True) 
             kv_tokens=64 * rows,
             prefill_tokens=8192,
             record=lambda step: step,
+            share_prompts=True,
         )
         with trace, HostLists(trace.counts):
             asyncio.run(play())

@@ -79,7 +79,7 @@ class ForgetfulScheduler(Scheduler):
     """Keeps no sequence from turn to turn."""
 
     def admit(self) -> None:
-        for segment in [segment for segment in self._arena.segments if not segment.busy]:
+        for segment in [segment for segment in self._arena.segments if segment.is_idle]:
             self._evict(segment)
         super().admit()
 

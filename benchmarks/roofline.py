@@ -62,7 +62,8 @@ def measure_limits(device: torch.device, dtype: torch.dtype, rounds: int) -> Lim
 def attention_error(policy: Policy) -> tuple[str, float]:
     """The name of the kernel that the engine chooses here, and its largest difference from float64.
 
-    The batches have prompts and single tokens of mixed lengths, in arbitrary places of the arena.
+    The batches have prompts and single tokens of mixed lengths, in arbitrary places of the arena, and in one
+    of them sequences that share their first tokens.
     """
     device, dtype = policy.device, policy.compute
     shape = attention_shape(policy.model.config)
@@ -70,8 +71,13 @@ def attention_error(policy: Policy) -> tuple[str, float]:
     keys, values = torch.randn(2, shape.kv_heads, 6000, shape.dim, device=device, dtype=dtype)
     mixed = [Chunk(0, 1, 4000, 1999), Chunk(1, 300, 0, 300), Chunk(301, 1, 3000, 1), Chunk(302, 70, 500, 900)]
     single = [Chunk(column, 1, 5200 - 700 * column, 690 - 80 * column) for column in range(8)]
+    shared = [
+        Chunk(0, 1, 4000, 1999, shared=600, shared_start=3000),
+        Chunk(1, 300, 0, 300),
+        Chunk(301, 70, 500, 900, shared=600, shared_start=3000),
+    ]
     worst = 0.0
-    for chunks in (mixed, single):
+    for chunks in (mixed, single, shared):
         count = sum(chunk.count for chunk in chunks)
         query = torch.randn(count, shape.heads, shape.dim, device=device, dtype=dtype)
         batch = RaggedBatch([], [], chunks, device, kernel)

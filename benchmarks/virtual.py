@@ -191,7 +191,7 @@ class ToyModel(nn.Module):
         flop = TOKEN_FLOP * len(positions) + CONTEXT_FLOP * attended
         work = max(reading, flop / device.flops / device.prefill_mfu)
         if self._clock.replaying:
-            return work + launches.small * device.graph_launch
+            return work + (launches.small + launches.attention) * device.graph_launch
         return max(work, launches.total * device.eager_launch)
 
 
@@ -201,7 +201,7 @@ class HostTimedEngine(Engine):
     clock: VirtualClock
 
     def __init__(self, policy: Policy, clock: VirtualClock, **options: int) -> None:
-        super().__init__(policy, stop_ids=frozenset({0}), record=clock.record, **options)
+        super().__init__(policy, stop_ids=frozenset({0}), record=clock.record, share_prompts=True, **options)
         self.clock = clock
         self.admissions: list[float] = []  # seconds
         self.steps: list[float] = []

@@ -263,7 +263,9 @@ def test_a_virtual_forward_takes_the_time_that_the_assumptions_give():
     flop = 7.27e9 * 8192 + 0.59e6 * 8192 * 8193 / 2
     assert prompt == pytest.approx(flop / 312e12 / 0.52, rel=1e-3)
     clock.replaying = True
-    assert model._seconds(torch.tensor([999, 1999])) == pytest.approx(decode + 100 * 2e-6)
+    assert model._seconds(torch.tensor([999, 1999])) == pytest.approx(
+        decode + (100 + LAUNCHES.attention) * 2e-6
+    )
     assert model.batches == [2, 2]
 
 
@@ -286,7 +288,7 @@ def test_a_decode_step_is_traced_without_its_prompt():
     traced = launches.trace_decode_step(model, rows=3, fused=False)
     fused = launches.trace_decode_step(model, rows=3)
     layers = model.config.num_hidden_layers
-    assert traced.launches.attention == layers
+    assert traced.launches.attention == 2 * layers  # to the shared prompt, and to the game's own tokens
     assert traced.launches.products == 7 * layers + 1
     # Four norms of 8 kernels, 10 for the rotary embedding, 2 for the gate; fused, they are 1, 2 and 1.
     norms = 4 * layers + 1

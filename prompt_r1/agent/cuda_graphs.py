@@ -23,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.decode_kernels import RECORDABLE, CacheOffsets, Chunk, Kernel, upload
+from prompt_r1.agent.decode_kernels import RECORDABLE, CacheOffsets, Chunk, Kernel, SharedRows, upload
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.sampling import SamplingMix
 
@@ -59,10 +59,13 @@ class DecodeBatch:
     rows: Tensor  # (B,) the arena row of each new token
     positions: Tensor  # (B,) its position in its sequence
     offsets: CacheOffsets
+    shared: SharedRows | None
 
 
 class DecodeGraphs:
-    """Runs decode steps. Each batch size is recorded when it first occurs, and replayed from then on."""
+    """Runs decode steps. Each batch size is recorded when it first occurs, and replayed from then on; batches
+    with shared rows and without are recorded apart.
+    """
 
     def __init__(
         self,
@@ -83,9 +86,10 @@ class DecodeGraphs:
         self._longest = longest
         self._record = record
         self._paused = False  # True: memory ran out while a step was recorded
-        self._replays: dict[tuple[int, SamplingMix], DecodeStep] = {}
-        # (B, 7): token, first arena row, length, and `settings_row` of each sequence.
-        self._inputs = torch.zeros(SIZES[-1], 7, dtype=torch.float64, device=arena.keys[0].device)
+        # By batch size, sampling settings, and whether rows are shared.
+        self._replays: dict[tuple[int, SamplingMix, bool], DecodeStep] = {}
+        # (B, 9): of each sequence the token, four fields of its chunk, and `settings_row`.
+        self._inputs = torch.zeros(SIZES[-1], 9, dtype=torch.float64, device=arena.keys[0].device)
 
     def resume(self) -> None:
         """Record again after memory ran out."""
@@ -95,7 +99,7 @@ class DecodeGraphs:
         """Whether the batch has one new token for each sequence, and its size is or may be recorded."""
         if self.broken or len(chunks) > SIZES[-1] or any(chunk.count > 1 for chunk in chunks):
             return False
-        return not self._paused or (_padded(len(chunks)), mix) in self._replays
+        return not self._paused or (_padded(len(chunks)), mix, _any_shared(chunks)) in self._replays
 
     def __call__(
         self, tokens: list[int], chunks: Sequence[Chunk], settings: Sequence[list[float]], mix: SamplingMix
@@ -103,34 +107,38 @@ class DecodeGraphs:
         """Decode a token for each sequence. Writes keys and values of the tokens to the arena."""
         size = _padded(len(tokens))
         rows: list[list[float]] = [
-            [token, chunk.start, chunk.length, *row]
+            [token, chunk.start, chunk.length, chunk.shared_start, chunk.shared, *row]
             for token, chunk, row in zip(tokens, chunks, settings, strict=True)
         ]
-        rows += [[0, self._arena.spare, 1, *IDLE]] * (size - len(tokens))
+        rows += [[0, self._arena.spare, 1, 0, 0, *IDLE]] * (size - len(tokens))
         self._inputs[:size] = upload(rows, torch.float64, self._inputs.device)
-        if (size, mix) not in self._replays:
-            step = partial(self._step, size, mix)
-            self._replays[size, mix] = self._record_checked(step)
-        decoded = self._replays[size, mix]()
+        key = (size, mix, _any_shared(chunks))
+        if key not in self._replays:
+            self._replays[key] = self._record_checked(partial(self._step, *key))
+        decoded = self._replays[key]()
         return Decoded(decoded.hidden[: len(tokens)], decoded.drawn[: len(tokens)])
 
-    def _step(self, size: int, mix: SamplingMix) -> Decoded:
+    def _step(self, size: int, mix: SamplingMix, any_shared: bool) -> Decoded:
         """The forward and the draw of the first `size` inputs. Reads no value on the host."""
         inputs = self._inputs[:size]
-        tokens, starts, lengths = inputs[:, :3].T.long().unbind()
-        offsets = CacheOffsets(
-            queries=torch.arange(size + 1, dtype=torch.int32, device=tokens.device),
-            starts=torch.cat([starts, starts[:1]]).int(),
-            lengths=lengths.int(),
-            longest_query=1,
-            longest_key=self._longest,
-        )
-        positions = lengths - 1
+        tokens, starts, lengths, shared_starts, shared = inputs[:, :5].T.long().unbind()
+        queries = torch.arange(size + 1, dtype=torch.int32, device=tokens.device)
+
+        def offsets(starts: Tensor, lengths: Tensor) -> CacheOffsets:
+            ends = torch.cat([starts, starts[:1]]).int()
+            return CacheOffsets(queries, ends, lengths.int(), longest_query=1, longest_key=self._longest)
+
         batch = DecodeBatch(
-            self._arena.keys, self._arena.values, self._kernel, starts + positions, positions, offsets
+            self._arena.keys,
+            self._arena.values,
+            self._kernel,
+            rows=starts + lengths - shared - 1,
+            positions=lengths - 1,
+            offsets=offsets(starts, lengths - shared),
+            shared=SharedRows(offsets(shared_starts, shared), shared == 0) if any_shared else None,
         )
         hidden = self._forward(tokens, batch)
-        return Decoded(hidden, self._sample(hidden, inputs[:, 3:], mix))
+        return Decoded(hidden, self._sample(hidden, inputs[:, 5:], mix))
 
     def _record_checked(self, step: DecodeStep) -> DecodeStep:
         """Record a step. Returns the step itself if recording fails or the result differs.
@@ -162,6 +170,10 @@ class DecodeGraphs:
         self.broken = True
         warnings.warn(f"decoding continues without CUDA graphs: {reason}", stacklevel=2)
         return step
+
+
+def _any_shared(chunks: Sequence[Chunk]) -> bool:
+    return any(chunk.shared for chunk in chunks)
 
 
 def _padded(count: int) -> int:

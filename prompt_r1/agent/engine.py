@@ -2,13 +2,13 @@
 
 The interface is stateless: `generate(tokens)`. The engine finds the cached sequence that shares the longest
 prefix with the tokens. If the tokens continue that sequence, it is extended in place; if another game uses
-it, the prefix is copied. So the cache is reused over the turns of a game, and the question of a group is
-computed once.
+it, the rows of a common prompt are shared (on GPUs), and other prefixes copied. So the cache is reused over
+the turns of a game, and the question of a group is computed once.
 
 A step has three parts:
 
     schedule      admit waiting jobs while the arena has room, evicting idle sequences if necessary, and
-                  preempting the newest jobs when older ones grow; then choose the tokens of the step: one
+                  preempting the newest games when older ones grow; then choose the tokens of the step: one
                   for each job that decodes, and prompt tokens in chunks, few enough that decoding goes on
                   beside them (scheduler.py)
     run           one forward over these tokens, packed into one row
@@ -55,6 +55,7 @@ class Engine:
         prefill_tokens: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
         record: Record | None = None,
+        share_prompts: bool | None = None,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
         """Memory is allocated at the first request.
@@ -62,8 +63,9 @@ class Engine:
         `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
         that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
         device). `decode`: turns tokens into text, to find stop strings. `record`: records decode steps (None:
-        as CUDA graphs, on GPUs). `scheduler`: another one, for ablations. Raises UsageError if the cache does
-        not hold one game.
+        as CUDA graphs, on GPUs). `share_prompts`: whether games with the same prompt share its rows of the
+        cache, instead of copying them (None: on GPUs). `scheduler`: another one, for ablations. Raises
+        UsageError if the cache does not hold one game.
         """
         if 0 < kv_tokens < max_tokens:
             raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
@@ -79,6 +81,7 @@ class Engine:
         self._decode = decode
         self._may_end = cache(self._may_end_stop_string)
         self._record = record
+        self._share_prompts = share_prompts
         self._scheduler_class = scheduler
         self._arena: Arena | None = None
         self._graphs: DecodeGraphs | None = None
@@ -189,11 +192,13 @@ class Engine:
                 longest=self.max_tokens,
                 record=record,
             )
+        share = self._share_prompts
         self._scheduler = self._scheduler_class(
             self._arena,
             max_games=self._max_games,
             prefill_tokens=self._prefill_tokens,
             prompts_wait=self._graphs is not None,
+            share_prompts=policy.can_share_rows(self._kernel) if share is None else share,
         )
 
     # Run

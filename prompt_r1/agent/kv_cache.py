@@ -1,4 +1,9 @@
-"""The KV cache: an arena with one row for each token, where a sequence occupies consecutive rows."""
+"""The KV cache: an arena with one row for each token, where a sequence occupies consecutive rows.
+
+The games of a group begin with the same prompt. On GPUs its rows are shared: the first game that computed the
+prompt leaves these rows to an `opening`, and the sequence of each game has rows for what comes after it. Five
+games of 600 + 630 tokens then take 3,750 rows instead of 6,150.
+"""
 
 import os
 from array import array
@@ -20,6 +25,7 @@ MEMORY_SHARE = 0.3
 class Game:
     """Whose sequences these are: the calls of one asyncio task."""
 
+    number: int = 0  # in the order of their first calls
     over: bool = False
     segment: "Segment | None" = None  # the sequence that its next turn will probably continue
 
@@ -31,12 +37,19 @@ class Game:
 
 @dataclass(eq=False)
 class Segment:
-    """The rows of one sequence: its cached tokens, and space for more."""
+    """The rows of one sequence: its cached tokens, and space for more.
+
+    A sequence with an `opening` has its first tokens in the rows of that segment. An opening belongs to no
+    game, does not grow, and stays at least as long as its users.
+    """
 
     game: Game
     start: int = 0  # first row
     size: int = 0  # rows
-    tokens: list[int] = field(default_factory=list)  # whose keys and values are cached
+    tokens: list[int] = field(default_factory=list)  # those cached, the opening's included
+    opening: "Segment | None" = None
+    is_opening: bool = False
+    users: set["Segment"] = field(default_factory=set, repr=False)  # of an opening
     # The last hidden state (hidden,) of each prompt that ended in this sequence, by the prompt's length. The
     # next game with the same prompt samples from it without a forward.
     end_states: dict[int, Tensor] = field(default_factory=dict)
@@ -48,9 +61,34 @@ class Segment:
         return self.start + self.size
 
     @property
+    def shared(self) -> int:
+        """Tokens in the rows of the opening."""
+        return len(self.opening.tokens) if self.opening is not None else 0
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens for which it has rows."""
+        return self.shared + self.size
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither a running job nor another sequence needs its rows now."""
+        return not self.busy and not self.users
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no game is expected to continue it."""
-        return not self.busy and (self.game.over or self.game.segment is not self)
+        return self.is_idle and (self.game.over or self.game.segment is not self)
+
+    def ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where its tokens [first, last) lie: first rows, and numbers of rows."""
+        ranges = []
+        if self.opening is not None and first < self.shared:
+            ranges.append((self.opening.start + first, min(last, self.shared) - first))
+        if last > self.shared:
+            begin = max(first, self.shared)
+            ranges.append((self.start + begin - self.shared, last - begin))
+        return ranges
 
     def cut(self, length: int) -> None:
         """Forget all but the first tokens."""
@@ -148,12 +186,13 @@ class Arena:
         self.segments: list[Segment] = []  # in the order of their rows
         self.copied = 0  # rows, for tests and reports
 
-    def resize(self, segment: Segment, size: int) -> None:
-        """Give a segment, which may be a new one, `size` rows: where it is, or in another gap.
+    def resize(self, segment: Segment, capacity: int) -> None:
+        """Give a segment, which may be a new one, rows for so many tokens: where it is, or in another gap.
 
         If no gap is large enough, the fewest rows are moved that make one. There must be as many free rows as
         the segment grows by.
         """
+        size = capacity - segment.shared
         assert size - segment.size <= self.free, f"{size - segment.size} more rows, {self.free} free"
         self.free -= size - segment.size
         if segment.size:
@@ -173,15 +212,44 @@ class Arena:
         self._move(starts)
         segment.size = size
         self.segments.insert(last, segment)
+        if segment.opening is not None:
+            segment.opening.users.add(segment)
 
     def remove(self, segment: Segment) -> None:
         """Free the rows of a segment."""
+        assert not segment.users, "the opening of other sequences"
         del self.segments[self._place_of(segment)]
         self.free += segment.size
+        if segment.opening is not None:
+            segment.opening.users.remove(segment)
+
+    def split_opening(self, segment: Segment, length: int) -> Segment:
+        """Let a sequence leave the rows of its first tokens to an opening. No row is copied."""
+        assert segment.opening is None and length < segment.size
+        ends = {end: state for end, state in segment.end_states.items() if end <= length}
+        opening = Segment(
+            Game(),
+            start=segment.start,
+            size=length,
+            tokens=segment.tokens[:length],
+            is_opening=True,
+            users={segment},
+            end_states=ends,
+        )
+        self.segments.insert(self._place_of(segment), opening)
+        segment.opening = opening
+        segment.start += length
+        segment.size -= length
+        return opening
 
     def copy_prefix(self, source: Segment, target: Segment, length: int) -> None:
-        """Copy the first tokens of a sequence to a new one."""
-        self.copy([Move(source.start, target.start, length)])
+        """Copy the first tokens of a sequence to a new one, except those in the opening of the new one."""
+        moves = []
+        row = target.start
+        for start, count in source.ranges(target.shared, length):
+            moves.append(Move(start, row, count))
+            row += count
+        self.copy(moves)
         target.tokens = source.tokens[:length]
         target.end_states = {end: state for end, state in source.end_states.items() if end <= length}
 
@@ -211,7 +279,8 @@ class Arena:
 
     def _move(self, starts: dict[Segment, int]) -> None:
         """Move sequences to their new first rows."""
-        self.copy([Move(segment.start, start, len(segment.tokens)) for segment, start in starts.items()])
+        used = {segment: len(segment.tokens) - segment.shared for segment in starts}
+        self.copy([Move(segment.start, start, used[segment]) for segment, start in starts.items()])
         for segment, start in starts.items():
             segment.start = start
 

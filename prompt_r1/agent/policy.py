@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig, PreTrainedModel
 
-from prompt_r1.agent.decode_kernels import Kernel, choose_kernel
+from prompt_r1.agent.decode_kernels import Kernel, can_share_rows, choose_kernel
 from prompt_r1.agent.packed_attention import choose_attention
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed.fsdp import full_tensor, shard
@@ -141,6 +141,12 @@ class Policy(nn.Module):
             windows=shape.windows,
             explicit=self.explicit_scores,
         )
+
+    def can_share_rows(self, kernel: Kernel) -> bool:
+        """Whether the games of a group may share the rows of their prompt in the KV cache."""
+        shape = attention_shape(self.model.config)
+        sizes = (shape.heads, shape.kv_heads, shape.dim)
+        return not shape.windows and can_share_rows(kernel, self.device, self.compute, *sizes)
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""

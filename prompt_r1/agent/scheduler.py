@@ -1,13 +1,13 @@
 """What the engine computes next: admission of jobs, memory of the arena, and the tokens of a step.
 
-A sequence takes rows of the arena as it grows. Calls are served in the order in which they came: a job takes
-rows from idle sequences, then from jobs that came later, the newest first. A running job that loses its rows
-is preempted: it waits again with its sampled tokens, and their keys and values are recomputed when it
-returns. So the oldest job never waits for memory, and every job becomes the oldest in time.
+A sequence takes rows of the arena as it grows. The calls of one asyncio task are taken to be the turns of one
+game, which is over when the task has ended. The oldest games are served first: a job takes rows from
+sequences of games that are over, then from newer games, the newest first, whether they wait for a reply or
+run. A running job that loses its rows is preempted: it waits again with its sampled tokens, and their keys
+and values are recomputed when it returns. So the oldest game never waits for memory, every game becomes the
+oldest in time, and little is computed twice, because the games that have rows keep them to their end.
 
-The calls of one asyncio task are taken to be the turns of one game, which is over when the task has ended.
-Sequences of games that are over are evicted first. A caller that plays its games differently gets the same
-results, only with more tokens computed twice.
+A caller that plays its games differently gets the same results, only with more tokens computed twice.
 """
 
 import asyncio
@@ -47,10 +47,15 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     uniform: float = field(init=False)  # in [0, 1): the random number for its next token
     key: bytes = b""  # of its tokens when it was queued
-    awaited: Prefix | None = None  # another job computes it, and this job is going to copy it
+    awaited: Prefix | None = None  # another job computes it, and this job is going to copy it or share it
 
     def __post_init__(self) -> None:
         self.uniform = self.random.random()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in the order of service: the oldest game first, whose calls in their order."""
+        return self.game.number, self.number
 
 
 @dataclass
@@ -74,9 +79,12 @@ class Schedule:
         """Append the job's next tokens to the row, and count them as cached."""
         cached = len(segment.tokens)
         new = job.tokens[cached : cached + count]
-        assert cached + count <= segment.size, f"{cached} + {count} tokens in {segment.size} rows"
+        assert cached + count <= segment.capacity, f"{cached} + {count} tokens of {segment.capacity}"
         segment.tokens += new
-        self.chunks.append(Chunk(len(self.tokens), count, segment.start, cached + count))
+        shared_start = segment.opening.start if segment.opening is not None else 0
+        self.chunks.append(
+            Chunk(len(self.tokens), count, segment.start, cached + count, segment.shared, shared_start)
+        )
         self.tokens += new
         if len(segment.tokens) == len(job.tokens):
             self.columns[job] = len(self.tokens) - 1
@@ -85,19 +93,25 @@ class Schedule:
 class Scheduler:
     """Waiting and running jobs, and the cached sequences in the arena."""
 
-    def __init__(self, arena: Arena, *, max_games: int, prefill_tokens: int, prompts_wait: bool) -> None:
-        """`prompts_wait`: whether prompts wait for each other, because a step without them is far cheaper."""
+    def __init__(
+        self, arena: Arena, *, max_games: int, prefill_tokens: int, prompts_wait: bool, share_prompts: bool
+    ) -> None:
+        """`prompts_wait`: whether prompts wait for each other, because a step without them is far cheaper.
+        `share_prompts`: whether games with the same prompt share its rows, instead of copying them.
+        """
         self.max_games = max_games
         self.prefill_tokens = prefill_tokens
         self.running: dict[Job, Segment] = {}
-        self.waiting: list[Job] = []  # the oldest first
+        self.waiting: list[Job] = []  # the oldest game first
         self.preempted = 0
         self._arena = arena
         self._prompts_wait = prompts_wait
+        self._share_prompts = share_prompts
         self._index = PrefixIndex()
         self._growth = max(1, min(GROWTH, arena.rows // 512))
         self._reserve = int(RESERVE * arena.rows)
         self._games: WeakKeyDictionary[asyncio.Task[object], Game] = WeakKeyDictionary()
+        self._last_game = 0
         self._does_not_fit: Job | None = None  # and no rows were released since it was tried
         self._prompt_wait = 0  # steps that prompts have waited
         self._steps = 0
@@ -113,7 +127,8 @@ class Scheduler:
         assert task is not None, "`generate` runs in a task"
         game = self._games.get(task)
         if game is None:
-            game = self._games[task] = Game()
+            self._last_game += 1
+            game = self._games[task] = Game(self._last_game)
             task.add_done_callback(lambda _: self._end(game))
         return game
 
@@ -124,14 +139,14 @@ class Scheduler:
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
         job.key = prefix_key(job.tokens)
-        insort(self.waiting, job, key=lambda other: other.number)
+        insort(self.waiting, job, key=lambda other: other.order)
 
     def finish(self, job: Job) -> None:
         """Remove a running job. Its sequence stays cached for later turns and other games."""
         segment = self.running.pop(job)
         segment.busy = False
         segment.last_used = self._steps
-        if segment.tokens:
+        if len(segment.tokens) > segment.shared:
             self._arena.resize(segment, len(segment.tokens))
             self._index.add(prefix_key(segment.tokens), segment)
         else:
@@ -146,13 +161,13 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Drop every cached sequence. Running jobs wait again."""
-        for segment in [*self._arena.segments]:
+        for segment in sorted(self._arena.segments, key=lambda segment: segment.is_opening):  # users first
             self._evict(segment)
 
     # Admission
 
     def admit(self) -> None:
-        """Start waiting jobs, the oldest first.
+        """Start waiting jobs, those of the oldest games first.
 
         A job that does not fit waits, and so do all jobs behind it, so that none starves. It is not tried
         again before rows are released.
@@ -183,29 +198,38 @@ class Scheduler:
     def _start(self, job: Job, prefix: Prefix | None) -> bool:
         """Run a job in a segment that begins with a cached prefix. False if the job does not fit.
 
-        A prefix that is a whole sequence is continued where it is, a part of one is copied. If there is no
-        room for both, the sequence is cut to the prefix, or evicted.
+        A prefix that is a whole sequence is continued where it is, a part of one is shared or copied. If
+        there is no room for both, the sequence is cut to the prefix, or evicted.
         """
         source = prefix.segment if prefix is not None else None
         length = prefix.usable_by(job.tokens) if prefix is not None else 0
-        whole = source is not None and not source.busy and length == len(source.tokens)
-        size = self._wanted_rows(job)
-        needed = size if whole or not self.running else size + self._reserve
-        if source is not None and not whole and self._make_room(needed, job, keep=source):
+        whole = (
+            source is not None and not source.busy and not source.is_opening and length == len(source.tokens)
+        )
+        capacity = self._wanted_capacity(job)
+        shared = self._shareable(source, min(length, capacity - 1)) if source is not None and not whole else 0
+        needed = capacity if whole or not self.running else capacity + self._reserve
+        if source is not None and not whole and self._make_room(needed - shared, job, keep=source):
             segment = Segment(job.game)
-            self._arena.resize(segment, size)
+            if shared:
+                segment.opening = self._opening(source, shared)
+                segment.tokens = segment.opening.tokens[:]
+            self._arena.resize(segment, capacity)
             self._arena.copy_prefix(source, segment, length)
         elif (
             source is not None
             and (whole or source.is_abandoned)
-            and self._make_room(needed - source.size, job, keep=source)
+            and length >= source.shared
+            and self._make_room(needed - source.capacity, job, keep=source)
         ):
             segment = source
+            segment.game.forget(segment)
+            segment.is_opening = False
             segment.cut(length)
-            self._arena.resize(segment, size)
+            self._arena.resize(segment, capacity)
         elif self._make_room(needed, job):
             segment = Segment(job.game)
-            self._arena.resize(segment, size)
+            self._arena.resize(segment, capacity)
         else:
             return False
         segment.game, job.game.segment = job.game, segment
@@ -214,18 +238,41 @@ class Scheduler:
         self.running[job] = segment
         return True
 
-    def _wanted_rows(self, job: Job) -> int:
-        """Rows for the tokens of a job and some more; never more than it can come to need."""
+    def _shareable(self, source: Segment, length: int) -> int:
+        """How many first tokens of a sequence another one may share: its opening, or else a prompt in it."""
+        if not self._share_prompts:
+            return 0
+        if source.is_opening or source.opening is not None:
+            opening = source.opening or source
+            return len(opening.tokens) if length >= len(opening.tokens) else 0
+        ends = [end for end in source.end_states if end <= length and end < source.size]
+        return max(ends, default=0)
+
+    def _opening(self, source: Segment, shared: int) -> Segment:
+        """The opening with so many first tokens of a sequence."""
+        opening = source if source.is_opening else source.opening
+        if opening is None:
+            opening = self._arena.split_opening(source, shared)
+            self._index.add(prefix_key(opening.tokens), opening)
+        opening.last_used = self._steps
+        return opening
+
+    def _wanted_capacity(self, job: Job) -> int:
+        """Room for the tokens of a job and some more; never more than it can come to need."""
         return min(len(job.tokens) + self._growth, job.prompt_length + job.max_new - 1)
 
     def _make_room(self, rows: int, job: Job, *, keep: Segment | None = None) -> bool:
         """Evict sequences for a job until so many rows are free. Evicts none if that is not possible."""
         missing = rows - self._arena.free
-        evicted: list[Segment] = []
+        evicted: dict[Segment, None] = {}  # in this order
         for segment in self._victims(job) if missing > 0 else []:
             if missing > 0 and segment is not keep:
-                evicted.append(segment)
+                evicted[segment] = None
                 missing -= segment.size
+            opening = segment.opening
+            if missing > 0 and opening and opening is not keep and opening.users <= evicted.keys():
+                evicted[opening] = None
+                missing -= opening.size
         if missing > 0:
             return False
         for segment in evicted:
@@ -234,16 +281,19 @@ class Scheduler:
 
     def _victims(self, job: Job) -> list[Segment]:
         """The sequences that a job may displace, in this order: those that no game will continue, the least
-        recently used first; those of games that wait for a reply, the most recently used first, because their
-        replies will probably come last; those of newer jobs, the newest first.
+        recently used first; those of newer games that wait for a reply, then those of newer jobs, the newest
+        first. If nothing else runs, also those of older games: nobody knows when their replies come.
         """
-        idle = [segment for segment in self._arena.segments if not segment.busy]
+        idle = [segment for segment in self._arena.segments if segment.is_idle]
         idle.sort(key=lambda segment: segment.last_used)
         abandoned = [segment for segment in idle if segment.is_abandoned]
         expected = [segment for segment in idle if not segment.is_abandoned]
-        newer = [other for other in self.running if other.number > job.number]
-        newer.sort(key=lambda other: other.number, reverse=True)
-        return [*abandoned, *reversed(expected), *(self.running[other] for other in newer)]
+        expected.sort(key=lambda segment: segment.game.number, reverse=True)
+        if self.running.keys() - {job}:
+            expected = [segment for segment in expected if segment.game.number >= job.game.number]
+        newer = [other for other in self.running if other.order > job.order]
+        newer.sort(key=lambda other: other.order, reverse=True)
+        return [*abandoned, *expected, *(self.running[other] for other in newer)]
 
     def _evict(self, segment: Segment) -> None:
         """Drop a sequence. A job that runs in it waits again."""
@@ -289,13 +339,13 @@ class Scheduler:
         """Give running jobs rows for their next token. A job for which there are none waits again, and its
         sequence stays cached.
         """
-        short = [job for job, segment in self.running.items() if segment.size < len(job.tokens)]
-        for job in sorted(short, key=lambda job: job.number):
+        short = [job for job, segment in self.running.items() if segment.capacity < len(job.tokens)]
+        for job in sorted(short, key=lambda job: job.order):
             if job not in self.running:  # preempted for an older one
                 continue
-            segment, size = self.running[job], self._wanted_rows(job)
-            if self._make_room(size - segment.size, job):
-                self._arena.resize(segment, size)
+            segment, capacity = self.running[job], self._wanted_capacity(job)
+            if self._make_room(capacity - segment.capacity, job):
+                self._arena.resize(segment, capacity)
             else:
                 self.finish(job)
                 self._requeue(job)

@@ -23,11 +23,13 @@ from tests import tiny
 def attend_from_offsets(query, keys, values, batch, scale, rules):
     """A kernel that reads the batch from its offsets only, as a recorded kernel must."""
     offsets, out = batch.offsets, torch.empty_like(query)
-    for number, length in enumerate(offsets.lengths.tolist()):
+    for number in range(len(offsets.lengths)):
         columns = slice(offsets.queries[number], offsets.queries[number + 1])
-        rows = slice(offsets.starts[number], offsets.starts[number] + length)
+        rows: list[int] = []
+        for part in ([batch.shared.offsets] if batch.shared is not None else []) + [offsets]:
+            rows += range(part.starts[number], part.starts[number] + part.lengths[number])
         count = columns.stop - columns.start
-        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        mask = torch.ones(count, len(rows), dtype=torch.bool).tril(len(rows) - count)
         q = query[columns].transpose(0, 1)
         groups = len(q) // len(keys)
         k, v = keys[:, rows].repeat_interleave(groups, 0), values[:, rows].repeat_interleave(groups, 0)
@@ -61,8 +63,15 @@ def play(monkeypatch):
     """Play 9 greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
     monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
 
-    def run(record):
-        engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1440, record=record)
+    def run(record, *, share_prompts=False):
+        engine = Engine(
+            tiny.policy(),
+            stop_ids=frozenset(),
+            max_tokens=160,
+            kv_tokens=1440,
+            record=record,
+            share_prompts=share_prompts,
+        )
 
         async def game(number: int) -> list[list[int]]:
             tokens, turns = tiny.random_tokens(20 + number // 3, seed=number // 3), []
@@ -89,6 +98,14 @@ def test_recorded_steps_sample_the_same_tokens_at_every_batch_size(play):
     assert recorded == plain
     assert record.recorded == len({1, 2, 4, 8, 16})  # nine games, padded to 16, then fewer
     assert record.replayed > 20
+
+
+def test_recorded_steps_of_games_that_share_their_prompt_sample_the_same_tokens(play):
+    record = Recorder()
+    recorded, engine = play(record, share_prompts=True)
+    assert recorded == play(None)[0]
+    keys = engine._graphs._replays
+    assert {shared for *_, shared in keys} == {True} and record.replayed > 20
 
 
 def test_a_recording_with_another_result_is_not_used(play):
@@ -200,7 +217,8 @@ def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
     assert all(MAX_PROMPT_WAIT <= steps <= MAX_PROMPT_WAIT + 2 for steps in waited), waited
 
 
-def test_a_recorded_step_needs_nothing_from_the_host(monkeypatch):
+@pytest.mark.parametrize("any_shared", [False, True])
+def test_a_recorded_step_needs_nothing_from_the_host(any_shared, monkeypatch):
     """A step that read a value on the host, or copied one from it, could not be recorded. Traced with meta
     tensors, which also pass FlashAttention's checks of shapes.
     """
@@ -218,11 +236,11 @@ def test_a_recorded_step_needs_nothing_from_the_host(monkeypatch):
         record=lambda step: step,
     )
     with OnlyOn("meta") as operations:
-        decoded = graphs._step(8, SamplingMix(greedy=True, sampled=True, truncated=True))
+        decoded = graphs._step(8, SamplingMix(greedy=True, sampled=True, truncated=True), any_shared)
     assert decoded.hidden.shape == (8, model.config.hidden_size) and decoded.hidden.dtype == torch.bfloat16
     assert decoded.drawn.shape == (8, 2)
     layers = model.config.num_hidden_layers
-    assert operations.count("aten._flash_attention_forward.default") == layers
+    assert operations.count("aten._flash_attention_forward.default") == (1 + any_shared) * layers
     assert operations.count("aten.index_copy_.default") == 2 * layers
 
 

@@ -13,16 +13,30 @@ from prompt_r1.agent.decode_kernels import (
     CacheOffsets,
     Chunk,
     RaggedBatch,
+    can_share_rows,
     choose_kernel,
     flash,
     flash_package,
     one_by_one,
+    rejection,
 )
 from prompt_r1.agent.scores import PLAIN, ScoreRules
 
 CPU = torch.device("cpu")
 MIXED = [Chunk(0, 1, 60, 20), Chunk(1, 9, 0, 30), Chunk(10, 7, 81, 7), Chunk(17, 1, 40, 1)]
 SINGLE = [Chunk(0, 1, 60, 20), Chunk(1, 1, 0, 30), Chunk(2, 1, 40, 1)]
+# Sequences that share their first 12 tokens, in rows 30 to 42, and others.
+SHARED = [
+    Chunk(0, 1, 60, 32, shared=12, shared_start=30),
+    Chunk(1, 9, 0, 30),
+    Chunk(10, 7, 81, 19, shared=12, shared_start=30),
+    Chunk(17, 1, 50, 1),
+]
+SHARED_SINGLE = [
+    Chunk(0, 1, 60, 32, shared=12, shared_start=30),
+    Chunk(1, 1, 81, 19, shared=12, shared_start=30),
+    Chunk(2, 1, 50, 1),
+]
 
 
 def flash_in_plain_torch(
@@ -34,17 +48,23 @@ def flash_in_plain_torch(
     causal: bool,
     scale: float | None,
     window: int | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """FlashAttention's contract: sequence n has queries [queries[n], queries[n + 1]) and `lengths[n]` keys
     from starts[n] on; causal means aligned at the bottom right. A window of n: n more keys to the left.
+
+    Returns the output and its logsumexp (H, T): for no keys, zeros and infinity.
     """
     out = torch.empty_like(query)
+    logsumexp = query.new_empty(query.shape[1], len(query))
     for number, length in enumerate(offsets.lengths.tolist()):
         columns = slice(offsets.queries[number], offsets.queries[number + 1])
         rows = slice(offsets.starts[number], offsets.starts[number] + length)
         count = columns.stop - columns.start
         assert count <= offsets.longest_query and length <= offsets.longest_key
         visible = torch.ones(count, length, dtype=torch.bool)
+        if not length:
+            out[columns], logsumexp[:, columns] = 0, torch.inf
+            continue
         q, k, v = (part.transpose(0, 1) for part in (query[columns], keys[rows], values[rows]))
         mask = visible.tril(length - count) if causal else visible
         mask = mask if window is None else mask.triu(length - count - window)
@@ -52,7 +72,9 @@ def flash_in_plain_torch(
             q[None], k[None], v[None], scale=scale, enable_gqa=True, attn_mask=mask
         )
         out[columns] = part[0].transpose(0, 1)
-    return out
+        scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * (scale or q.shape[-1] ** -0.5)
+        logsumexp[:, columns] = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+    return out, logsumexp
 
 
 class FlashInPlainTorch(TorchDispatchMode):
@@ -64,7 +86,7 @@ class FlashInPlainTorch(TorchDispatchMode):
         query, keys, values, queries, starts, longest_query, longest_key, dropout, causal, _ = args
         assert dropout == 0
         offsets = CacheOffsets(queries, starts, kwargs["seqused_k"], longest_query, longest_key)
-        out = flash_in_plain_torch(
+        both = flash_in_plain_torch(
             query,
             keys,
             values,
@@ -73,32 +95,45 @@ class FlashInPlainTorch(TorchDispatchMode):
             scale=kwargs.get("scale"),
             window=kwargs.get("window_size_left"),
         )
-        return out, *(torch.empty(0) for _ in range(4))
+        return *both, *(torch.empty(0) for _ in range(3))
 
 
 def package_in_plain_torch(
     *args, causal: bool, seqused_k: Tensor, window_size_left: int = -1, window_size_right: int = -1
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor, None, None]:
     """Replaces the function of the flash-attn package."""
     query, keys, values, queries, starts, longest_query, longest_key, dropout, scale = args
     assert dropout == 0 and scale is not None, "the package has no default for the scale"
     offsets = CacheOffsets(queries, starts, seqused_k, longest_query, longest_key)
     window = None if window_size_left == -1 else window_size_left
     assert window_size_right == (-1 if window is None else 0)
-    out = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale, window=window)
-    return out, None
+    both = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale, window=window)
+    return *both, None, None
 
 
-@pytest.mark.parametrize("rules", [PLAIN, ScoreRules(window=5)], ids=["plain", "window"])
-@pytest.mark.parametrize("chunks", [MIXED, SINGLE], ids=["mixed", "single"])
-@pytest.mark.parametrize("kernel", [flash, flash_package])
-def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(
-    kernel, chunks, rules, monkeypatch
-):
+@pytest.fixture
+def package(monkeypatch) -> None:
+    """Installs the package."""
     package = ModuleType("flash_attn.flash_attn_interface")
     package._flash_attn_varlen_forward = package_in_plain_torch
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, package.__name__, package)
+
+
+WINDOW = ScoreRules(window=5)
+CASES = {
+    "mixed": (MIXED, PLAIN),
+    "mixed with a window": (MIXED, WINDOW),
+    "single": (SINGLE, PLAIN),
+    "single with a window": (SINGLE, WINDOW),
+    "shared": (SHARED, PLAIN),
+    "shared single": (SHARED_SINGLE, PLAIN),
+}
+
+
+@pytest.mark.parametrize(("chunks", "rules"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("kernel", [flash, flash_package])
+def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(kernel, chunks, rules, package):
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16)
     keys, values = torch.randn(2, 2, 90, 16).unbind(0)
@@ -108,19 +143,39 @@ def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(
     torch.testing.assert_close(found, one_by_one(query, keys, values, batch, 0.4, rules))
 
 
-def test_a_new_token_attends_to_its_own_sequence_up_to_itself():
+@pytest.mark.parametrize("chunks", [MIXED, SHARED, SHARED_SINGLE], ids=["mixed", "shared", "shared single"])
+def test_a_new_token_attends_to_its_own_sequence_up_to_itself(chunks):
     """The oracle computes token by token: softmax over the keys of the visible rows."""
     torch.manual_seed(0)
-    query = torch.randn(MIXED[-1].column + 1, 4, 16, dtype=torch.float64)
+    query = torch.randn(chunks[-1].column + 1, 4, 16, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 90, 16, dtype=torch.float64).unbind(0)
-    found = one_by_one(query, keys, values, RaggedBatch([], [], MIXED, CPU, one_by_one), 0.4)
-    for chunk in MIXED:
+    found = one_by_one(query, keys, values, RaggedBatch([], [], chunks, CPU, one_by_one), 0.4)
+    for chunk in chunks:
+        own = chunk.length - chunk.shared
+        rows = [chunk.shared_start + row for row in range(chunk.shared)]
+        rows += [chunk.start + row for row in range(own)]
         for number in range(chunk.count):
-            visible = slice(chunk.start, chunk.start + chunk.length - chunk.count + number + 1)
+            visible = rows[: chunk.length - chunk.count + number + 1]
             for head in range(4):
                 weights = (keys[head // 2, visible] @ query[chunk.column + number, head] * 0.4).softmax(0)
                 expected = weights @ values[head // 2, visible]
                 torch.testing.assert_close(found[chunk.column + number, head], expected)
+
+
+def test_rows_are_shared_only_with_a_gpu_kernel_that_joins_them_rightly(package, monkeypatch):
+    """A kernel without the right logsumexp still plays, but copies the prompt for each game."""
+    sizes = (CPU, torch.float32, 4, 2, 16)
+    assert not can_share_rows(one_by_one, *sizes)
+    assert can_share_rows(flash_package, *sizes)
+    interface = sys.modules["flash_attn.flash_attn_interface"]
+
+    def without_logsumexp(*args, **kwargs):
+        out, logsumexp, *rest = package_in_plain_torch(*args, **kwargs)
+        return out, torch.zeros_like(logsumexp), *rest
+
+    monkeypatch.setattr(interface, "_flash_attn_varlen_forward", without_logsumexp)
+    assert not rejection(flash_package, *sizes, windows=True)
+    assert not can_share_rows(flash_package, *sizes)
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])

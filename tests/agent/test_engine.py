@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.workload import plan, play_async, totals
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.scheduler import Scheduler
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
 from tests import tiny
@@ -91,6 +92,7 @@ class Workload:
     max_games: int
     kv_tokens: int
     prefill_tokens: int
+    share_prompts: bool
 
 
 TURNS = st.builds(PlannedTurn, st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
@@ -102,7 +104,30 @@ WORKLOADS = st.builds(
     max_games=st.integers(1, 16),
     kv_tokens=st.integers(160, 900),
     prefill_tokens=st.sampled_from([5, 32, 512]),
+    share_prompts=st.booleans(),
 )
+
+
+class CheckedScheduler(Scheduler):
+    """Checks the arena before and after each admission: no row has two owners, and none is lost."""
+
+    def admit(self) -> None:
+        self.check()
+        super().admit()
+        self.check()
+
+    def check(self) -> None:
+        segments, end = self._arena.segments, 0
+        for segment in segments:
+            assert segment.start >= end and segment.size > 0 and len(segment.tokens) <= segment.capacity
+            end = segment.end
+            assert all(user in segments and user.opening is segment for user in segment.users)
+            if segment.opening is not None:
+                assert segment in segment.opening.users and segment.opening in segments
+                assert segment.tokens[: segment.shared] == segment.opening.tokens
+        assert end <= self._arena.rows
+        assert self._arena.free == self._arena.rows - sum(segment.size for segment in segments)
+        assert all(segment.busy and segment in segments for segment in self.running.values())
 
 
 @settings(max_examples=30)
@@ -119,6 +144,8 @@ def test_no_workload_changes_a_token_or_deadlocks(workload):
         max_games=workload.max_games,
         kv_tokens=workload.kv_tokens,
         prefill_tokens=workload.prefill_tokens,
+        share_prompts=workload.share_prompts,
+        scheduler=CheckedScheduler,
     )
     played: list[tuple[list[int], Completion]] = []
 
@@ -148,9 +175,9 @@ def test_no_workload_changes_a_token_or_deadlocks(workload):
             assert completion.tokens == logprobs.argmax(1).tolist()
 
 
-def play_plan(policy, questions: int, *, kv_tokens: int) -> tuple[Engine, list[list[int]]]:
+def play_plan(policy, questions: int, *, kv_tokens: int, **options: bool) -> tuple[Engine, list[list[int]]]:
     """Play the benchmark's games with a tiny model: 5 of each question, greedy."""
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens)
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens, **options)
 
     async def generate(tokens: list[int], max_new: int) -> list[int]:
         return (await engine.generate(tokens, max_new=max_new, seed="0", temperature=0.0)).tokens
@@ -175,6 +202,29 @@ def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     assert same_tokens == tokens[:20]
     assert scarce.prefilled > totals(plan(4, 5, seed=1)).prefill
     assert scarce._scheduler.preempted > 0
+    shared, same_tokens = play_plan(policy, 2, kv_tokens=2500, share_prompts=True)
+    assert same_tokens == tokens[:10]
+    assert shared._scheduler.preempted > 0
+
+
+def test_games_that_share_their_prompt_need_its_rows_once():
+    """Five games of 60 tokens that write 4: the last sampled token is not cached."""
+    policy, prompt = tiny.policy(), tiny.random_tokens(60, seed=1)
+    used, tokens = {}, {}
+    for share in (False, True):
+        engine = make_engine(policy, max_games=5, share_prompts=share)
+
+        async def play(engine: Engine = engine) -> list[Completion]:
+            return await asyncio.gather(
+                *(engine.generate(prompt, max_new=4, seed=str(number)) for number in range(5))
+            )
+
+        tokens[share] = [completion.tokens for completion in asyncio.run(play())]
+        arena = engine._scheduler._arena
+        used[share] = arena.rows - arena.free
+        assert engine.prefilled == 60
+    assert tokens[True] == tokens[False]
+    assert used == {False: 5 * (60 + 3), True: 60 + 5 * 3}
 
 
 def test_preempted_games_have_the_tokens_and_log_probabilities_of_games_that_are_not():
@@ -224,6 +274,50 @@ def test_a_game_that_waits_does_not_lock_the_arena():
         return (await asyncio.gather(*games))[0]
 
     assert len(asyncio.run(asyncio.wait_for(play(), timeout=20)).tokens) == 20
+
+
+def test_the_oldest_game_keeps_its_rows_while_it_waits_if_others_can_run():
+    """Its reply came last so far, but it is the first to end, and its rows are those that are free again."""
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=200, prefill_tokens=64)
+
+    async def game(number: int, waiting: asyncio.Event) -> int:
+        tokens = tiny.random_tokens(60, seed=number)
+        tokens += (await engine.generate(tokens, max_new=10, seed="0")).tokens
+        await waiting.wait()
+        before = engine.prefilled
+        await engine.generate([*tokens, 7], max_new=10, seed="0")
+        return engine.prefilled - before
+
+    async def play() -> list[int]:
+        begun, over = asyncio.Event(), asyncio.Event()
+        begun.set()
+        oldest = asyncio.create_task(game(0, over))
+        await asyncio.sleep(0)
+        others = [asyncio.create_task(game(number, begun)) for number in (1, 2, 3)]
+        await asyncio.gather(*others)
+        over.set()
+        return [await oldest]
+
+    assert asyncio.run(asyncio.wait_for(play(), timeout=20)) == [2]
+
+
+def test_a_sequence_that_another_game_took_over_and_lost_is_not_looked_for():
+    """A bug: its first game still pointed to it, and continued rows that were somebody else's."""
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=100)
+
+    async def generate(tokens: list[int], max_new: int = 5) -> list[int]:
+        return tokens + (await engine.generate(tokens, max_new=max_new, seed="0", temperature=0.0)).tokens
+
+    async def play() -> tuple[list[int], list[int]]:
+        text = await generate(tiny.random_tokens(20, seed=0))
+        text = await asyncio.create_task(generate([*text, 7]))  # another game, with the same tokens
+        await asyncio.create_task(generate(tiny.random_tokens(80, seed=1), 20))  # evicts it
+        assert len(engine._scheduler._arena.segments) == 1
+        return text, await generate([*text, 8])
+
+    text, continued = asyncio.run(asyncio.wait_for(play(), timeout=20))
+    alone = asyncio.run(make_engine(tiny.policy()).generate([*text, 8], max_new=5, seed="0", temperature=0.0))
+    assert continued == [*text, 8, *alone.tokens]
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
