@@ -12,9 +12,8 @@ import json
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from prompt_r1.evaluation.predictions import Prediction
 
 ENVIRONMENT = "mini-advice"
-OTHER = "mini"  # the second environment of Table 5
+OTHER = "mini-b"  # the second environment of Table 5: other words in its replies, other errors
 TRANSFER = ("direct", "prompt-r1")  # its methods
 ABLATIONS = ("agent-only", "untrained", "direct", "prompt-r1")  # the rows of Table 4
 KINDS = {
@@ -105,7 +104,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--examples", type=int, default=50, help="questions that score a prompt (50)")
     parser.add_argument("--limit", type=int, default=0, help="test questions of each file (0: all)")
     parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS, help="methods (all)")
-    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (2)")
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time (2)")
     given = parser.parse_args(arguments)
     seeds = given.seeds
     if len(seeds) > len(STUDENT) + 1:
@@ -116,8 +115,13 @@ def main(arguments: list[str]) -> None:
     settings = Settings(given.out, given.steps, given.budget, given.examples, given.limit, given.method)
     given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    with ThreadPoolExecutor(min(given.jobs, len(seeds))) as pool:
-        list(pool.map(partial(replicate, settings), seeds))
+    with ThreadPoolExecutor(given.jobs) as pool:
+        compared = {seed: pool.submit(compare, settings, seed) for seed in seeds}
+        # Begun in this order, so that no core is idle while the last seed is compared.
+        wanted = seeds if settings.with_transfer else []
+        transferred = [pool.submit(transfer, settings, seed, compared[seed]) for seed in wanted]
+        for done in [*compared.values(), *transferred]:
+            done.result()
     texts = join(settings, seeds)
     (given.out / "comparison.md").write_text("\n\n".join(texts) + "\n", "utf-8")
     print("\n\n".join(texts))
@@ -131,8 +135,8 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def replicate(settings: Settings, seed: int) -> None:
-    """Train and evaluate with one seed. What is finished is not repeated."""
+def compare(settings: Settings, seed: int) -> None:
+    """Train and evaluate all methods with one seed. What is finished is not repeated."""
     if "prompt-r1" in settings.methods or "agent-only" in settings.methods:
         own: Flags = {"--env": [ENVIRONMENT], "--seed": [seed], "--env-price": [PRICE]}
         train(settings.agent(seed), settings.steps, own)
@@ -161,18 +165,22 @@ def replicate(settings: Settings, seed: int) -> None:
     if "grpo-only" in settings.methods:
         lines["--grpo-agent"] = [settings.alone(seed)]
     run("evaluate", lines, log=settings.results(seed).with_suffix(".log"))
-    if settings.with_transfer:
-        train(settings.other(seed), settings.steps, {"--env": [OTHER], "--seed": [seed]})
-        lines = {
-            "--method": TRANSFER,
-            "--env": [ENVIRONMENT, OTHER],
-            "--agent": [settings.agent(seed), settings.other(seed)],
-            "--data": ["mini", "mini:ood"],
-            "--seed": [seed],
-            "--limit": [settings.limit],
-            "--out": [settings.transfer(seed)],
-        }
-        run("evaluate", lines, log=settings.transfer(seed).with_suffix(".log"))
+
+
+def transfer(settings: Settings, seed: int, compared: Future[None]) -> None:
+    """Train an agent with the other environment, and evaluate it and `compared`'s with both."""
+    train(settings.other(seed), settings.steps, {"--env": [OTHER], "--seed": [seed]})
+    compared.result()
+    lines: Flags = {
+        "--method": TRANSFER,
+        "--env": [ENVIRONMENT, OTHER],
+        "--agent": [settings.agent(seed), settings.other(seed)],
+        "--data": ["mini", "mini:ood"],
+        "--seed": [seed],
+        "--limit": [settings.limit],
+        "--out": [settings.transfer(seed)],
+    }
+    run("evaluate", lines, log=settings.transfer(seed).with_suffix(".log"))
 
 
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:

@@ -72,11 +72,14 @@ def test_students_quantiles_are_those_of_the_tables():
 def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch, capsys):
     """docs/results.md: three seeds of 80 steps, 2,000 calls and 50 questions for a search, every method."""
     ran = []
-    monkeypatch.setattr(comparison, "replicate", lambda settings, seed: ran.append((seed, settings)))
+    monkeypatch.setattr(comparison, "compare", lambda settings, seed: ran.append((seed, settings)))
+    transferred = []
+    monkeypatch.setattr(comparison, "transfer", lambda settings, seed, after: transferred.append(seed))
     monkeypatch.setattr(comparison, "join", lambda settings, seeds: [f"tables of {seeds}"])
     comparison.main(["--out", str(tmp_path)])
     settings = comparison.Settings(tmp_path, 80, 2000, 50, 0, comparison.METHODS)
     assert sorted(ran, key=lambda one: one[0]) == [(0, settings), (1, settings), (2, settings)]
+    assert sorted(transferred) == [0, 1, 2]
     assert (tmp_path / "comparison.md").read_text() == "tables of [0, 1, 2]\n"
     ran.clear()
     comparison.main(["--out", str(tmp_path), "--seeds", *map(str, range(10))])
@@ -97,7 +100,7 @@ def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_pa
     monkeypatch.setattr(comparison, "train", lambda *arguments: ran.append(arguments))
     monkeypatch.setattr(comparison, "run", lambda program, flags, *, log: ran.append((program, flags, log)))
     settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("grpo-only", "agent-only"))
-    comparison.replicate(settings, 4)
+    comparison.compare(settings, 4)
     [asking, alone, (program, flags, log)] = ran
     assert asking[0] == tmp_path / "agent-seed4" and asking[2]["--env"] == ["mini-advice"]
     assert alone == (tmp_path / "alone-seed4", 3, {"--env": ["none"], "--seed": [4]})
@@ -134,7 +137,7 @@ class FakePrograms:
             return
         file = PredictionFile(out / "predictions.jsonl")
         if "transfer" in out.name:
-            for environment, home in (("mini-advice", "agent"), ("mini", "other")):
+            for environment, home in (("mini-advice", "agent"), ("mini-b", "other")):
                 direct = System("direct", environment)
                 self.add(file, direct, str(direct), known=())
                 for agent in flags["--agent"]:
@@ -173,11 +176,11 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     monkeypatch.setattr(programs, "run", programs_run.run)
     line = f"--seeds 0 1 --steps 3 --budget 60 --examples 1 --limit 10 --jobs 1 --out {tmp_path} --method"
     comparison.main([*line.split(), "direct", "opro", "prompt-r1"])
-    programs_of_a_seed = ["train", "evaluate", "train", "evaluate"]
-    assert [program for program, _ in programs_run.flags] == 2 * programs_of_a_seed
-    trained, evaluated, other, transfer = (flags for _, flags in programs_run.flags[:4])
-    other_seed = programs_run.flags[4:]
-    assert other["--env"] == ["mini"] and transfer["--env"] == ["mini-advice", "mini"]
+    assert [program for program, _ in programs_run.flags] == 4 * ["train", "evaluate"]
+    seeds = [flags["--seed"] for _, flags in programs_run.flags]
+    assert seeds == [["0"], ["0"], ["1"], ["1"]] * 2, "both are compared before the first is transferred"
+    trained, evaluated, _, _, other, transfer, *_ = (flags for _, flags in programs_run.flags)
+    assert other["--env"] == ["mini-b"] and transfer["--env"] == ["mini-advice", "mini-b"]
     assert transfer["--agent"] == [*trained["--out"], *other["--out"]]
     agent, common = str(tmp_path / "agent-seed0"), {"--env": ["mini-advice"], "--seed": ["0"]}
     price = ["0.15,0.60"]  # of gpt-4o-mini, per million tokens in and out
@@ -190,7 +193,6 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
         **{"--opro-steps": ["1000000"], "--textgrad-epochs": ["1000000"], "--gepa-calls": ["1000000000"]},
         "--out": [str(tmp_path / "results-seed0")],
     }
-    assert {flags["--seed"][0] for _, flags in other_seed} == {"1"}
     text = (tmp_path / "comparison.md").read_text("utf-8")
     assert text.strip() in capsys.readouterr().out
     [table2, by_kind] = text.split("## Table 2")[1].split("##")[0].strip().split("\n\n")[-2:]
@@ -208,16 +210,16 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     table4 = rows_of(text.split("## Table 4 (ablations)")[1].strip().split("\n\n")[0])
     assert list(table4)[2:] == ["direct", "prompt-r1"], "agent-only and untrained did not play"
     assert table4["direct"][2].startswith("+100.0 [") and table4["prompt-r1"][2] == ""
-    advice, _, mini, _ = text.split("## Table 5 (transfer)")[1].strip().split("\n\n")
-    for table, home, away in ((advice, "mini-advice", "mini"), (mini, "mini", "mini-advice")):
+    advice, _, mini_b, _ = text.split("## Table 5 (transfer)")[1].strip().split("\n\n")
+    for table, home, away in ((advice, "mini-advice", "mini-b"), (mini_b, "mini-b", "mini-advice")):
         rows = rows_of(table)
         assert rows[f"{home} alone"][0].startswith("0.0 [")
         assert rows[f"{home}, agent of {away}"][2].startswith("+50.0 ["), "half of the questions"
         assert rows[f"{home}, agent of {home}"][1] == "100.0, 100.0 (± 0.0)"
     # What is trained is not trained again.
     settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("direct", "prompt-r1"))
-    comparison.replicate(settings, 0)
-    assert [program for program, _ in programs_run.flags[8:]] == ["evaluate", "evaluate"]
+    comparison.compare(settings, 0)
+    assert [program for program, _ in programs_run.flags[8:]] == ["evaluate"]
 
 
 def test_differences_to_the_ceiling_are_of_the_same_questions():
