@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from prompt_r1.agent.agent import check_question_lengths
+from prompt_r1.agent.agent import Agent, check_question_lengths
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data.named import find_questions, sample_questions
 from prompt_r1.data.sampler import QuestionSampler
@@ -43,11 +43,11 @@ def train(run: Run) -> None:
     environment = Environments(config, seed=config.seed, folder=run.folder, ranks=ranks).open(config.env)
     run.wait_for(environment.check())
     models = load_models(config, ranks, run.folder)
-    agent, policy = models.agent, models.policy  # the agent plays, the policy learns
+    policy = models.policy  # learns; `models.agent` plays
     sampler = QuestionSampler(find_questions(config.data, "train", config.seed), seed=config.seed)
     validation = sample_questions(config.val_data, "validation", config.seed, config.val_limit)
     test = find_questions(config.test_data, "test", config.seed)
-    check_question_lengths([*sampler.questions, *validation, *test], agent.codec, config.max_tokens)
+    check_question_lengths([*sampler.questions, *validation, *test], models.agent.codec, config.max_tokens)
     optimizer = torch.optim.AdamW(
         policy.trained_parameters(),
         lr=config.lr,
@@ -67,27 +67,27 @@ def train(run: Run) -> None:
         ratio=config.ratio,
     )
 
-    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
+    async def play_one(agent: Agent, question: Question, seed: str, sample: int) -> Trajectory:
         generate = partial(agent.generate, temperature=config.temperature)
         ask = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=config.game_deadline)
         trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
         trajectory.usd = ask.usd
         return trajectory
 
-    async def play_step(step: int) -> tuple[list[int], list[list[Trajectory]]]:
+    async def play_step(step: int, agent: Agent) -> tuple[list[int], list[list[Trajectory]]]:
         questions = sampler.take(config.questions)
         mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
         # Seeds do not depend on the rank: any number of ranks plays the same games.
         seeds = [f"{config.seed}/{step}/{number}" for number in mine]
-        counted = run.counted(play_one, len(mine) * config.group_size)
+        counted = run.counted(partial(play_one, agent), len(mine) * config.group_size)
         games = play_groups([questions[n] for n in mine], config.group_size, counted, seeds=seeds)
         return mine, await games
 
-    validation_metrics = partial(validate, run, agent, validation, environment)
+    validation_metrics = partial(validate, run, questions=validation, environment=environment)
     run.begin(models, update, sampler, environment, play_step, validation_metrics)
     with run.saved_on_stop():
         for step in run.steps():  # resumes, validates, saves, obeys signals and alarms
-            mine, trajectories_PG = run.games_of(step)  # from play_step; --ahead 1: begun one step earlier
+            mine, trajectories_PG = run.games_of(step)  # from play_step; --ahead 1: begun an update earlier
             games_PG = run.assign_credit(score_and_compare(trajectories_PG, config.reward_rule))
             with run.clock.phase("update"):
                 mini_batches = split(

@@ -1,146 +1,182 @@
 """How much waiting does `--ahead 1` hide?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.ahead --latency 0.3 [--seeds 0 1 2] [--steps 10] [--out FOLDER]
+    OMP_NUM_THREADS=1 python -m benchmarks.ahead --latency 0.5 [--virtual] [--seeds 0 1 2] [--steps 10]
 
-Trains the mini agent with the served mini world, whose replies take a median of `--latency` seconds (their
+Trains the mini agent with the mini world, whose replies take a median of `--latency` seconds (their
 distribution is log-normal, so one in a hundred takes ten times as long), without and with `--ahead 1`,
 alternately. As in the paper preset, a step has ten optimiser steps, a micro-batch two games of the greatest
 length, and activations are recomputed. The last line is JSON.
 
-A step is measured from the second to the one before the last: the first is synchronous in both, and the last
-begins no games. Waiting is measured in the event loop: the seconds in which nothing computed. Choose the
-latency so that waiting has the share of a synchronous step that interests you.
+With `--virtual`, time advances by the CPU time of the process and, where it would wait, jumps to the next
+reply. So other programs on the machine hardly matter, and waiting takes no time.
+
+A step is measured from the second to the one before the last: the first waits for all its games in both, and
+the last waits for none. Choose the latency so that waiting has the share of a synchronous step that interests
+you.
 """
 
 import argparse
+import asyncio
 import json
-import resource
+import math
+import random
 import selectors
-import socket
-import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from statistics import fmean, median
 
+import train
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training import event_loop
+from prompt_r1.training.ahead import Rollout
+from prompt_r1.types import Message
 
 SETTINGS = """
-    --config mini --val-data none --test-data none --journal live
-    --tokens-per-batch 640 --checkpointing true
+    --config mini --env py:benchmarks.ahead:ENVIRONMENT --val-data none --test-data none --journal live
+    --tokens-per-batch 640 --checkpointing true --env-concurrency 1000
 """.split()
+SIGMA = 1.0  # of the logarithm of a latency
+
+
+class SlowEnvironment:
+    """The mini world, with latencies."""
+
+    def start(self, seed: int, latency: float) -> None:
+        """Begin a run."""
+        self._environment = MiniEnvironment(make_world(seed), seed=seed)
+        self._latency = latency
+        self._asked: Counter[str] = Counter()
+
+    async def ask(self, messages: list[Message]) -> str:
+        """Reply after a time that depends on the messages, and on how often they were sent before."""
+        text = str(messages)
+        self._asked[text] += 1
+        draw = random.Random(f"{text} {self._asked[text]}").gauss(0, SIGMA)
+        await asyncio.sleep(self._latency * math.exp(draw))
+        return await self._environment.ask(messages)
+
+
+@dataclass
+class Clock:
+    """Real time or, if virtual, the CPU time of this process and the waiting that was skipped."""
+
+    virtual: bool = False
+    waited: float = 0.0  # seconds in which nothing computed
+
+    def now(self) -> float:
+        return time.process_time() + self.waited if self.virtual else time.monotonic()
+
+
+ENVIRONMENT = SlowEnvironment()
+CLOCK = Clock()
+
+
+class TimedSelector(event_loop._IdleSelector):
+    """Waits by the clock."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.idle is not None or timeout == 0:
+            return super().select(timeout)
+        if CLOCK.virtual and timeout is not None:
+            CLOCK.waited += timeout
+            return super().select(0)
+        begin = time.monotonic()
+        try:
+            return super().select(timeout)
+        finally:
+            CLOCK.waited += time.monotonic() - begin
+
+
+class TimedLoop(event_loop.SlicedLoop):
+    """Its clock runs while the loop does not, because the latencies are its timers here."""
+
+    def time(self) -> float:
+        return CLOCK.now()
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One training, without its start."""
+    """A training: means in seconds over its steps, without the first and the last."""
 
     seed: int
     ahead: int
-    step: float  # mean seconds of a step
-    wall: float  # seconds of all steps, the first and the last included
-    waiting: float  # of them, without any computation
-    hidden: float  # that the update computed while games waited
-    cpu: float  # seconds of the process, its start included
-
-    @property
-    def share(self) -> float:
-        """The share of waiting in the wall time."""
-        return self.waiting / self.wall
+    step: float
+    waiting: float  # without any computation
+    update: float  # with the decoding of games that go on meanwhile
+    games: float  # from the beginning of a step's first game to the end of its last one
 
 
-def train_here(arguments: list[str]) -> None:
-    """Train in this process; prints the seconds in which its event loop waited."""
-    import train
+def measure(folder: Path, *, seed: int, latency: float, ahead: int, flags: list[str]) -> Measured:
+    """Train in this process."""
+    ENVIRONMENT.start(seed, latency)
+    marks: list[tuple[float, float]] = []  # at the beginning of each step
+    games_of = train.Run.games_of
 
-    waited = 0.0
-    select = selectors.DefaultSelector.select
+    def marked(run: train.Run, step: int) -> Rollout:
+        marks.append((CLOCK.now(), CLOCK.waited))
+        return games_of(run, step)
 
-    def timed(self: selectors.DefaultSelector, timeout: float | None = None) -> list:
-        nonlocal waited
-        begin = time.perf_counter()
-        try:
-            return select(self, timeout)
-        finally:
-            waited += 0.0 if timeout == 0 else time.perf_counter() - begin
-
-    selectors.DefaultSelector.select = timed  # type: ignore[method-assign]
-    train.main(arguments)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"waiting": waited, "cpu": usage.ru_utime + usage.ru_stime}))
-
-
-def measure(folder: Path, url: str, *, seed: int, ahead: int, flags: list[str]) -> Measured:
-    """Train in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.ahead", "--train", *SETTINGS, "--env", url, *flags]
-    command += ["--seed", str(seed), "--ahead", str(ahead), "--out", str(folder)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    figures = json.loads(output.splitlines()[-1])
-    lines = read_metrics(folder)[1:]
-    steps = [line["time/rollout"] + line["time/update"] for line in lines]
-    hidden = sum(line.get("ahead/hidden", 0.0) for line in lines)
-    waiting, cpu = figures["waiting"], figures["cpu"]
-    return Measured(seed, ahead, fmean(steps[1:-1]), sum(steps), waiting, hidden, cpu)
-
-
-def serve(seed: int, latency: float) -> tuple[subprocess.Popen, str]:
-    """The mini world of a seed, served by another process, and the name of the environment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "prompt_r1.miniworld.serve", "--port", str(port), "--seed", str(seed)]
-    process = subprocess.Popen([*command, "--latency", str(latency)], stdout=subprocess.DEVNULL)
-    for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
-    return process, f"mini@http://127.0.0.1:{port}/v1"
+    train.Run.games_of = marked  # type: ignore[method-assign]
+    try:
+        with redirect_stdout(StringIO()):
+            train.main([*SETTINGS, *flags, "--seed", str(seed), "--ahead", str(ahead), "--out", str(folder)])
+    finally:
+        train.Run.games_of = games_of  # type: ignore[method-assign]
+    lines = read_metrics(folder)[2:-1]
+    step, waiting = ((last - first) / len(lines) for first, last in zip(marks[1], marks[-1], strict=True))
+    update = fmean(line["time/update"] for line in lines)
+    return Measured(
+        seed, ahead, step, waiting, update, fmean(line["games"] / line["games/s"] for line in lines)
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Measure all seeds, and print a table."""
     parser = argparse.ArgumentParser(description="How much waiting does --ahead 1 hide?")
     parser.add_argument("--latency", type=float, required=True, help="median seconds of a reply")
+    parser.add_argument("--virtual", action="store_true", help="CPU time, and waiting that is skipped")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=1, help="of each seed")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=32)
-    parser.add_argument("--out", type=Path, default=None, help="folder of the runs (a temporary one)")
+    parser.add_argument("--questions", type=int, default=16)
     given = parser.parse_args(arguments)
+    CLOCK.virtual = given.virtual
+    time.perf_counter = CLOCK.now
+    event_loop._IdleSelector = TimedSelector  # type: ignore[misc]
+    asyncio.Runner = lambda loop_factory=None: RUNNER(loop_factory=TimedLoop)  # type: ignore[misc,assignment]
     flags = ["--steps", str(given.steps), "--questions", str(given.questions)]
     flags += ["--mini-batch", str(given.questions // 2)]  # of 5 games for each question
     runs: list[Measured] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        out = given.out or Path(temporary)
-        for number in range(given.rounds):
-            for seed in given.seeds:
-                server, url = serve(seed, given.latency)
-                try:
-                    for ahead in (0, 1) if (number + seed) % 2 == 0 else (1, 0):
-                        folder = out / f"round{number}-seed{seed}-ahead{ahead}"
-                        runs.append(measure(folder, url, seed=seed, ahead=ahead, flags=flags))
-                        print(runs[-1], flush=True)
-                finally:
-                    server.terminate()
-                    server.wait()
-    rows, ratios = [], []
-    for seed in given.seeds:
-        both = [[run for run in runs if (run.seed, run.ahead) == (seed, ahead)] for ahead in (0, 1)]
-        steps = [median(run.step for run in side) for side in both]
-        ratios.append(steps[1] / steps[0])
-        cells = [f"{seconds:.1f}" for seconds in steps] + [f"{ratios[-1]:.2f}"]
-        cells += [f"{median(run.share for run in side):.0%}" for side in both]
-        rows.append([str(seed), *cells, *(f"{median(run.cpu for run in side):.1f}" for side in both)])
-    header = ["seed", "s/step", "ahead", "ratio", "waiting", "ahead", "CPU s", "ahead"]
-    print("\n" + markdown_table(header, rows, left=1))
-    print(json.dumps({"ratio": round(median(ratios), 3), "runs": [asdict(run) for run in runs]}))
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as out:
+        for seed in given.seeds:
+            pair = []
+            for ahead in (0, 1):
+                folder = Path(out) / f"seed{seed}-ahead{ahead}"
+                pair.append(measure(folder, seed=seed, latency=given.latency, ahead=ahead, flags=flags))
+                print(pair[-1], flush=True)
+            runs += pair
+            cells = [f"{run.step:.2f}" for run in pair] + [f"{pair[1].step / pair[0].step:.2f}"]
+            cells += [f"{run.waiting / run.step:.0%}" for run in pair]
+            cells += [f"{run.step - run.waiting:.2f}" for run in pair]
+            rows.append([str(seed), *cells, f"{pair[0].games:.2f}", f"{pair[0].update:.2f}"])
+    header = ["seed", "s/step", "ahead", "ratio", "waiting", "ahead", "computing s/step", "ahead"]
+    print("\n" + markdown_table([*header, "games s", "update s"], rows, left=1))
+    ratio = median(float(row[3]) for row in rows)
+    print(json.dumps({"ratio": ratio, "runs": [asdict(run) for run in runs]}))
 
+
+RUNNER = asyncio.Runner
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        train_here(sys.argv[2:])
-    else:
-        main(sys.argv[1:])
+    import benchmarks.ahead  # the module whose ENVIRONMENT `py:` finds, not __main__
+
+    benchmarks.ahead.main(sys.argv[1:])

@@ -103,7 +103,8 @@ def test_every_flag_in_the_text_exists():
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
     slurm = "--minutes --kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
     others = "--live --config --help --help-all --port --fail --faults --no-deps --served-model-name"
-    flags |= {*slurm.split(), *others.split()}
+    benchmarks = "--latency --virtual"
+    flags |= {*slurm.split(), *others.split(), *benchmarks.split()}
     text = "\n".join(page.read_text("utf-8") for page in MANUALS)
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert not used - flags

@@ -71,13 +71,16 @@ class Agent:
             await self.engine.close()
 
 
-def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0) -> Agent:
-    """Give a policy an engine for its games; `kv_tokens` as in `Engine`."""
+def make_agent(
+    policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0, engines: int = 1
+) -> Agent:
+    """Give a policy an engine for its games; `kv_tokens` and `engines` as in `Engine`."""
     engine = Engine(
         policy,
         stop_ids=codec.stop_ids,
         max_tokens=game.max_tokens,
         kv_tokens=kv_tokens,
+        engines=engines,
         decode=codec.decode,
     )
     return Agent(engine, codec, game)
@@ -90,12 +93,13 @@ def load_agent(
     *,
     weights: torch.dtype | None = None,
     frame: Frame | None = None,
+    engines: int = 1,
 ) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
     `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
-    in its folder, or its chat template's of today. If `config.threads` is given, torch computes with so many
-    from now on. Raises UsageError if there is no agent.
+    in its folder, or its chat template's of today. `engines` as in `Engine`. If `config.threads` is given,
+    torch computes with so many from now on. Raises UsageError if there is no agent.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -110,7 +114,7 @@ def load_agent(
         max_tokens=config.max_tokens,
         fuse_on=device if config.fused_kernels and device.type == "cuda" else None,
     )
-    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
+    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens, engines=engines)
 
 
 def load_codec(path: str | Path, config: TrainConfig, frame: Frame | None = None) -> Codec:

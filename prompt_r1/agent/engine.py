@@ -51,6 +51,7 @@ class Engine:
         stop_ids: frozenset[int],
         max_tokens: int,
         kv_tokens: int = 0,
+        engines: int = 1,
         max_games: int = 256,
         prefill_tokens: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
@@ -60,12 +61,12 @@ class Engine:
     ) -> None:
         """Memory is allocated at the first request.
 
-        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
-        that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
-        device). `decode`: turns tokens into text, to find stop strings. `record`: records decode steps (None:
-        as CUDA graphs, on GPUs). `share_prompts`: whether games with the same prompt share its rows of the
-        cache, instead of copying them (None: on GPUs). `scheduler`: another one, for ablations. Raises
-        UsageError if the cache does not hold one game.
+        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `engines`:
+        that share this memory. `max_games`: that decode at the same time. `prefill_tokens`: prompt tokens in
+        a forward (0: a default for the device). `decode`: turns tokens into text, to find stop strings.
+        `record`: records decode steps (None: as CUDA graphs, on GPUs). `share_prompts`: whether games with
+        the same prompt share its rows of the cache, instead of copying them (None: on GPUs). `scheduler`:
+        another one, for ablations. Raises UsageError if the cache does not hold one game.
         """
         if 0 < kv_tokens < max_tokens:
             raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
@@ -73,6 +74,7 @@ class Engine:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
+        self._engines = engines
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
         self.prefilled = 0  # prompt tokens computed, for tests and reports
@@ -169,7 +171,8 @@ class Engine:
     def _allocate_arena(self) -> None:
         """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
-        rows = self.kv_tokens or min(affordable_rows(policy), self._max_games * self.max_tokens)
+        affordable = affordable_rows(policy) // self._engines
+        rows = self.kv_tokens or min(affordable, self._max_games * self.max_tokens)
         if rows < self.max_tokens:
             raise UsageError(
                 f"the free memory holds a KV cache of {rows} tokens, but a game may have {self.max_tokens}: "

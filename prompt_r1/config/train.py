@@ -156,7 +156,7 @@ class TrainConfig(EnvironmentConfig):
     )
     ahead: int = setting(
         0,
-        "1: play the next step's games while the update computes, with the weights before it",
+        "1: train on games that began before the last update, and play the next ones meanwhile",
         range=Range(at_least=0, below=2),
         identifies=True,
     )

@@ -5,8 +5,9 @@
 sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
 state; spending is in the journal; the watchdog's state follows from the metric lines.
 
-With `--ahead 1` the games of the next step have begun: those that have ended are saved too and, if some have
-not, the weights that play them (`NextGames`).
+With `--ahead 1` the games of the next two steps have begun: those that have ended are saved too and, if some
+of the next step have not, the weights that play them (`NextGames`). The others are played with the weights
+that learn.
 """
 
 import json
@@ -50,11 +51,11 @@ class State:
 
 
 class NextGames(Protocol):
-    """Games that have begun for the step after a checkpoint."""
+    """Games that have begun for the steps after a checkpoint."""
 
     @property
     def policy(self) -> Policy:
-        """The weights that play."""
+        """The weights that play those of the next step; those of a checkpoint are read into them."""
 
     @property
     def unfinished(self) -> bool:
@@ -64,7 +65,7 @@ class NextGames(Protocol):
         """Write this rank's games to a checkpoint."""
 
     def load(self, folder: Path) -> None:
-        """Read them."""
+        """Cancel them, and read those of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -200,11 +201,11 @@ class Checkpoints:
                 f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
                 "agent that the run started from, or start a new run with another --out"
             )
-        games = self._next_games
-        playing = games.policy if games is not None else None
-        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count, playing=playing)
+        games, playing = self._next_games, None
         if games is not None:
             games.load(folder)
+            playing = games.policy
+        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count, playing=playing)
         self._saved_state = (folder / "state.json").read_text("utf-8")
         state = State(**json.loads(self._saved_state))
         state.rollbacks = max(state.rollbacks, rollbacks)

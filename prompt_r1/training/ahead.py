@@ -1,13 +1,15 @@
-"""`--ahead 1`: while the update of a step computes, the games of the next step are played.
+"""`--ahead 1`: while a step computes or waits, the games of the next steps are being played.
 
-θ(k) are the weights after the update of step k.
+θ(k) are the weights after the update of step k. Two agents take turns with them:
 
-    agent     | games k+1, played with θ(k-1)          | refresh | games k+2, played with θ(k)       | …
-    learner   | update k: θ(k-1) → θ(k)   | wait, score |         | update k+1: θ(k) → θ(k+1) | …
+    learner   | update k |  wait  | update k+1 |  wait  | update k+2 |  wait  | …
+    agent A     games k+1, θ(k-1) |            | games k+3, θ(k+1)            |
+    agent B              | games k+2, θ(k)              |            | games k+4, θ(k+2) …
 
-Games and update take turns in one thread: between two micro-batches the games go on until all of them wait
-for a reply. This hides the waiting, but no computation. Validation and checkpoint come after the refresh,
-when no game is being played.
+Games begin as soon as an update has made their weights, and must have ended before the next update but one.
+So they may last for one update and two waits. Games and updates take turns in one thread: between two
+micro-batches the games go on until all of them wait for a reply. This hides the waiting, but no computation.
+Validation and checkpoint of step k come at the end of its wait, while games k+2 are being played.
 
 From step 2 on, the games of a step are exactly one update old: they were played with θ(k-2) and are trained
 on at θ(k-1). `grpo.importance_weights` corrects for that, as in decoupled PPO (Hilton et al. 2021,
@@ -26,6 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from prompt_r1.agent.agent import Agent
 from prompt_r1.agent.packing import fill, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
@@ -40,6 +43,7 @@ FILE = "next-games.json"  # in a checkpoint; each rank writes its share
 
 Rollout = tuple[list[int], list[list[Trajectory]]]  # the numbers of a rank's questions, and their games
 PlayOne = Callable[[Question, str, int], Awaitable[Trajectory]]
+PlayStep = Callable[[int, Agent], Coroutine[None, None, Rollout]]
 
 
 class WaitFor(Protocol):
@@ -50,7 +54,7 @@ class WaitFor(Protocol):
 
 @dataclass
 class StepGames:
-    """The games of a step: being played, or finished."""
+    """The games of a step: being played, or finished. A checkpoint holds them."""
 
     step: int
     stale: bool  # an update comes between them and their own
@@ -59,8 +63,20 @@ class StepGames:
     seconds: float = 0.0  # in which they were played
 
 
+@dataclass
+class Playing:
+    """The playing of a step's games, until they are trained on."""
+
+    games: StepGames
+    agent: Agent
+    sampler: dict[str, int]  # its state before it gave their questions
+    task: asyncio.Task[Rollout]
+    begin: float  # of perf_counter
+    rollout: Rollout | None = None  # when all have ended
+
+
 class Ahead:
-    """Begins the games of the next step, and lets them go on between micro-batches.
+    """Begins the games of the next two steps, and lets them go on between micro-batches.
 
     Every method is called by every rank or by none, except `go_on`, which is local.
     """
@@ -73,7 +89,7 @@ class Ahead:
         ranks: Ranks,
         runner: asyncio.Runner,
         *,
-        play_step: Callable[[int], Coroutine[None, None, Rollout]],
+        play_step: PlayStep,
         wait_for: WaitFor,
     ) -> None:
         self._config = config
@@ -85,54 +101,58 @@ class Ahead:
         self._wait_for = wait_for
         self.hidden = 0.0  # seconds that the update computed while games of the next step were waiting
         self.trained = StepGames(0, stale=False)  # the games that `take` returned last
-        self._next: StepGames | None = None  # those that have begun
-        self._task: asyncio.Task[Rollout] | None = None  # plays them
-        self._rollout: Rollout | None = None  # its result
-        self._begin = self._computing_since = 0.0  # of perf_counter
-        self._before: dict[str, int] = {}  # the sampler's state before the next ones
-        self._loaded: StepGames | None = None
+        self._begun: list[Playing] = []  # of at most two steps, the earlier one first
+        self._computing_since = 0.0  # of perf_counter
+        self._loaded: dict[int, StepGames] = {}  # by step
 
     @property
     def unfinished(self) -> bool:
-        """Whether games have begun and not ended: then the agent still needs the weights that began them."""
-        return self._next is not None and self._next.gap is None
+        """Whether weights that no longer learn are still needed to play the games of the next step."""
+        return bool(self._begun) and self._begun[0].games.gap is None
 
     @property
     def policy(self) -> Policy:
-        """The weights that play."""
-        return self._models.agent.policy
+        """The weights that play the games of the next step; those of a checkpoint are read into them."""
+        return (self._begun[0].agent if self._begun else self._models.agent).policy
 
     def state(self) -> dict[str, int]:
         """The state of the sampler before it gave the questions of the games that have begun."""
-        return self._before if self._next else self._sampler.state()
+        return self._begun[0].sampler if self._begun else self._sampler.state()
 
     def take(self, step: int) -> Rollout:
-        """The games of a step, to be trained on now; those of the next step begin."""
-        if self._next is None:
-            self._start(StepGames(step, stale=False))
-        self.finish()
-        rollout = self._rollout
-        assert rollout is not None and self._next is not None and self._next.step == step
-        self.trained, self._next, self.hidden = self._next, None, 0.0
-        if step < self._config.steps:
-            self._start(StepGames(step + 1, stale=True))
-        return rollout
+        """The games of a step, to be trained on now."""
+        self.play(step)
+        playing = self._begun.pop(0)
+        assert playing.games.step == step and playing.rollout is not None
+        self.trained, self.hidden = playing.games, 0.0
+        self._computing_since = time.perf_counter()
+        return playing.rollout
 
-    def _start(self, games: StepGames) -> None:
-        self._next, self._rollout, self._before = games, None, self._sampler.state()
-        self._begin = self._computing_since = time.perf_counter()
+    def play(self, step: int) -> None:
+        """Begin the games of a step and of the next, where they have not begun; wait for the former."""
+        first = self._begun[-1].games.step + 1 if self._begun else step
+        for number in range(first, min(step + 1, self._config.steps) + 1):
+            if number > first:  # at the start of a run
+                self._models.refresh()  # the other agent has the same weights
+            self._begin(StepGames(number, stale=number > step))
+        self._finish()
 
-        async def start() -> None:
-            self._task = asyncio.create_task(self._play_step(games.step))
+    def _begin(self, games: StepGames) -> None:
+        """Begin games with the newest weights."""
+        agent, state = self._models.agent, self._sampler.state()
 
-        self._runner.run(start())
+        async def begin() -> None:
+            task = asyncio.create_task(self._play_step(games.step, agent))
+            self._begun.append(Playing(games, agent, state, task, time.perf_counter()))
+            await asyncio.sleep(0)  # the task takes its questions before another one begins
+
+        self._runner.run(begin())
 
     def keeping(self, play_one: PlayOne) -> PlayOne:
-        """`play_one`, but a game that a checkpoint holds is not played again."""
+        """`play_one`, but a game that a checkpoint holds is not played again. Called as its step begins."""
+        games = self._begun[-1].games.games
 
         async def play_or_reuse(question: Question, seed: str, sample: int) -> Trajectory:
-            assert self._next is not None
-            games = self._next.games
             if seed not in games:
                 games[seed] = await play_one(question, seed, sample)
             return games[seed]
@@ -141,42 +161,46 @@ class Ahead:
 
     def go_on(self) -> None:
         """Let the games run until all of them wait. Called between micro-batches."""
-        if self._task is not None and not self._task.done():
+        if any(not playing.task.done() for playing in self._begun):
             self.hidden += time.perf_counter() - self._computing_since
             self._runner.run(until_idle())
-            self._computing_since = time.perf_counter()
+        self._computing_since = time.perf_counter()
 
-    def finish(self) -> None:
-        """Wait until the games that have begun have ended, and score those that will be stale.
+    def _finish(self) -> None:
+        """Wait until the games of the next step have ended, and score those that will be stale.
 
-        Raises Resumable, FatalEnvError or UsageError; the games then still count as begun.
+        Those of the step after it go on meanwhile. Raises Resumable, FatalEnvError or UsageError; the games
+        then still count as begun.
         """
-        games, task = self._next, self._task
-        if games is None or task is None or self._rollout is not None:
+        if not self._begun or self._begun[0].rollout is not None:
             return
+        playing = self._begun[0]
+        games = playing.games
 
         async def result() -> Rollout:
-            return await task
+            return await playing.task
 
-        self._rollout = self._wait_for(result())
+        playing.rollout = self._wait_for(result())
         if games.gap is not None:  # they had ended before the checkpoint
             return
-        games.seconds = time.perf_counter() - self._begin
+        games.seconds = time.perf_counter() - playing.begin
         if games.stale:
-            trajectories = [trajectory for group in self._rollout[1] for trajectory in group]
-            differences = score(trajectories, self.policy, tokens_per_batch=self._config.tokens_per_batch)
+            trajectories = [trajectory for group in playing.rollout[1] for trajectory in group]
+            differences = score(
+                trajectories, playing.agent.policy, tokens_per_batch=self._config.tokens_per_batch
+            )
             shares = self._ranks.gather(differences)
             games.gap = engine_gap([tokens for share in shares for tokens in share])
 
     def cancel(self) -> None:
         """Cancel the games that have begun."""
-        task = self._task
+        begun, self._begun = self._begun, []
 
         async def ended() -> None:
-            if task is not None:
-                task.cancel()
+            for playing in begun:
+                playing.task.cancel()
                 with suppress(BaseException):  # raised before, or nobody waits for these games any more
-                    await task
+                    await playing.task
 
         self._runner.run(ended())
 
@@ -184,33 +208,34 @@ class Ahead:
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of the games that have begun to a checkpoint."""
-        if self._next is not None:
+        if self._begun:
             path = folder / f"shard-{self._ranks.rank + 1:05d}-{FILE}"
-            path.write_text(json.dumps(asdict(self._next)), "utf-8")
+            path.write_text(json.dumps([asdict(playing.games) for playing in self._begun]), "utf-8")
 
     def load(self, folder: Path) -> None:
-        """Read the games of all ranks from a checkpoint, for `resume`."""
-        self._loaded = None
+        """Cancel the games that have begun, and read those of a checkpoint, of all ranks, for `resume`."""
+        self.cancel()
+        self._loaded = {}
         for path in sorted(folder.glob(f"shard-*-{FILE}")):
-            share = json.loads(path.read_text("utf-8"))
-            games = {seed: _trajectory(row) for seed, row in share.pop("games").items()}
-            self._loaded = self._loaded or StepGames(**share)
-            self._loaded.games |= games
+            for share in json.loads(path.read_text("utf-8")):
+                games = {seed: _trajectory(row) for seed, row in share.pop("games").items()}
+                self._loaded.setdefault(share["step"], StepGames(**share)).games.update(games)
 
     def resume(self) -> None:
         """Go on from the checkpoint that was loaded last.
 
-        Games that had ended are not played again. Where others had not, the agent has the weights that play.
+        Games that had ended are not played again. Where others of the next step had not, the agent has the
+        weights that play them; the other agent gets the newest ones.
         """
-        self.cancel()
-        games, self._next, self._task = self._loaded, None, None
-        if games is not None and games.step > self._config.steps:  # the run is to end here now
-            games = None
-        if games is None or games.gap is not None:
-            self._models.refresh()
-        self._models.agent.clear_cache()
-        if games is not None:
-            self._start(games)
+        for agent in self._models.agents:
+            agent.clear_cache()
+        # A run may have fewer steps than before.
+        begun = [games for step, games in self._loaded.items() if step <= self._config.steps]
+        for games in begun[:1]:
+            self._begin(games)
+        self._models.refresh()
+        for games in begun[1:]:
+            self._begin(games)
 
 
 @torch.no_grad()

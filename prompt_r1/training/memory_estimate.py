@@ -58,7 +58,7 @@ class Setup:
     checkpointing: bool = True  # activations are recomputed
     device: str = "cuda"
     adapter_rank: int = 0  # 0: all weights learn
-    ahead: bool = False  # games are played during updates, so the agent has a copy of its own
+    players: int = 1  # copies that play; with --ahead 1 two, in turn
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -109,14 +109,16 @@ def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     share = shape.weights / setup.shards
     trained = 0.0 if setup.offload == "all" else share
     # With full float32 weights, the policy that learns also plays.
-    same = setup.full and setup.width == 4 and not setup.ahead
+    same = setup.full and setup.width == 4 and setup.players == 1
     playing = 0 if same else setup.width * shape.weights
+    second = {"second copy that plays": playing} if setup.players == 2 else {}
     reference = 0.0
     if setup.reference and setup.offload == "none":
         reference = share * (4 if setup.full else setup.width)
     return {
         "float32 weights": 4 * trained,
         "copy that plays": playing,
+        **second,
         "frozen reference": reference,
         "gradients": 4 * trained,
         "AdamW's moments": 8 * trained,
@@ -207,7 +209,7 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
         checkpointing=config.checkpointing,
         device="cpu" if config.device == "cpu" else "cuda",
         adapter_rank=config.adapter_rank,
-        ahead=config.ahead > 0,
+        players=1 + config.ahead,
     )
 
 
@@ -216,7 +218,7 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     states = state_bytes(shape, setup)
     update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
     if setup.device == "cpu":  # where --offload moves nothing
-        cache = config.kv_tokens * 2 * shape.layers * shape.key * setup.width
+        cache = setup.players * config.kv_tokens * 2 * shape.layers * shape.key * setup.width
         states = state_bytes(shape, replace(setup, offload="none"))
         states |= {"KV cache of --kv-tokens": cache, "Python and torch": PROCESS_BYTES}
     total = sum(states.values()) + sum(update.values())
@@ -226,13 +228,15 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     if setup.offload != "none":
         column["CPU memory of each rank"] = f"{offloaded_bytes(shape, setup) / 1e9:.1f}"
     # The KV cache is allocated before the first update, when there are no gradients and moments.
-    before = states["float32 weights"] + states["copy that plays"] + states["frozen reference"]
+    before = sum(states.values()) - states["gradients"] - states["AdamW's moments"]
     token_bytes = 2 * shape.layers * shape.key * setup.width
+    each = " of each" if setup.players > 1 else ""
     for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
-        cache_tokens = config.kv_tokens or int(MEMORY_SHARE * (gpu * 1e9 - before) / token_bytes)
-        left = gpu * 1e9 - total - cache_tokens * token_bytes
+        affordable = MEMORY_SHARE / setup.players * (gpu * 1e9 - before)
+        cache_tokens = config.kv_tokens or int(affordable / token_bytes)
+        left = gpu * 1e9 - total - setup.players * cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens
-        cache_name = f"{gpu} GB: KV cache, thousand tokens"
+        cache_name = f"{gpu} GB: KV cache{each}, thousand tokens"
         column[cache_name] = f"{cache_tokens / 1e3:.0f}" if fits else "too small"
         column[f"{gpu} GB: left over"] = f"{left / 1e9:.1f}" if fits else ""
     return column

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from prompt_r1.agent.agent import Agent
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.sampler import QuestionSampler
 from prompt_r1.distributed.ranks import RankLost, Ranks, run_on_all_ranks, stop_ranks
@@ -17,7 +18,7 @@ from prompt_r1.options.cost import charge_costs
 from prompt_r1.options.credit import CREDITS
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_log import Clock, Log
-from prompt_r1.training.ahead import Ahead, PlayOne, Rollout
+from prompt_r1.training.ahead import Ahead, PlayOne, PlayStep, Rollout
 from prompt_r1.training.console import Console, nothing_to_learn, summary
 from prompt_r1.training.lifecycle import Lifecycle
 from prompt_r1.training.step_metrics import spending, step_metrics
@@ -59,13 +60,13 @@ class Run:
         update: Update,
         sampler: QuestionSampler,
         environment: Pool,
-        play_step: Callable[[int], Coroutine[None, None, Rollout]],
-        validate: Callable[[], dict[str, float]],
+        play_step: PlayStep,
+        validate: Callable[[Agent], dict[str, float]],
     ) -> None:
         """Load the newest checkpoint of the run folder, if there is one.
 
-        `play_step` plays this rank's games of a step; `validate` computes the validation metrics, without the
-        prefix `val/`.
+        `play_step` plays this rank's games of a step with an agent; `validate` computes its validation
+        metrics, without the prefix `val/`.
         """
         self._sampler = sampler
         self._environment = environment
@@ -142,19 +143,19 @@ class Run:
             self.state = State(step=0, sampler=self._sampler.state(), line={"step": 0})
         with self.console.bar(self.state.step):
             if self.state.line:  # step 0, or a run that stopped between an update and its line
-                self._finish_next_games()
-                self._models.refresh()
+                self._play_ahead()
                 self._complete()
             while self.state.step < self.config.steps:
                 yield self.state.step + 1
+                self._play_ahead()
                 self._complete()
         self._lifecycle.save(self.state, wait=True)
 
     def games_of(self, step: int) -> Rollout:
-        """This rank's games of a step, played now or, with `--ahead 1`, during the update before."""
+        """This rank's games of a step, played now or, with `--ahead 1`, since the last update but one."""
         with self.clock.phase("rollout"):
             if self._ahead is None:
-                return self.wait_for(self._play_step(step))
+                return self.wait_for(self._play_step(step, self._models.agent))
             rollout = self._ahead.take(step)
         self._update.stale_gap = self._ahead.trained.gap
         return rollout
@@ -174,10 +175,7 @@ class Run:
         return CREDITS[self.config.credit](games_PG, self.config.reward_rule)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
-        """Write the games of a step, and record its metrics: the weights are now those after `step`.
-
-        With `--ahead 1`, the games of the next step are finished before the agent gets these weights.
-        """
+        """Write the games of a step, and record its metrics: the weights are now those after `step`."""
         self.log.trajectories(f"step-{step:06d}-rank{self.ranks.rank}", games_PG)
         seconds = self.clock.seconds["rollout"]
         if self._ahead is not None:
@@ -188,12 +186,12 @@ class Run:
             self.log.say(alarm)
         self.state.step, self.state.sampler = step, (self._ahead or self._sampler).state()
         self.state.line = {"step": step, **metrics}
-        self._finish_next_games()
 
-    def _finish_next_games(self) -> None:
-        if self._ahead is not None:
+    def _play_ahead(self) -> None:
+        """With `--ahead 1`, begin games with the new weights, and wait for those of the next step."""
+        if self._ahead is not None and self.state.step > 0:
             with self.clock.phase("rollout"):
-                self._ahead.finish()
+                self._ahead.play(self.state.step + 1)
 
     def _complete(self) -> None:
         """Validate, log and save the step, and check whether the run must stop or go back."""
@@ -201,7 +199,7 @@ class Run:
         last = self.state.step == self.config.steps
         if self.config.val_data and (self.state.step % self.config.val_every == 0 or last):
             with self.clock.phase("validation"):
-                line |= {f"val/{name}": value for name, value in self._validate().items()}
+                line |= {f"val/{name}": value for name, value in self._validate(self._models.agent).items()}
         line |= self.clock.take() | spending(self._environment, self.ranks)
         self.state = self._lifecycle.complete(self.state, line)
         self._update.check_finite()

@@ -72,7 +72,8 @@ def play_greedily(
     mine = questions[run.ranks.rank :: run.ranks.count]
     counted = run.console.counted(play_one, len(mine))
     games = run.wait_for(play_all(mine, counted, rule=run.config.reward_rule))
-    agent.clear_cache()
+    if not run.config.ahead:  # or training games are being played with these weights too
+        agent.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
     return _gathered(run, [result_of_game(game) for game in games])
 

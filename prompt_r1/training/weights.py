@@ -1,5 +1,6 @@
 """Load the models of a training: the agent that plays, the policy that learns, the frozen reference."""
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.adapters import adapters_removed, add_lora
-from prompt_r1.agent.agent import Agent, load_agent, load_codec
+from prompt_r1.agent.agent import Agent, load_agent, load_codec, make_agent
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.model_check import check_model
@@ -25,12 +26,21 @@ class Models:
     """The copies of the agent's weights that a training needs."""
 
     start: str | Path  # the untrained agent
-    agent: Agent  # plays: a whole copy on each rank, in the compute dtype
+    agents: list[Agent]  # play, the newest weights first: whole copies on each rank, in the compute dtype
     policy: Policy  # learns: float32, perhaps sharded; the agent's own weights where those will do
     reference: Scorer | None  # the frozen start, for the KL; beside adapters the policy without them
 
+    @property
+    def agent(self) -> Agent:
+        """The agent that plays with the newest weights."""
+        return self.agents[0]
+
     def refresh(self) -> None:
-        """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
+        """Play with the weights as they are now. Called by every rank: sharded weights are gathered.
+
+        Of the two agents of `--ahead 1`, this changes the older: the other may be playing.
+        """
+        self.agents.reverse()
         self.agent.policy.copy_weights_from(self.policy)
         self.agent.clear_cache()  # it was computed with the old weights
 
@@ -39,7 +49,12 @@ def load_models(config: TrainConfig, ranks: Ranks, folder: Path) -> Models:
     """The models of a training in this run folder. Called by every rank. Raises UsageError without models."""
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     frame = ranks.from_first(lambda: _frame_of_run(folder, start, config))
-    agent = load_agent(start, config, ranks.device, frame=frame)
+    players = 1 + config.ahead
+    agent = load_agent(start, config, ranks.device, frame=frame, engines=players)
+    agents = [agent]
+    while len(agents) < players:
+        twin = copy.deepcopy(agent.policy)
+        agents.append(make_agent(twin, agent.codec, agent.game, kv_tokens=config.kv_tokens, engines=players))
     policy = load_learner(start, config, agent, ranks)
     if config.checkpointing:
         policy.checkpoint_activations()
@@ -48,7 +63,7 @@ def load_models(config: TrainConfig, ranks: Ranks, folder: Path) -> Models:
         reference = partial(score_without_adapters, policy)
     elif config.kl_coef:
         reference = load_reference(start, config, agent, ranks)
-    return Models(start, agent, policy, reference)
+    return Models(start, agents, policy, reference)
 
 
 def _frame_of_run(folder: Path, start: Path | str, config: TrainConfig) -> Frame:

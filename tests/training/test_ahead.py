@@ -15,20 +15,24 @@ import pytest
 import torch
 
 import train
+from prompt_r1 import rollout
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training import ahead as ahead_module
 from prompt_r1.training import run as run_module
 from prompt_r1.training.ahead import score
-from prompt_r1.training.memory_estimate import Setup, shape_of, state_bytes
+from prompt_r1.training.memory_estimate import table_of
+from prompt_r1.training.weights import load_models
 from prompt_r1.types import Message, Question, Trajectory
 from tests import tiny
 from tests.faults.harness import games_of, metrics_of, saved_tensors
-from tests.games import naive_logprobs, random_game, siblings
+from tests.games import ONE_RANK, naive_logprobs, random_game, siblings
+from tests.paths import ROOT
 from tests.tensors import load_tensors
 
 STEPS = 3
+HELD = "0/2/0/0"  # the seed of the first game of step 2
 
 
 class PatientEnvironment:
@@ -46,6 +50,29 @@ class PatientEnvironment:
             await asyncio.sleep(0)
         await asyncio.sleep(self.rng.random() / 100)
         return f"It was Anna, {len(messages[0]['content'])}."
+
+
+class Straggler:
+    """Plays games; one of step 2 does not end before `until` games of step 3 have ended."""
+
+    def __init__(self, until: int = 1) -> None:
+        self.until = until
+        self.ended: list[str] = []  # the seeds of games, in the order in which they ended
+        self.free = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+
+    async def play(self, *arguments, seed: str) -> Trajectory:
+        trajectory = await rollout.play(*arguments, seed=seed)
+        if seed == HELD:
+            await asyncio.wait_for(self.free.wait(), timeout=10)
+        self.ended.append(seed)
+        if len(self.of_step(3)) == self.until:
+            self.free.set()
+        self.on_end()
+        return trajectory
+
+    def of_step(self, step: int) -> list[str]:
+        return [seed for seed in self.ended if seed.startswith(f"0/{step}/")]
 
 
 class Runs:
@@ -71,9 +98,11 @@ class Runs:
         *line: object,
         ahead: int = 1,
         environment: PatientEnvironment | None = None,
+        straggler: Straggler | None = None,
         before_update: Callable[[int], None] = lambda step: None,
     ) -> Path:
         """Train in a folder; `before_update` is called with the number of each update of this start."""
+        self.monkeypatch.setattr(train, "play", straggler.play if straggler else rollout.play)
         environment = environment or PatientEnvironment()
         self.monkeypatch.setitem(sys.modules, "patient_replies", SimpleNamespace(ENVIRONMENT=environment))
         updates = 0
@@ -102,9 +131,14 @@ def runs(asking_agent, tmp_path_factory, module_patch) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def whole(runs) -> Path:
-    """A run that nothing interrupts."""
-    return runs.run("whole")
+def straggler() -> Straggler:
+    return Straggler()
+
+
+@pytest.fixture(scope="module")
+def whole(runs, straggler) -> Path:
+    """A run that nothing interrupts; a game of step 2 is late."""
+    return runs.run("whole", straggler=straggler)
 
 
 def check_same_run(run: Path, reference: Path) -> None:
@@ -154,6 +188,15 @@ def test_the_games_of_a_step_come_from_weights_that_are_exactly_one_update_older
             assert (distance < 1e-3) == (played_by == sampler), (step, played_by, distance)
 
 
+def test_games_begin_while_a_game_of_the_step_before_still_waits(whole, straggler):
+    """Games of step 3 began only when all of step 2 had ended: a late reply held all of them up.
+
+    With the late game in step 2, the other tests check that each game still has the right weights.
+    """
+    assert straggler.ended.index(HELD) > straggler.ended.index(straggler.of_step(3)[0])
+    assert [len(straggler.of_step(step)) for step in range(1, STEPS + 1)] == [15] * STEPS
+
+
 @pytest.mark.slow
 def test_stale_games_are_weighted_by_the_truncated_ratio_of_the_policy_to_the_sampler(whole, runs):
     """L = -Σ w min(π_old / π_sampler, C) Â, because π_θ = π_old in the only optimiser step."""
@@ -185,7 +228,10 @@ def test_the_first_step_is_that_of_a_synchronous_run(whole, runs):
 
 @pytest.mark.slow
 def test_when_replies_come_changes_nothing(whole, runs):
-    """Other games decode together, so the engine's last bits differ; the update does not use them."""
+    """Other games decode together, so the engine's last bits differ; the update does not use them.
+
+    No game of step 2 is late here.
+    """
     check_same_run(runs.run("again"), whole)
 
 
@@ -231,24 +277,40 @@ def test_a_run_that_is_killed_in_an_update_ends_like_an_uninterrupted_one(runs, 
     assert (environment.calls < paid) == (update == 2)  # the games of step 2 are in the checkpoint of step 1
 
 
-def test_a_signal_in_an_update_saves_the_step_and_the_weights_that_play(runs, whole):
-    """The step of the update is saved although the games of the next one are cut off."""
+def test_a_stop_while_games_of_two_steps_are_played_saves_both_and_the_older_weights(runs, whole):
+    """The games that had ended are not played again, and each of the others has its own weights."""
+    stopped = Straggler(until=99)
 
-    def stop(number: int) -> None:
-        if number == 2:
+    def stop() -> None:
+        if len(stopped.of_step(2)) == 14 and len(stopped.of_step(3)) >= 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Resumable, match="stopped after step 2"):
+    stopped.on_end = stop
+    with pytest.raises(Resumable, match="stopped after step 1"):
+        runs.run("stopped", straggler=stopped)
+    first, second = (load_tensors(runs.folder / f"stopped/checkpoints/step-00000{step}") for step in (0, 1))
+    playing = {name for name in second if name.startswith("playing/")}
+    assert len(playing) == len([name for name in second if name.startswith("weights/")])
+    for name in playing:
+        assert torch.equal(second[name], first[name.replace("playing/", "weights/")])
+    resumed = Straggler(until=0)
+    resumed.free.set()
+    check_same_run(runs.run("stopped", straggler=resumed), whole)
+    assert resumed.of_step(2) == [HELD]
+    assert len(stopped.of_step(3)) + len(resumed.of_step(3)) == 15 and stopped.of_step(3)
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_update_stops_after_it(runs, whole):
+    """The step of the update is saved although the games of the next two are cut off."""
+
+    def stop(number: int) -> None:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Resumable, match="stopped after step 1"):
         runs.run("signalled", before_update=stop)
-    newest = runs.folder / "signalled/checkpoints/step-000002"
-    tensors = load_tensors(newest)
-    older = load_tensors(runs.folder / "signalled/checkpoints/step-000001")
-    playing = {name: tensor for name, tensor in tensors.items() if name.startswith("playing/")}
-    assert playing
-    for name, tensor in playing.items():
-        assert torch.equal(tensor, older[name.replace("playing/", "weights/")])
-    resumed = runs.run("signalled")
-    check_same_run(resumed, whole)
+    check_same_run(runs.run("signalled"), whole)
 
 
 @pytest.mark.slow
@@ -334,13 +396,35 @@ def test_in_16_bits_the_engines_log_probabilities_stay():
     assert [game.logprobs for game in games] == recorded and len(differences) == 1
 
 
-def test_the_agent_that_plays_ahead_takes_memory_of_its_own():
-    shape = shape_of(tiny.model().config)
-    one, two = (
-        state_bytes(shape, Setup(shards=1, full=True, width=4, ahead=ahead))["copy that plays"]
-        for ahead in (False, True)
-    )
-    assert (one, two) == (0, 4 * shape.weights)
+def test_two_copies_and_two_caches_are_counted_as_documented():
+    documented = (ROOT / "docs/options.md").read_text("utf-8")
+    for ahead, cache in ((0, "KV cache"), (1, "KV cache of each")):
+        table = table_of(tiny.qwen3_4b_config(), TrainConfig(ahead=ahead)).splitlines()
+        rows = {row[:40].strip(): row[40:].split() for row in table}
+        assert ("second copy that plays" in rows) == (ahead == 1)
+        names = ("together", f"80 GB: {cache}, thousand tokens", "80 GB: left over")
+        cells = " | ".join(rows[name][-2] for name in names)  # of 8 GPUs
+        assert f"| `--ahead {ahead}` | {cells} |" in documented
+
+
+def test_agents_take_turns_with_the_newest_weights(asking_agent, tmp_path):
+    models = load_models(TrainConfig(agent=str(asking_agent), device="cpu", ahead=1), ONE_RANK, tmp_path)
+    first, second = models.agents
+    assert len({id(policy) for policy in (first.policy, second.policy, models.policy)}) == 3
+    before = [weight.clone() for weight in models.policy.parameters()]
+    with torch.no_grad():
+        for weight in models.policy.parameters():
+            weight += 1
+    models.refresh()
+    assert models.agent is second and models.agents == [second, first]
+    for old, new, learned, start in zip(
+        first.policy.parameters(),
+        second.policy.parameters(),
+        models.policy.parameters(),
+        before,
+        strict=True,
+    ):
+        assert torch.equal(old, start) and torch.equal(new, learned)
 
 
 def test_only_one_step_ahead_is_possible():
