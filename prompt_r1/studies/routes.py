@@ -30,7 +30,7 @@ from prompt_r1.types import Question
 
 SPEC = "mini,mini-small"
 PRICES = ("2,8", "0.1,0.4")  # dollars per million tokens, sent and received
-COST_WEIGHT = 0.5
+COST_WEIGHT = 0.3
 ROUTED: Flags = {
     "--agent": ["mini-route"],
     "--env": [SPEC],
@@ -167,10 +167,12 @@ def study(
     out: Path, seeds: Sequence[int], *, steps: int, per_kind: int, names: Sequence[str] = tuple(SYSTEMS)
 ) -> tuple[dict[str, dict[int, Played]], dict[str, dict[int, Played]]]:
     """Train the agents, one run at a time, and play: with the prices of training, and with them swapped."""
+    # A single validation, at the end, exports the agent of the last step. Of several, the one with the best
+    # answers is exported, which may not be cheap yet.
+    common: Flags = {"--val-every": [steps], "--test-data": ["none"]}
     folders = {(agent, seed): out / f"{agent}-seed{seed}" for seed in seeds for agent in AGENTS}
     for (agent, seed), folder in folders.items():
-        common: Flags = {"--seed": [seed], "--val-every": [10], "--test-data": ["none"]}
-        train(folder, steps, {**common, **AGENTS[agent]})
+        train(folder, steps, {"--seed": [seed], **common, **AGENTS[agent]})
 
     def played(name: str, seed: int, prices: tuple[str, ...]) -> Played:
         return play_system(SYSTEMS[name], folders[SYSTEMS[name].agent, seed], prices, per_kind)
@@ -186,7 +188,7 @@ def main(arguments: list[str]) -> None:
         program_name("python -m prompt_r1.studies") + " routes", description="\n".join(__doc__.split("\n\n"))
     )
     add_seeds(parser)
-    parser.add_argument("--steps", type=int, default=40, help="GRPO steps (40)")
+    parser.add_argument("--steps", type=int, default=60, help="GRPO steps (60)")
     parser.add_argument("--per-kind", type=int, default=160, help="test questions of each kind (160)")
     parser.add_argument("--out", type=Path, default=RUNS / "routes", help="folder of the runs (runs/routes)")
     given = parser.parse_args(arguments)

@@ -4,6 +4,11 @@ It differs from the mini agent in its demonstrations only: they name an environm
 random whatever the question, so the agent knows both names and prefers neither. The prices that they are told
 are always the same. (With prices drawn at random the instruction has no constant length, and the small agent
 does not learn to copy numbers from the question.)
+
+No colon follows a name. After `@mini` the model then chooses between `-small` and the first word of the
+request, so its hidden state there depends on the request. With a colon the choice needed nothing of the
+request, its gradients were the same for all requests (cosine 0.997 or more), and training could only prefer
+one name for all.
 """
 
 import hashlib
@@ -31,7 +36,7 @@ TOLD = f"{plain.INSTRUCTION}\n{route_instruction(ENVIRONMENTS, PRICES)}"
 class AnyEnvironment(MiniEnvironment):
     """Asks one of the two environments, drawn for each prompt, and remembers their names in order."""
 
-    def __init__(self, world_seed: str, rng: random.Random) -> None:
+    def __init__(self, world_seed: int | str, rng: random.Random) -> None:
         world = make_world(world_seed)
         super().__init__(world, "A", seed=world_seed)
         self.asked: list[str] = []
@@ -52,11 +57,15 @@ def build_agent(
     *,
     worlds: int = 30,
     games: int = 400,
-    steps: int = 1500,
+    steps: int = 2500,
     batch_size: int = 8,
     progress: bool = True,
 ) -> plain.MiniAgent:
-    """As `miniworld.agent.build_agent`, from demonstrations that name an environment in each prompt."""
+    """As `miniworld.agent.build_agent`, from demonstrations that name an environment in each prompt.
+
+    With the names it takes more steps to learn to copy from replies: after 40 steps of GRPO the validation EM
+    was 0.89 with a warm start of 1,500 steps, and 0.94 with 2,500 (seed 0).
+    """
     shown = list(_demonstrations(seed, worlds, games))
     texts = (f"{plain_text(question, turns)}\n{TOLD}" for question, turns in shown[:5000])
     tokenizer = train_tokenizer(texts, vocabulary=1400)
@@ -106,7 +115,7 @@ def with_names(turns: list[Turn], names: list[str]) -> list[Turn]:
     for turn in turns:
         if turn.reply is not None:
             tag = "<interaction_prompt>"
-            text = turn.text.replace(tag, f"{tag} @{next(left)}:", 1)
+            text = turn.text.replace(tag, f"{tag} @{next(left)}", 1)
             turn = replace(turn, text=text, action=parse(text))
         named.append(turn)
     return named
