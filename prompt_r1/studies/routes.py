@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> None:
         program_name("python -m prompt_r1.studies") + " routes", description="\n".join(__doc__.split("\n\n"))
     )
     add_seeds(parser)
-    parser.add_argument("--steps", type=int, default=60, help="GRPO steps (60)")
+    parser.add_argument("--steps", type=int, default=80, help="GRPO steps (80)")
     parser.add_argument("--per-kind", type=int, default=160, help="test questions of each kind (160)")
     parser.add_argument("--out", type=Path, default=RUNS / "routes", help="folder of the runs (runs/routes)")
     given = parser.parse_args(arguments)
