@@ -269,6 +269,8 @@ def main() -> None:
     if options.serve:
         serve(options.serve, options.vocabulary[0], options.questions[0])
         return
+    if not len(options.vocabulary) == len(options.questions) == len(options.rounds):
+        parser.error("--questions and --rounds take as many values as --vocabulary (by default two)")
     names = ["ours", "trl", "naive"]
     if find_spec("trl") is None:
         names.remove("trl")
