@@ -125,8 +125,8 @@ class DecodeGraphs:
         queries = torch.arange(size + 1, dtype=torch.int32, device=tokens.device)
 
         def offsets(starts: Tensor, lengths: Tensor) -> CacheOffsets:
-            ends = torch.cat([starts, starts[:1]]).int()
-            return CacheOffsets(queries, ends, lengths.int(), longest_query=1, longest_key=self._longest)
+            starts = torch.cat([starts, starts[:1]]).int()  # the last entry is not read
+            return CacheOffsets(queries, starts, lengths.int(), longest_query=1, longest_key=self._longest)
 
         batch = DecodeBatch(
             self._arena.keys,

@@ -66,15 +66,15 @@ class SharedRows:
     """The shared rows of a batch in which at least one sequence has some."""
 
     offsets: CacheOffsets
-    none: Tensor  # (T,) bool: whether the sequence of a new token has no shared rows
+    unshared: Tensor  # (T,) bool: whether the sequence of a new token has no shared rows
 
 
 @dataclass(frozen=True)
 class RaggedBatch:
     """A packed row of T new tokens, and the arena that holds their sequences.
 
-    The arena has one (Hkv, N, D) tensor of keys and one of values for each layer. A sequence occupies
-    consecutive rows of it.
+    The arena has one (Hkv, N, D) tensor of keys and one of values for each layer. A sequence's own tokens
+    occupy consecutive rows of it, and so do its shared ones.
     """
 
     keys: list[Tensor]
@@ -130,11 +130,11 @@ class RaggedBatch:
         if not any(lengths):
             return None
         starts = [chunk.shared_start for chunk in self.chunks]
-        none: list[bool] = []
+        unshared: list[bool] = []
         for chunk in self.chunks:
-            none += [chunk.shared == 0] * chunk.count
+            unshared += [chunk.shared == 0] * chunk.count
         offsets = self._offsets(starts, lengths, before_queries=True)
-        return SharedRows(offsets, upload(none, torch.bool, self.device))
+        return SharedRows(offsets, upload(unshared, torch.bool, self.device))
 
     def _offsets(self, starts: list[int], lengths: list[int], *, before_queries: bool) -> CacheOffsets:
         queries = [chunk.column for chunk in self.chunks]
@@ -223,7 +223,8 @@ def one_by_one(
 def flash(
     query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
 ) -> Tensor:
-    """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits). Not measured.
+    """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits), and in a second one for
+    shared rows. Not measured.
 
     Because `seqused_k` is given, `cum_seq_k` only has to hold the start of each sequence, so the arena needs
     no pages.
@@ -232,14 +233,7 @@ def flash(
 
     def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
         out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
-            query,
-            keys.transpose(0, 1),
-            values.transpose(0, 1),
-            offsets.queries,
-            offsets.starts,
-            offsets.longest_query,
-            offsets.longest_key,
-            0.0,  # dropout
+            *_flash_arguments(query, keys, values, offsets),
             offsets.causal,
             False,  # do not return the debug mask
             scale=scale,
@@ -255,7 +249,7 @@ def flash(
 def flash_package(
     query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
 ) -> Tensor:
-    """The same call in the flash-attn package, whose kernels are often newer. Not measured."""
+    """The same calls in the flash-attn package, whose kernels are often newer. Not measured."""
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
     assert not rules.explicit, "FlashAttention returns no scores"
@@ -264,14 +258,7 @@ def flash_package(
 
     def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
         out, logsumexp, *_ = _flash_attn_varlen_forward(
-            query,
-            keys.transpose(0, 1),
-            values.transpose(0, 1),
-            offsets.queries,
-            offsets.starts,
-            offsets.longest_query,
-            offsets.longest_key,
-            0.0,  # dropout
+            *_flash_arguments(query, keys, values, offsets),
             scale,
             causal=offsets.causal,
             seqused_k=offsets.lengths,
@@ -280,6 +267,14 @@ def flash_package(
         return out, logsumexp
 
     return _attend_to_both(attend, batch, rules)
+
+
+def _flash_arguments(
+    query: Tensor, keys: Tensor, values: Tensor, offsets: CacheOffsets
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float]:
+    """The first arguments of both FlashAttention functions; the last is the dropout."""
+    sizes = (offsets.longest_query, offsets.longest_key)
+    return query, keys.transpose(0, 1), values.transpose(0, 1), offsets.queries, offsets.starts, *sizes, 0.0
 
 
 def _attend_to_both(
@@ -297,7 +292,7 @@ def _attend_to_both(
     assert rules.window is None, "a window would have to count the shared rows"
     shared, shared_logsumexp = attend(batch.shared.offsets)
     weight = (own_logsumexp - shared_logsumexp).sigmoid()
-    weight.masked_fill_(batch.shared.none, 1.0)  # there, l_shared is undefined
+    weight.masked_fill_(batch.shared.unshared, 1.0)  # there, l_shared is undefined
     return torch.addcmul(shared, own - shared, weight.T[..., None]).to(own.dtype)
 
 
