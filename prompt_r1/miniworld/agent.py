@@ -11,8 +11,9 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
+EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,27 @@ def build_agent(
     batch_size: int = 8,
     progress: bool = True,
 ) -> MiniAgent:
-    """Train a tokenizer and warm-start a new model on `games` demonstrations from each of `worlds` worlds."""
+    """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
     demonstrations = list(_demonstrations(seed, worlds, games))
-    tokenizer = train_tokenizer((plain_text(*played) for played in demonstrations[:5000]), vocabulary=1400)
-    codec = Codec(tokenizer, INSTRUCTION)
+    texts = (plain_text(*played) for played in demonstrations[:5000])
+    return learn_from(
+        demonstrations, texts, INSTRUCTION, seed=seed, steps=steps, batch_size=batch_size, progress=progress
+    )
+
+
+def learn_from(
+    demonstrations: Sequence[tuple[Question, list[Turn]]],
+    texts: Iterable[str],
+    instruction: str,
+    *,
+    seed: int,
+    steps: int,
+    batch_size: int,
+    progress: bool,
+) -> MiniAgent:
+    """Train a tokenizer on `texts`, and warm-start a new model on games played under an instruction."""
+    tokenizer = train_tokenizer(texts, vocabulary=1400)
+    codec = Codec(tokenizer, instruction)
     trajectories = [record(question, turns, codec) for question, turns in demonstrations]
     model = new_model(tokenizer, seed)
     warm_start(
@@ -66,20 +85,30 @@ def build_agent(
     return MiniAgent(model, tokenizer)
 
 
-def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
-    """The Hugging Face folder of the warm-started agent of `seed`. The first call builds it: about a minute.
+def mini_agent(seed: int, cache_dir: Path | str) -> Path:
+    """The Hugging Face folder of the warm-started agent of `seed`.
 
-    The folder's name contains a digest of the code that builds the agent. The folder is written under another
-    name and then renamed: a killed build leaves no incomplete agent, and of two concurrent builds the first
-    that ends is kept.
+    An agent that this code has built comes with the package for seed 0. Those of other seeds, and of other
+    code, are built by the first call and kept in `cache_dir`.
     """
-    folder = Path(cache_dir) / f"mini-agent-{seed}-{source_digest()}"
+    name = f"mini-agent-{seed}-{source_digest()}"
+    if (EMBEDDED / name).is_dir():
+        return EMBEDDED / name
+    task = f"the mini agent of seed {seed}: about a minute"
+    return kept_agent(Path(cache_dir) / name, partial(build_agent, seed), task)
+
+
+def kept_agent(folder: Path, build: Callable[[], MiniAgent], task: str) -> Path:
+    """The folder of an agent, which the first call builds. `task` says what is built, and how long it takes.
+
+    The folder is written under another name and then renamed: a killed build leaves no incomplete agent, and
+    of two concurrent builds the first that ends is kept.
+    """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    message = f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}"
-    tqdm.write(message, file=sys.stderr)
-    agent = build(seed)
+    tqdm.write(f"Building {task}, once; it is kept in {folder}", file=sys.stderr)
+    agent = build()
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         agent.model.save_pretrained(unfinished)
@@ -236,3 +265,9 @@ def _is_string(statement: ast.stmt) -> bool:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     )
+
+
+if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after a change of the code that builds it
+    torch.set_num_threads(1)
+    shutil.rmtree(EMBEDDED, ignore_errors=True)
+    print(mini_agent(0, EMBEDDED))

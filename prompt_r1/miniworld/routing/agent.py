@@ -15,17 +15,18 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from prompt_r1.miniworld import agent as plain
-from prompt_r1.miniworld.demonstrations import demonstrate, record
+from prompt_r1.miniworld.demonstrations import demonstrate
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniReply
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.routing.small import SmallEnvironment
-from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
+from prompt_r1.miniworld.tokenizer import plain_text
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.options.routes import route_instruction
-from prompt_r1.protocol import Codec, parse
+from prompt_r1.protocol import parse
 from prompt_r1.types import Question, Turn
 
 ENVIRONMENTS = "mini,mini-small"
@@ -68,32 +69,23 @@ def build_agent(
     """
     shown = list(_demonstrations(seed, worlds, games))
     texts = (f"{plain_text(question, turns)}\n{TOLD}" for question, turns in shown[:5000])
-    tokenizer = train_tokenizer(texts, vocabulary=1400)
-    codec = Codec(tokenizer, TOLD)
-    trajectories = [record(question, turns, codec) for question, turns in shown]
-    model = plain.new_model(tokenizer, seed)
-    plain.warm_start(
-        model,
-        trajectories,
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=3e-3,
-        seed=seed,
-        progress=progress,
+    return plain.learn_from(
+        shown, texts, TOLD, seed=seed, steps=steps, batch_size=batch_size, progress=progress
     )
-    return plain.MiniAgent(model, tokenizer)
 
 
 def mini_route_agent(seed: int, cache_dir: Path) -> Path:
-    """The Hugging Face folder of the agent, built by the first call, as that of `mini_agent`."""
-    return plain.mini_agent(seed, cache_dir / f"route-{source_digest()}", build=build_agent)
+    """The Hugging Face folder of the agent, which the first call builds and keeps in `cache_dir`."""
+    folder = cache_dir / f"mini-route-agent-{seed}-{source_digest()}"
+    task = f"the mini-route agent of seed {seed}: about three minutes"
+    return plain.kept_agent(folder, partial(build_agent, seed), task)
 
 
 def source_digest() -> str:
-    """A digest of the code that makes this agent another one than the mini agent."""
+    """A digest of the code that shapes the agent: that of the mini agent, and what makes it another one."""
     folder = Path(__file__).parent
     codes = [plain.code_of(path.read_text("utf-8")) for path in sorted(folder.glob("*.py"))]
-    codes.append(TOLD)
+    codes += [TOLD, plain.source_digest()]
     return hashlib.sha256("".join(codes).encode()).hexdigest()[:12]
 
 
