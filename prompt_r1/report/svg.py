@@ -13,7 +13,7 @@ PLOT_WIDTH = 502
 PADDING = 14  # between the frame and the first and last x
 LEGEND_WIDTH, NAMES_WIDTH = 166, 300  # the right margin for a legend, or for names beside the points
 APART = 4  # pixels between the intervals of two series at the same x
-LINE_HEIGHT = 14  # of names beside points
+LINE_HEIGHT, CHARACTER_WIDTH = 14, 7  # of names beside points
 MAX_TICKS = 8
 # Wong's colour-blind safe colours. Marker and dashes tell series apart without colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9", "#555555")
@@ -162,14 +162,22 @@ def _draw_legend_entry(series: Series, colour: str, *, y: float) -> list[str]:
 
 
 def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:
-    """The label and mean of each series, joined to its point by a line; names do not overlap."""
-    points = [one.points[0] for one in series]
-    heights = _spread([scale.y(point.mean) + 4 for point in points])
+    """The label and mean of each series, joined to its point by a line; names do not overlap.
+
+    A name is on the right of its point, or on the left if it would cover another point there.
+    """
+    points = [(scale.x(one.points[0].x), scale.y(one.points[0].mean)) for one in series]
+    heights = _spread([y + 4 for _, y in points])
     parts = []
-    for one, point, height in zip(series, points, heights, strict=True):
-        x, y = scale.x(point.x), scale.y(point.mean)
-        parts.append(f'<line class="grid" x1="{x + 5}" x2="{x + 12}" y1="{y}" y2="{height - 4}"/>')
-        parts.append(f'<text x="{x + 14}" y="{height}">{_text(f"{one.label}  {point.mean:.3f}")}</text>')
+    for one, (x, y), height in zip(series, points, heights, strict=True):
+        name = f"{one.label}  {one.points[0].mean:.3f}"
+        end = x + 14 + CHARACTER_WIDTH * len(name)
+        covered = any(x < other < end and abs(at - (height - 4)) < LINE_HEIGHT / 2 for other, at in points)
+        side, anchor = (-1, "end") if covered else (1, "start")
+        parts.append(
+            f'<line class="grid" x1="{x + 5 * side}" x2="{x + 12 * side}" y1="{y}" y2="{height - 4}"/>'
+        )
+        parts.append(f'<text x="{x + 14 * side}" y="{height}" text-anchor="{anchor}">{_text(name)}</text>')
     return parts
 
 

@@ -506,6 +506,17 @@ def test_the_plot_places_the_points_by_cost_and_quality_and_names_them():
     assert abs(heights[0] - heights[1]) >= 12, "names at the same height overlap"
 
 
+def test_a_name_that_would_cover_a_point_on_its_right_stands_on_the_left():
+    points = {"blind": Point(9.0, 0.97, 0.9, 1.0, 10), "last": Point(10.0, 0.97, 0.9, 1.0, 10)}
+    series = [Series(name, [point]) for name, point in points.items()]
+    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series, names_at_points=True)))
+    x1, x2 = (float(item.get("cx")) for item in root.iter() if item.tag.endswith("circle"))
+    texts = {item.text: item for item in root.iter() if item.tag.endswith("text")}
+    left, right = texts["blind  0.970"], texts["last  0.970"]
+    assert left.get("text-anchor") == "end" and float(left.get("x")) < x1
+    assert right.get("text-anchor") == "start" and float(right.get("x")) > x2
+
+
 @pytest.mark.parametrize(("low", "high"), [(-0.2, 1.1), (-math.inf, math.inf)])
 def test_an_interval_beyond_the_axis_ends_at_the_frame(low, high):
     """The first is a bootstrap of few questions, the second that of a single one that is half right."""
