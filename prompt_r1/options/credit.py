@@ -19,7 +19,7 @@ arXiv 2410.01679), but without further games.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import fmean
 
 from prompt_r1.options.advantages import Groups
@@ -86,6 +86,6 @@ def token_advantages(game: ScoredGame) -> list[float]:
     sampled = game.trajectory.sampled
     if not game.turn_advantages:
         return [game.advantage] * sum(sampled)
-    begins = [own and not before for before, own in pairwise([False, *sampled])]
-    turns_so_far = accumulate(begins)
-    return [game.turn_advantages[n - 1] for n, own in zip(turns_so_far, sampled, strict=True) if own]
+    starts = turn_starts(game.trajectory)
+    turns = zip(game.turn_advantages, starts, [*starts[1:], len(sampled)], strict=True)
+    return [advantage for advantage, start, end in turns for _ in range(sum(sampled[start:end]))]
