@@ -89,8 +89,6 @@ def copy_of_the_repository(folder: Path) -> Path:
     """The repository as it is cloned, with the files that the README's commands name."""
     skip = shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv", "*_cache", ".originals")
     shutil.copytree(ROOT, folder, ignore=skip)
-    if (ROOT / "runs/cache").is_dir():  # a mini agent that this checkout has built saves a minute
-        shutil.copytree(ROOT / "runs/cache", folder / "runs/cache")
     (folder / "mine.jsonl").write_text(OWN_TEXT)
     (folder / "my_code.py").write_text(OWN_CODE)
     tiny.save_asking_agent(folder / "path/to/model")
