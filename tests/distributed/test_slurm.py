@@ -32,12 +32,14 @@ exit $highest
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then printf 'node7\\nnode8\\n'; else echo "$*" >> requeued; fi
 """
-# The exit code of rank N is the Nth word of CODES; a rank without any goes on until it is killed.
+# The exit code of rank N is the Nth word of CODES; a rank without any goes on until it is killed. Rank 1
+# exits after rank 0, whose code the script has noted by then.
 PYTHON = """#!/bin/bash
 echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $*" >> started
-codes=($CODES)
-[ -z "${codes[$RANK]}" ] && exec sleep 60
-exit "${codes[$RANK]}"
+exits=($CODES)
+[ -z "${exits[$RANK]}" ] && exec sleep 60
+until [ "$(wc -l < "$codes")" -ge "$RANK" ]; do sleep 0.02; done
+exit "${exits[$RANK]}"
 """
 
 
