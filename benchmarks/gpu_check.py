@@ -4,9 +4,11 @@
     torchrun --nproc-per-node 8 -m benchmarks.gpu_check          # also the checks of several GPUs
 
 At most 10 minutes. Every row is PASS, FAIL (wrong), SLOW (right, but below the limit that its note gives) or
-SKIP (with the reason). A row that raises is FAIL with its error, and the others still run. Weights are
-random: the shape of Qwen3-4B on GPUs of more than 100 GB, of Qwen3-0.6B on smaller ones, and a tiny one on a
-CPU. The last line is JSON; paste it into an issue ("A run on GPUs").
+SKIP (with the reason). A row that raises is FAIL with its error, and the others still run. Of several GPUs, a
+row is that of the worst. Weights are random: the shape of Qwen3-4B on GPUs of more than 100 GB, of Qwen3-0.6B
+on smaller ones, and a tiny one on a CPU. The last line is JSON; paste it into an issue ("A run on GPUs").
+With several GPUs a first version of it comes before the rows in which they work together: if one of them
+fails there, the others wait for it and are ended.
 """
 
 import asyncio
@@ -20,9 +22,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -55,17 +57,17 @@ from prompt_r1.types import ScoredGame
 from prompt_r1.version import installed_version
 from train import learn
 
-PASS, FAIL, SLOW, SKIP = "PASS", "FAIL", "SLOW", "SKIP"
+PASS, SKIP, SLOW, FAIL = VERDICTS = ("PASS", "SKIP", "SLOW", "FAIL")  # from good to bad
 TIME_LIMIT = 540.0  # seconds after which no further row begins
 COLLECTIVE_TIMEOUT = 120.0  # seconds that a rank waits for another
-# Datasheets: bytes/s of the memory, FLOP/s of dense bfloat16 products.
+# Datasheets: bytes/s of the memory, FLOP/s of dense bfloat16 products. Names of slices of a GPU are longer.
 DATASHEETS = {
-    "A100-SXM4-40GB": (1.555e12, 312e12),
-    "A100-SXM4-80GB": (2.039e12, 312e12),
-    "A100-PCIE-40GB": (1.555e12, 312e12),
-    "A100 80GB PCIe": (1.935e12, 312e12),
-    "H100 80GB HBM3": (3.35e12, 989e12),
-    "H200": (4.8e12, 989e12),
+    "NVIDIA A100-SXM4-40GB": (1.555e12, 312e12),
+    "NVIDIA A100-SXM4-80GB": (2.039e12, 312e12),
+    "NVIDIA A100-PCIE-40GB": (1.555e12, 312e12),
+    "NVIDIA A100 80GB PCIe": (1.935e12, 312e12),
+    "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),
+    "NVIDIA H200": (4.8e12, 989e12),
 }
 # Qwen3-0.6B and Qwen3-4B: hidden, layers, heads, intermediate.
 SHAPES = {"Qwen3-0.6B": (1024, 28, 16, 3072), "Qwen3-4B": (2560, 36, 32, 9728)}
@@ -173,8 +175,7 @@ class Machine:
 
     @property
     def datasheet(self) -> tuple[float, float] | None:
-        name = torch.cuda.get_device_name(self.device) if self.cuda else ""
-        return next((limits for known, limits in DATASHEETS.items() if known in name), None)
+        return DATASHEETS.get(torch.cuda.get_device_name(self.device)) if self.cuda else None
 
     def share(self, share: float, limit: float, note: str) -> Found:
         """A share of what the device can do, with a limit on GPUs only."""
@@ -188,7 +189,7 @@ class Machine:
         return games if self.cuda else games[:3]
 
     def free(self) -> None:
-        """Free what the rollout rows hold, before the update."""
+        """Free what earlier rows hold."""
         for name in ("policy", "bench"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -283,13 +284,21 @@ def graphs_of_every_size(machine: Machine) -> Found:
     bench = machine.bench
     if bench.graphs is None:
         raise Skipped("the chosen attention cannot be recorded")
-    before = memory()
+    before = _held(machine)
     context = bench.engine.max_tokens // 16
     for size in SIZES:
         bench.steps(size, min(context, bench.engine.kv_tokens // size - 1)).recorded()
         if bench.graphs.broken:
             return Found(size, "rows", "could not be recorded, or its result differs", FAIL)
-    return Found(len(SIZES), "sizes", f"memory grew by {memory() - before:.0f} MB")
+    return Found(len(SIZES), "sizes", f"memory grew by {_held(machine) - before:.0f} MB")
+
+
+def _held(machine: Machine) -> float:
+    """MB that the process holds, those of graphs included."""
+    if not machine.cuda:
+        return memory()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(machine.device) / 1e6
 
 
 @torch.inference_mode()
@@ -400,17 +409,21 @@ def _waits(machine: Machine, run: Callable[[], object]) -> str:
 def mixed_step(machine: Machine) -> Found:
     """Prompts beside sequences that decode, in one forward."""
     bench = machine.bench
-    prompt, decoding, context = (2048, 32, 1000) if machine.cuda else (64, 4, 30)
+    prompt, decoding, longest = (2048, 32, 1000) if machine.cuda else (64, 4, 30)
+    context = min(longest, (bench.engine.kv_tokens - prompt) // decoding - 1)
+    if context < 1:
+        raise Skipped(f"the memory has room for {bench.engine.kv_tokens} tokens")
     chunks = [Chunk(n, 1, n * (context + 1), context + 1) for n in range(decoding)]
     chunks.append(Chunk(decoding, prompt, decoding * (context + 1), prompt))
     tokens = [0] * (decoding + prompt)
     time_taken = roofline.seconds(lambda: bench.engine._forward(tokens, chunks), 5)
-    return Found(1e3 * time_taken, "ms", f"{prompt} prompt tokens beside {decoding} that decode")
+    note = f"{prompt} prompt tokens beside {decoding} that decode, with {context} tokens each"
+    return Found(1e3 * time_taken, "ms", note)
 
 
 @torch.inference_mode()
 def prefill(machine: Machine) -> Found:
-    tokens = 8192 if machine.cuda else 512
+    tokens = min(8192 if machine.cuda else 512, machine.bench.engine.kv_tokens // 8 * 8)
     done = machine.bench.prefill(tokens, prompts=8)
     machine.measured["prefill_token"] = done.seconds / tokens
     note = f"{tokens} tokens in {1e3 * done.seconds:.1f} ms; share of the product's speed"
@@ -456,12 +469,17 @@ def out_of_memory(machine: Machine) -> Found:
 
 def update(machine: Machine) -> Found:
     """One optimiser step in float32 weights and the compute dtype: MFU, and its peak against --dry-run."""
+    limit = 16_384 if machine.cuda else 4_096
+    shape = shape_of(machine.policy.model.config)
+    setup = Setup(shards=1, full=True, width=machine.dtype.itemsize, reference=False)
+    needed = sum([*state_bytes(shape, setup).values(), *update_bytes(shape, setup, tokens=limit).values()])
     machine.free()
+    if machine.cuda and needed > torch.cuda.mem_get_info(machine.device)[0]:
+        raise Skipped(f"it needs {needed / 1e9:.1f} GB, says --dry-run")
     learner = machine.new_policy(torch.float32)
     learner.checkpoint_activations()
     # The copy that plays is allocated too, as in training.
     playing = learner if machine.dtype == torch.float32 else machine.policy
-    limit = 16_384 if machine.cuda else 4_096
     updater = _updater(learner, Ranks(0, 1, machine.device), limit)
     games = machine.games(6, _vocabulary(learner))
     learn(updater, [games], clip=0.2, kl_coef=0.0)  # allocates the moments
@@ -470,16 +488,13 @@ def update(machine: Machine) -> Found:
     learn(updater, [games], clip=0.2, kl_coef=0.0)
     taken = clock() - start
     peak = 1e6 * memory()
-    shape = shape_of(learner.model.config)
-    setup = Setup(shards=1, full=True, width=machine.dtype.itemsize, reference=False)
-    parts = {**state_bytes(shape, setup), **update_bytes(shape, setup, tokens=limit)}
     flop = _update_flop(games, learner)
     machine.measured["update_flops"] = flop / taken
     share = flop / taken / machine.limits.flops
     note = f"{taken:.2f} s; share of the product's speed"
     if machine.cuda:  # resident memory of a CPU process holds the libraries too
-        note += f"; peak {peak / 1e9:.1f} GB, --dry-run says {sum(parts.values()) / 1e9:.1f}"
-        if peak > 1.1 * sum(parts.values()):
+        note += f"; peak {peak / 1e9:.1f} GB, --dry-run says {needed / 1e9:.1f}"
+        if peak > 1.1 * needed:
             return Found(100 * share, "%", f"{note}: the estimate is too small", FAIL)
     del playing
     return machine.share(share, 0.3, note)
@@ -531,11 +546,12 @@ def sharded(mode: str, *, offload: bool = False) -> Callable[[Machine], Found]:
         ranks = machine.ranks
         if ranks.count == 1:
             raise Skipped("start it with torchrun")
+        machine.free()
         games = machine.games(2, VOCABULARY)
         one = Policy(small_model(attention=attention.NAME).to(machine.device), compute=torch.float32)
         expected = _gradient_norm(one, Ranks(0, 1, machine.device), games)
         many = Policy(small_model(attention=attention.NAME), compute=torch.float32)
-        mesh = make_mesh(mode, ranks.count, machine.device)
+        mesh = make_mesh(mode, ranks.count, machine.device, timeout=ranks.timeout)
         if not offload:
             many.model.to(machine.device)
         many.shard(mesh, machine.device, offload=offload)
@@ -555,6 +571,7 @@ def _gradient_norm(policy: Policy, ranks: Ranks, games: list[ScoredGame]) -> flo
 
 def checkpoint(machine: Machine) -> Found:
     """Write a checkpoint on all ranks, and read it in one process."""
+    machine.free()
     ranks = machine.ranks
     config = TrainConfig(save_every=1)
     with ExitStack() as stack:
@@ -562,6 +579,8 @@ def checkpoint(machine: Machine) -> Found:
         if ranks.first:
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")))
         folder = ranks.from_first(lambda: folder)
+        if not all(ranks.gather(Path(folder).is_dir())):
+            raise Skipped("TMPDIR must be a folder that all nodes see")
         policy = Policy(small_model(attention=attention.NAME).to(machine.device), compute=torch.float32)
         mesh = make_mesh("fsdp", ranks.count, machine.device) if ranks.count > 1 else None
         if mesh is not None:
@@ -597,8 +616,13 @@ def _read_alone(folder: str, device: torch.device) -> Read:
         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--read-checkpoint", folder, str(device)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return Read(math.nan, f": {error}")
+    if done.returncode or not done.stdout:
         return Read(math.nan, f": {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     return Read(float(done.stdout.split()[-1]))
 
@@ -643,6 +667,7 @@ def projected_step(machine: Machine) -> Found:
     return Found(seconds, "s", note)
 
 
+FIRST_TOGETHER = "fsdp"  # the first row in which the ranks work together
 CHECKS: dict[str, Callable[[Machine], Found]] = {
     "versions": versions,
     "free memory": free_memory,
@@ -661,7 +686,7 @@ CHECKS: dict[str, Callable[[Machine], Found]] = {
     "prefill": prefill,
     "out of memory": out_of_memory,
     "update": update,
-    "fsdp": sharded("fsdp"),
+    FIRST_TOGETHER: sharded("fsdp"),
     "hsdp": sharded("hsdp"),
     "fsdp, offloaded": sharded("fsdp", offload=True),
     "checkpoint": checkpoint,
@@ -681,6 +706,27 @@ def run_check(name: str, check: Callable[[Machine], Found], machine: Machine) ->
     return Row(name, found.verdict, found.value, found.unit, found.note.strip("; "))
 
 
+def run_checks(machine: Machine, checks: dict[str, Callable[[Machine], Found]], end: float) -> Iterator[Row]:
+    """The lines of the table; after the time `end` the checks are skipped. Called by every rank."""
+    late = False
+    for name, check in checks.items():
+        own = Row(name, SKIP, None, "", "no time left") if late else run_check(name, check, machine)
+        # They travel through CPU memory: after an illegal access, every call of CUDA would raise.
+        found = machine.ranks.gather((own, time.monotonic() > end))
+        late = any(is_late for _, is_late in found)
+        yield worst([row for row, _ in found])
+
+
+def worst(rows: Sequence[Row]) -> Row:
+    """Of the ranks' rows of a check, the first of the worst verdict."""
+    verdicts = [row.verdict for row in rows]
+    verdict = max(verdicts, key=VERDICTS.index)
+    rank, count = verdicts.index(verdict), verdicts.count(verdict)
+    if count == len(rows):
+        return rows[0]
+    return replace(rows[rank], note=f"on {count} of {len(rows)} ranks, first rank {rank}: {rows[rank].note}")
+
+
 def main() -> None:
     """Run all checks, and print the table and the JSON line."""
     if sys.argv[1:2] == ["--read-checkpoint"]:
@@ -692,17 +738,21 @@ def main() -> None:
     began = time.monotonic()
     parallel = "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else "none"
     ranks = start_ranks("auto", parallel, timeout=COLLECTIVE_TIMEOUT)
-    machine = Machine(ranks)
-    rows = []
-    for name, check in CHECKS.items():
-        late = ranks.max([time.monotonic() - began])[0] > TIME_LIMIT
-        row = Row(name, SKIP, None, "", "no time left") if late else run_check(name, check, machine)
+    rows: list[Row] = []
+
+    def print_json() -> None:
+        seconds = round(time.monotonic() - began)
+        print(json.dumps({"seconds": seconds, "rows": [asdict(row) for row in rows]}), flush=True)
+
+    for row in run_checks(Machine(ranks), CHECKS, began + TIME_LIMIT):
         rows.append(row)
         if ranks.first:
             value = "" if row.value is None else f"{row.value:.4g}"
             print(f"{row.verdict:4}  {row.name:24}  {value:>9} {row.unit:11}  {row.note}", flush=True)
+            if ranks.count > 1 and len(rows) == list(CHECKS).index(FIRST_TOGETHER):
+                print_json()
     if ranks.first:
-        print(json.dumps({"seconds": round(time.monotonic() - began), "rows": [asdict(row) for row in rows]}))
+        print_json()
     stop_ranks(ranks)
 
 

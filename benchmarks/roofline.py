@@ -81,8 +81,9 @@ def attention_error(policy: Policy) -> tuple[str, float]:
         count = sum(chunk.count for chunk in chunks)
         query = torch.randn(count, shape.heads, shape.dim, device=device, dtype=dtype)
         batch = RaggedBatch([], [], chunks, device, kernel)
-        exact = one_by_one(query.double(), keys.double(), values.double(), batch, query.shape[-1] ** -0.5)
-        error = (kernel(query, keys, values, batch, None) - exact).abs().max()
+        scale = query.shape[-1] ** -0.5
+        exact = one_by_one(query.double(), keys.double(), values.double(), batch, scale)
+        error = (kernel(query, keys, values, batch, scale) - exact).abs().max()
         worst = max(worst, float(error))
     return kernel.__name__, worst
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -336,6 +337,41 @@ def test_a_check_that_raises_is_a_row_that_fails():
     assert [row.verdict for row in rows] == ["FAIL", "SKIP", "SLOW", "FAIL"]
     assert rows[0].note == "ValueError: first line" and rows[1].note == "no GPU"
     assert rows[2].note == "copy; at least 4 expected"
+
+
+def test_a_cuda_error_that_stays_leaves_a_table():
+    """After an illegal access every call of CUDA raises, the collectives of training included."""
+
+    def illegal(_: gpu_check.Machine) -> gpu_check.Found:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    class Broken(gpu_check.Ranks):
+        def max(self, values):
+            illegal(None)
+
+        sum = max
+
+    machine = gpu_check.Machine(Broken(rank=0, count=1, device=torch.device("cpu")))
+    rows = list(gpu_check.run_checks(machine, {"one": illegal, "two": illegal}, time.monotonic() + 60))
+    assert [(row.name, row.verdict) for row in rows] == [("one", "FAIL"), ("two", "FAIL")]
+    late = list(gpu_check.run_checks(machine, {"one": illegal, "two": illegal}, time.monotonic()))
+    assert [(row.verdict, row.note) for row in late][1] == ("SKIP", "no time left")
+
+
+def test_a_row_is_that_of_the_worst_rank():
+    good, slow = (gpu_check.Row("copy", verdict, 1.0, "GB/s", "note") for verdict in ("PASS", "SLOW"))
+    assert gpu_check.worst([good, good]) == good and gpu_check.worst([slow, slow]) == slow
+    assert gpu_check.worst([good, slow, good]).note == "on 1 of 3 ranks, first rank 1: note"
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(70, "SKIP"), (100, "PASS")])
+def test_no_row_writes_beyond_a_small_cache(monkeypatch, rows, verdict):
+    """On a GPU an index beyond the cache is an error that stays."""
+    monkeypatch.setattr(gpu_check, "small_model", lambda **options: make_model(options["attention"]))
+    machine = gpu_check.Machine(ONE_RANK)
+    machine.bench = roofline.Bench(machine.policy, rows=rows, longest=64, rounds=1)
+    assert gpu_check.run_check("mixed step", gpu_check.mixed_step, machine).verdict == verdict
+    assert gpu_check.run_check("prefill", gpu_check.prefill, machine).verdict == "PASS"
 
 
 @pytest.fixture
