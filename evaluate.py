@@ -15,6 +15,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     check_usage(evaluate_config)
 
 import asyncio
+import gc
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -167,8 +168,10 @@ async def evaluate(
             for setup in group:
                 missing = [pair for pair in wanted if file.find(setup.setting, *pair) is None]
                 if missing:
-                    method = await resources.prepare(setup)
-                    await answer_all(setup, method, missing, file, seed, own=own_metric(config))
+                    # No variable keeps the method, which would keep its agent beside the next one.
+                    await answer_all(
+                        setup, await resources.prepare(setup), missing, file, seed, own=own_metric(config)
+                    )
     finally:
         await resources.close()
     return [prediction for setup in setups for prediction in file.predictions_for(setup.setting, wanted)]
@@ -256,6 +259,7 @@ class Resources:
         for agents in self.agents.values():
             await agents.close()
         self.agents.clear()
+        gc.collect()  # an engine is part of a reference cycle
 
     async def close(self) -> None:
         await self.release_agents()

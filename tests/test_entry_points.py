@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import evaluate
 import train
+from prompt_r1.agent.agent import open_agent
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
 from tests.paths import ROOT
@@ -215,6 +217,24 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
     evaluate.main(settings.split())
     assert capsys.readouterr().out == first
     assert (trained / "tables/predictions.jsonl").read_bytes() == lines
+
+
+def test_evaluate_frees_an_agent_before_it_loads_the_next(
+    agent, asking_agent, tmp_path, monkeypatch, call_here
+):
+    opened = []
+
+    def open_alone(*arguments):
+        assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
+        loaded = open_agent(*arguments)
+        opened.append(weakref.ref(loaded))
+        return loaded
+
+    monkeypatch.setattr("prompt_r1.baselines.make.open_agent", open_alone)
+    line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "2", "--out", "scores"]
+    done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)
+    assert done.returncode == 0, done.stderr
+    assert len(opened) == 2
 
 
 def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):

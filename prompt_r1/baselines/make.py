@@ -74,9 +74,10 @@ class AgentCache:
         return self.load(AgentSpec(find_agent(start, config.seed), config, start))
 
     async def close(self) -> None:
-        """Close the connections of agents behind endpoints."""
+        """Close the connections of agents behind endpoints, and forget all agents."""
         for agent in self._loaded.values():
             await agent.close()
+        self._loaded.clear()
 
 
 @dataclass(frozen=True)
