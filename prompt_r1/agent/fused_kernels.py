@@ -80,17 +80,17 @@ def _replacement(
     if _width(module) and hasattr(module, "variance_epsilon"):
         return _rms_norm if _agrees(_rms_norm, module, _width(module), device, compute) else None
     if gated and isinstance(down, nn.Linear):
-        swiglu = _swiglu_of(compiler(_silu_product))
+        swiglu = _swiglu_of(compiler(_copy_of(_silu_product)))
         return swiglu if _agrees(swiglu, module, down.out_features, device, compute) else None
     if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and hasattr(module, "head_dim"):
         rotary = own.__globals__[ROTARY]
-        fused = compiler(rotary)
+        fused = compiler(_copy_of(rotary))
         heads = _random(4, 1, ROWS, 2, module.head_dim).to(device).transpose(2, 3)
         inputs = [*heads[:2], *heads[2:, :, 0]]  # queries and keys (1, 2, T, D), cosines and sines (1, T, D)
         if all(
             _same(fused, rotary, [part.to(dtype) for part in inputs]) for dtype in _dtypes(module, compute)
         ):
-            return _with_global(own, ROTARY, fused)
+            return _copy_of(own, **{ROTARY: fused})
     return None
 
 
@@ -174,11 +174,13 @@ def _swiglu_of(product: Function) -> Function:
     return swiglu
 
 
-def _with_global(function: Any, name: str, value: object) -> Function:
-    """The same function, for which one global name has another value."""
-    scope = {**function.__globals__, name: value}
-    other = FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
+def _copy_of(function: Any, **names: object) -> Function:
+    """The same function, for which some global names have other values.
+
+    It has a code object of its own: torch.compile keeps at most eight variants of one, and each model, dtype
+    and kind of batch needs some.
+    """
+    code, scope = function.__code__.replace(), {**function.__globals__, **names}
+    other = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
     other.__kwdefaults__ = function.__kwdefaults__
     return other

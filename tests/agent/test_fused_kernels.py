@@ -64,6 +64,19 @@ def test_weights_may_be_wider_than_the_products():
     check_model(policy)
 
 
+def test_the_kernels_of_each_model_are_compiled_apart():
+    """torch.compile keeps eight variants of a code object, then leaves further ones uncompiled."""
+    functions = []
+
+    def compiler(function):
+        functions.append(function)
+        return function
+
+    for _ in range(2):
+        fuse(tiny.model(), CPU, torch.float32, compiler=compiler)
+    assert len({id(function.__code__) for function in functions}) == len(functions) == 4
+
+
 def test_a_fused_module_that_computes_something_else_is_not_used():
     """GELU in place of SiLU, and a rotary function that turns the other way."""
     model = tiny.model()
