@@ -16,7 +16,8 @@ while a step is recorded, nothing more is recorded until `resume`.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -190,25 +191,53 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def step_recorder(kernel: Kernel) -> Record | None:
+@contextmanager
+def _workspace_in_pool() -> Iterator[None]:
+    """Let a capture allocate the workspace of its matrix products in the graph's pool, for itself alone.
+
+    torch keeps a workspace for each stream, and forgets it when any graph of the stream is freed. Graphs of
+    two engines on the same workspace would then write to memory that one of them has given back.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def step_recorder(kernel: Kernel, device: torch.device) -> Record | None:
     """The function that records steps as CUDA graphs; None for a kernel that cannot be recorded."""
     if kernel not in RECORDABLE:
         return None
-    return partial(_record_cuda_graph, pool=torch.cuda.graph_pool_handle())
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    return partial(_record_cuda_graph, pool=pool, stream=stream)
 
 
-def _record_cuda_graph(step: DecodeStep, *, pool: "torch.cuda._POOL_HANDLE") -> DecodeStep:
+def _record_cuda_graph(
+    step: DecodeStep, *, pool: "torch.cuda._POOL_HANDLE", stream: torch.cuda.Stream
+) -> DecodeStep:
     """Record a step as a CUDA graph. All sizes share one memory pool: they never run at the same time."""
-    stream = torch.cuda.Stream()  # the warm-up must not run on the stream that is captured
-    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    before = torch.cuda.current_stream(stream.device)
+    # This makes the stream's device the current one, on which the capture begins; and the stream of before
+    # is the current one again even if ending the capture fails.
     with torch.cuda.stream(stream):
+        stream.wait_stream(before)
         for _ in range(2):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # "thread_local": the thread that writes checkpoints may use the device during the capture.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        out = step()
+        with _workspace_in_pool():
+            try:
+                # "thread_local": the thread that writes checkpoints may use the device during the capture.
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    out = step()
+            except RuntimeError:
+                # A capture that waits for the device cannot be ended. Its pool stays open then, and torch
+                # would not free cached memory before it reports that none is left.
+                with suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+                raise
+        out.drawn.fill_(-1)  # what a graph would return that replays nothing
+    before.wait_stream(stream)
 
     def replay() -> Decoded:
         graph.replay()

@@ -185,7 +185,7 @@ class Engine:
             raise UsageError(
                 f"not enough memory for a KV cache of {rows:,} tokens: lower --kv-tokens"
             ) from None
-        record = self._record or step_recorder(self._kernel)
+        record = self._record or step_recorder(self._kernel, policy.device)
         if record is not None:
             self._graphs = DecodeGraphs(
                 self._hidden_states,

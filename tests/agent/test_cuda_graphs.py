@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prompt_r1.agent import decode_kernels
+from prompt_r1.agent import cuda_graphs, decode_kernels
 from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
 from prompt_r1.agent.engine import Engine
@@ -118,6 +120,23 @@ def test_a_recording_with_another_result_is_not_used(play):
 def test_a_recording_that_only_rounds_differently_is_used(play):
     _, engine = play(Recorder(off_by=0.005))
     assert not engine._graphs.broken
+
+
+def test_a_graph_that_replays_nothing_is_not_used(play, monkeypatch):
+    """As one whose kernels ran on another device: its buffers hold what was computed during the capture."""
+    stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
+    fakes = {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "current_stream": lambda _: stream,
+        "stream": lambda _: nullcontext(),
+        "graph": lambda *_, **__: nullcontext(),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    with pytest.warns(UserWarning, match="the recorded step samples"):
+        tokens, engine = play(partial(cuda_graphs._record_cuda_graph, pool=(0, 1), stream=stream))
+    assert tokens == play(None)[0] and engine._graphs.broken
 
 
 def test_sizes_waste_at_most_15_rows():
