@@ -227,7 +227,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next(
     def open_alone(*arguments):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
         loaded = open_agent(*arguments)
-        opened.append(weakref.ref(loaded))
+        opened.append(weakref.ref(loaded.policy.model))
         return loaded
 
     monkeypatch.setattr("prompt_r1.baselines.make.open_agent", open_alone)
