@@ -47,6 +47,15 @@ def shard(
         module.set_force_sum_reduction_for_comms(True)
 
 
+def sum_over_nodes(root: nn.Module, *, wanted: bool) -> None:
+    """Whether the next backward sums the gradients over the nodes; if not, each node keeps its own sum.
+
+    Only a module that is sharded over a mesh of two dimensions sums over nodes.
+    """
+    if isinstance(root, FSDPModule):
+        root.set_requires_all_reduce(wanted)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor from all ranks; return any other as it is. Called by every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

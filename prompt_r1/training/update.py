@@ -4,7 +4,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy, Scorer, TokenScores
+from prompt_r1.distributed.fsdp import sum_over_nodes
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
@@ -129,7 +130,7 @@ class Update:
             0.0,
         ]  # sum over the tokens of later steps of engine's minus policy's; their number
 
-    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
+    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[Iterator[Batch]]:
         """The micro-batches of each optimiser step, with old and reference log-probabilities.
 
         `mini_batches` are the games that this rank played; the ranks exchange them, so that all train equally
@@ -139,10 +140,17 @@ class Update:
         self._start()
         shares = share_games(mini_batches, self._ranks, tokens_per_batch=self._tokens_per_batch)
         steps = [self._micro_batches(share) for share in shares if share]
-        return [
+        prepared = [
             [self._add_logprobs(batch, first=number == 0) for batch in batches]
             for number, batches in enumerate(steps)
         ]
+        return [self._in_turn(batches) for batches in prepared]
+
+    def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """The micro-batches of an optimiser step; nodes exchange their gradients only after the last."""
+        for number, batch in enumerate(batches, start=1):
+            sum_over_nodes(self.policy, wanted=number == len(batches))
+            yield batch
 
     def _micro_batches(self, share: Sequence[Sequence[ScoredGame]]) -> list[Batch]:
         """This rank's micro-batches of an optimiser step, with the weights of their tokens.

@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.fused_kernels import fuse
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.policy import Policy, blocks_of
 from prompt_r1.distributed import ranks as ranks_module
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
@@ -93,6 +95,8 @@ class Outcome:
     weights: list[Tensor]
     rollout_weights: list[Tensor]  # of the unsharded copy that plays the games
     local_weights: int  # number of weights that this rank holds
+    steps: int  # optimiser steps
+    node_sums: int  # of the gradients of a block, over nodes
 
 
 def random_group(seed: int, broken: int) -> list[Trajectory]:
@@ -170,7 +174,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     update = make_update(policy, reference=reference, ranks=ranks, ratio=ratio)
     gradients: list[Tensor] = []
     update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
-    metrics = []
+    metrics, node_sums = [], 0
     for step, broken in enumerate(BROKEN_GAMES):
         groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
         lengths = [len(games[0].question.text) for games in groups_PG]
@@ -189,7 +193,10 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
             numbers=numbers,
             drop_even=case.options,
         )
-        metrics.append(learn(update, mini_batches, clip=(0.02, 0.03) if case.options else 0.2, kl_coef=0.1))
+        clip = (0.02, 0.03) if case.options else 0.2
+        with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
+            metrics.append(learn(update, mini_batches, clip=clip, kl_coef=0.1))
+        node_sums += sum("group" in call.kwargs for call in all_reduce.call_args_list)  # not of all ranks
         rollout_policy.copy_weights_from(policy)
     return Outcome(
         metrics,
@@ -197,6 +204,8 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         weights=[full_tensor(weight.data).clone() for weight in policy.parameters()],
         rollout_weights=list(rollout_policy.parameters()),
         local_weights=sum(local_size(weight) for weight in policy.parameters()),
+        steps=len(gradients),
+        node_sums=node_sums,
     )
 
 
@@ -315,8 +324,13 @@ def test_adapters_on_two_ranks_train_like_those_of_one_process(tmp_path):
 def test_four_ranks_train_like_one_process(tmp_path):
     """In step 2 there are three games, so one of the ranks has none."""
     one = five_steps(Case("none"), ONE_RANK)
-    for outcome in on_ranks(4, ["ddp", "fsdp", "hsdp, two nodes of two"], tmp_path).values():
+    four = on_ranks(4, ["ddp", "fsdp", "hsdp, two nodes of two"], tmp_path)
+    for outcome in four.values():
         check_same_training(outcome, one)
+    parts = len(blocks_of(tiny.model())) + 1  # with what is outside the blocks
+    hsdp = four.pop("hsdp, two nodes of two")
+    assert hsdp.node_sums == parts * hsdp.steps, "nodes exchange gradients once per optimiser step"
+    assert {outcome.node_sums for outcome in four.values()} == {0}
 
 
 def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
