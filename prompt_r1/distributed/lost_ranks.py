@@ -47,15 +47,17 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         self._server: socket.socket | None = None
         self._expected = count - 1 if rank == 0 else 0  # connections that rank 0 still waits for
-        family, *_, address = socket.getaddrinfo(os.environ["MASTER_ADDR"], 0, type=socket.SOCK_STREAM)[0]
         meeting = (0, b"")  # port and token
         if rank == 0:
-            self._server = socket.create_server(("", 0), family=family, backlog=count)
+            # Where a name has addresses of both kinds, another rank may choose another one than this.
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            self._server = socket.create_server(("", 0), family=family, backlog=count, dualstack_ipv6=both)
             self._selector.register(self._server, selectors.EVENT_READ)
             meeting = (self._server.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
         port, self._token = from_first(meeting)
         if rank:
-            connection = socket.create_connection((str(address[0]), port), timeout=60)
+            connection = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=60)
             connection.sendall(self._token + rank.to_bytes(4, "big"))
             self._add(connection, "rank 0")
         self.thread = threading.Thread(target=self._wait, name="lost ranks", daemon=True)

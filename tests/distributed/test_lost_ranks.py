@@ -65,6 +65,19 @@ def test_ranks_that_say_goodbye_are_not_lost(meeting):
     assert all(sentences.empty() for sentences in meeting.sentences)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_rank_0_is_reached_over_both_kinds_of_addresses(monkeypatch, address):
+    """Rank 0 listened only at the kind that it found first for its own name."""
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    monkeypatch.setenv("MASTER_ADDR", address)
+    meeting = Meeting(2)
+    assert [len(watch._peers) for watch in meeting.watches] == [1, 1]
+    for watch in meeting.watches:
+        watch.say_goodbye()
+    meeting.join()
+
+
 def test_a_stranger_that_connects_and_leaves_is_not_taken_for_a_rank(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     sentences: Queue[str] = Queue()
