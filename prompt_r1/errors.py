@@ -23,3 +23,16 @@ class InternalError(Exception):
 
 class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
+
+
+# What torch's allocators, CUDA and NCCL, and cuBLAS say. Only the first has an error class of its own.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> str:
+    """The sentence of an error that says that memory ran out: torch's, or that of CUDA's libraries beside it.
+
+    "" for other errors.
+    """
+    sentences = str(error).replace("\n", ". ").split(". ") if isinstance(error, RuntimeError) else []
+    return next((one.strip() for one in sentences if any(text in one for text in OUT_OF_MEMORY)), "")

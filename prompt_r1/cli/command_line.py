@@ -6,19 +6,20 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from prompt_r1.cli.crash_report import crash_report_in, is_out_of_memory
+from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
-from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
+from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
 
@@ -54,12 +55,12 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     except InternalError as error:
         _exit(1, error)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        sentence = out_of_memory(error)
+        if not sentence:
             raise
-        first_sentence = str(error).split(". ")[0].strip()
         _exit(
             2,
-            f"{first_sentence}: in training, give a smaller --tokens-per-batch, --offload, or more GPUs "
+            f"{sentence}: in training, give a smaller --tokens-per-batch, --offload, or more GPUs "
             "(--dry-run estimates the memory) and resume from the last checkpoint; otherwise take a smaller "
             "agent or --device cpu",
         )
@@ -96,7 +97,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    print(printable(f"{name}: {reason}"), file=sys.stderr)
+    print(printable(f"{name}: {reason}"), file=sys.stderr, flush=True)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks
+        # that do not know yet that this one leaves.
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

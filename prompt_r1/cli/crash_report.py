@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from prompt_r1.errors import EnvError, FatalEnvError, InternalError, Resumable, UsageError
+from prompt_r1.errors import (
+    EnvError,
+    FatalEnvError,
+    InternalError,
+    Resumable,
+    UsageError,
+    out_of_memory,
+)
 from prompt_r1.terminal import SHORTEST_SECRET, scrub
 from prompt_r1.version import installed_version
 
@@ -36,7 +43,7 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and (error.filename or error.errno in EXPLAINED):
             raise
-        if is_out_of_memory(error):
+        if out_of_memory(error):
             raise
         report = crash_report(error, sys.argv, os.environ)
         where = (folder and _write(report, folder)) or _write(report, None)
@@ -45,12 +52,6 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
             f"internal error ({first_line}): this is a bug; please report it with "
             + (f"the file {where}, which has the traceback" if where else f"this traceback:\n{report}")
         ) from None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch ran out of memory. Does not import torch, because `--help` reads this file."""
-    torch = sys.modules.get("torch")  # without it, nobody can have raised its error
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def crash_report(error: BaseException, command: list[str], environment: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -78,6 +79,50 @@ def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
 ):
     assert exit_code(error, monkeypatch) == code
     assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
+                "you tried to allocate 4 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+            "CUDA error: out of memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "CUDA error",
+        ),
+    ],
+)
+def test_memory_may_also_run_out_beside_the_allocator_of_gpus(monkeypatch, capsys, error, sentence):
+    assert exit_code(error, monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(f"train.py: {sentence}")
+
+
+def test_a_rank_that_fails_is_gone_at_once():
+    """Whatever its threads still do: the other ranks notice it when its connections are closed."""
+    program = """
+import sys, threading, time
+from prompt_r1.cli.command_line import run_program
+from prompt_r1.errors import Resumable
+
+def main(_):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    raise Resumable("stopped")
+
+run_program(main)
+"""
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 75 and "stopped" in done.stderr
 
 
 def test_out_of_memory_suggests_what_to_reduce(monkeypatch, capsys):
