@@ -4,10 +4,12 @@ Every collective is called by all ranks or by none.
 """
 
 import asyncio
+import ipaddress
 import os
 import pickle
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.lost_ranks import Watch
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError, out_of_memory
 
 T = TypeVar("T")
 
@@ -30,7 +32,9 @@ NOTICE = 5.0  # seconds until the loss of a rank is known that has broken a coll
 
 
 class RankLost(Resumable):
-    """A rank is missing, so the others cannot even save: the run resumes from its last checkpoint."""
+    """A rank is missing or out of reach, so the others cannot even save: the run resumes from its last
+    checkpoint.
+    """
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     monitored_group = None
     if count > 1:
+        check_own_address(os.environ)
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
         monitored_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     elif mode in SHARDED:
@@ -257,16 +262,50 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     return replace(ranks, watch=Watch(rank, count, lambda item: ranks.from_first(lambda: item)))
 
 
+def check_own_address(environment: Mapping[str, str]) -> None:
+    """Raise UsageError if this rank would tell ranks on other nodes to connect to themselves.
+
+    gloo listens at the address that the name of this machine has here, on some systems a loopback address.
+    """
+    several_nodes = environment.get("LOCAL_WORLD_SIZE") not in (None, environment.get("WORLD_SIZE"))
+    if not several_nodes or "GLOO_SOCKET_IFNAME" in environment:
+        return
+    own, first = (_is_loopback(name) for name in (socket.gethostname(), environment["MASTER_ADDR"]))
+    if own and not first:  # a first rank on this machine too is a test of several nodes on one
+        raise UsageError(
+            f"GLOO_SOCKET_IFNAME is not set, and the name {socket.gethostname()!r} of this machine has only "
+            "a loopback address here, which other nodes cannot reach: set the variable to the network "
+            "interface between the nodes (`ip route get NODE` prints it)"
+        )
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether a machine's name leads back to this machine, or nowhere."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(name)).is_loopback
+    except OSError:
+        return True
+
+
 @contextmanager
 def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
-    """Raise RankLost in place of the error of a collective that another rank has left by dying."""
+    """Raise RankLost in place of the error of a collective that another rank has left by dying.
+
+    An error of the network without a lost rank becomes Resumable.
+    """
     try:
         yield
     except (FatalEnvError, Resumable, UsageError):
         raise
-    except RuntimeError:
+    except RuntimeError as error:
         if ranks.watch is not None and ranks.watch.lost.wait(NOTICE):
             raise RankLost(ranks.watch.sentence) from None
+        if isinstance(error, dist.DistBackendError) and not out_of_memory(error):
+            first_line = str(error).partition("\n")[0]
+            raise RankLost(
+                f"the ranks could not communicate ({first_line}); the same command resumes from the last "
+                "checkpoint"
+            ) from None
         raise
 
 

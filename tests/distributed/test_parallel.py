@@ -3,7 +3,9 @@
 import asyncio
 import os
 import random
+import socket
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,8 +30,10 @@ from prompt_r1.distributed.ranks import (
     Ranks,
     _buckets,
     assign_questions,
+    check_own_address,
     choose_parallel,
     expand_segments,
+    lost_ranks_named,
     make_mesh,
     number_of_gpu,
     run_on_all_ranks,
@@ -360,6 +364,35 @@ class RanksWithAFailedPeer(Ranks):
 
     def gather(self, item: list) -> list:
         return [item, [Resumable("the budget is used up")]]
+
+
+@pytest.mark.parametrize(
+    ("own", "first", "refused"),
+    [("127.0.1.1", "10.0.0.1", True), ("10.0.0.2", "10.0.0.1", False), ("127.0.1.1", "127.0.0.1", False)],
+)
+def test_a_rank_of_several_nodes_needs_an_address_that_the_others_can_reach(monkeypatch, own, first, refused):
+    """On Debian the name of a machine leads to 127.0.1.1: there gloo waited for itself."""
+    addresses = {"node1": own, "node0": first}
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(socket, "gethostbyname", addresses.__getitem__)
+    environment = {"MASTER_ADDR": "node0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME") if refused else nullcontext():
+        check_own_address(environment)
+    check_own_address({**environment, "GLOO_SOCKET_IFNAME": "eth0"})
+    check_own_address({**environment, "LOCAL_WORLD_SIZE": "4"})
+
+
+def test_an_error_of_the_network_can_be_resumed():
+    def fail(error: Exception) -> None:
+        with lost_ranks_named(ONE_RANK):
+            raise error
+
+    with pytest.raises(Resumable, match="could not communicate \\(NCCL error: remote process exited"):
+        fail(dist.DistBackendError("NCCL error: remote process exited\nLast error:"))
+    with pytest.raises(dist.DistBackendError):
+        fail(dist.DistBackendError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        fail(RuntimeError("a bug"))
 
 
 def test_the_failure_of_another_rank_is_raised_on_a_rank_that_succeeded():
