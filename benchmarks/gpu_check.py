@@ -565,6 +565,39 @@ def sharded(mode: str, *, offload: bool = False) -> Callable[[Machine], Found]:
     return check
 
 
+def sharded_as_in_training(machine: Machine) -> Found:
+    """The same with all that training adds, and the copy of the weights that plays."""
+    ranks = machine.ranks
+    if ranks.count == 1:
+        raise Skipped("start it with torchrun")
+    machine.free()
+    games = machine.games(2, VOCABULARY)
+
+    def learner() -> Policy:
+        policy = Policy(small_model(attention=attention.NAME).to(machine.device), compute=machine.dtype)
+        if machine.cuda:
+            policy.fused = fuse(policy.model, machine.device, machine.dtype)
+        policy.checkpoint_activations()
+        return policy
+
+    expected = _gradient_norm(learner(), Ranks(0, 1, machine.device), games)
+    many = learner()
+    mesh = make_mesh("fsdp", ranks.count, machine.device)
+    many.shard(mesh, machine.device, offload=False)
+    share = Ranks(ranks.rank, ranks.count, machine.device, mesh, ranks.monitored_group, ranks.timeout)
+    difference = abs(_gradient_norm(many, share, games[ranks.rank :: ranks.count]) / expected - 1)
+    playing = Policy(
+        small_model(attention=attention.NAME).to(machine.device, machine.dtype), compute=machine.dtype
+    )
+    playing.copy_weights_from(many)
+    pairs = zip(playing.parameters(), many.parameters(), strict=True)
+    copied = [torch.equal(mine, full_tensor(weight.detach()).to(mine.dtype)) for mine, weight in pairs]
+    if not all(copied):
+        return Found(difference, "", "the copy that plays has other weights", FAIL)
+    note = f"norm of the gradient in {machine.dtype} against one process; the copy that plays is equal"
+    return at_most(difference, 2e-2 if machine.dtype.itemsize == 2 else 1e-4, "", note)
+
+
 def _gradient_norm(policy: Policy, ranks: Ranks, games: list[ScoredGame]) -> float:
     return learn(_updater(policy, ranks, 6_144), [games], clip=0.2, kl_coef=0.0)["grad_norm"]
 
@@ -689,6 +722,7 @@ CHECKS: dict[str, Callable[[Machine], Found]] = {
     FIRST_TOGETHER: sharded("fsdp"),
     "hsdp": sharded("hsdp"),
     "fsdp, offloaded": sharded("fsdp", offload=True),
+    "fsdp, as in training": sharded_as_in_training,
     "checkpoint": checkpoint,
     "projected step": projected_step,
 }
@@ -738,6 +772,7 @@ def main() -> None:
     began = time.monotonic()
     parallel = "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else "none"
     ranks = start_ranks("auto", parallel, timeout=COLLECTIVE_TIMEOUT)
+    attention.register()
     rows: list[Row] = []
 
     def print_json() -> None:
