@@ -15,6 +15,7 @@ directly; if recording fails or the results differ, decoding continues without g
 while a step is recorded, nothing more is recorded until `resume`.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -236,7 +237,9 @@ def _record_cuda_graph(
                 with suppress(RuntimeError):
                     torch._C._cuda_endAllocateToPool(stream.device.index, pool)
                 raise
-        out.drawn.fill_(-1)  # what a graph would return that replays nothing
+        # What a graph would return that replays nothing.
+        out.hidden.fill_(math.nan)
+        out.drawn.fill_(-1)
     before.wait_stream(stream)
 
     def replay() -> Decoded:

@@ -62,10 +62,10 @@ class Recorder:
 
 @pytest.fixture
 def play(monkeypatch):
-    """Play 9 greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
+    """Play some greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
     monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
 
-    def run(record, *, share_prompts=False):
+    def run(record, *, share_prompts=False, count=9):
         engine = Engine(
             tiny.policy(),
             stop_ids=frozenset(),
@@ -85,7 +85,7 @@ def play(monkeypatch):
             return turns
 
         async def games():
-            return await asyncio.gather(*(game(number) for number in range(9)))
+            return await asyncio.gather(*(game(number) for number in range(count)))
 
         return asyncio.run(games()), engine
 
@@ -122,7 +122,8 @@ def test_a_recording_that_only_rounds_differently_is_used(play):
     assert not engine._graphs.broken
 
 
-def test_a_graph_that_replays_nothing_is_not_used(play, monkeypatch):
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_graph_that_replays_nothing_is_not_used(play, monkeypatch, count):
     """As one whose kernels ran on another device: its buffers hold what was computed during the capture."""
     stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
     fakes = {
@@ -134,9 +135,11 @@ def test_a_graph_that_replays_nothing_is_not_used(play, monkeypatch):
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-    with pytest.warns(UserWarning, match="the recorded step samples"):
-        tokens, engine = play(partial(cuda_graphs._record_cuda_graph, pool=(0, 1), stream=stream))
-    assert tokens == play(None)[0] and engine._graphs.broken
+    with pytest.warns(UserWarning, match="the recorded step differs"):
+        tokens, engine = play(
+            partial(cuda_graphs._record_cuda_graph, pool=(0, 1), stream=stream), count=count
+        )
+    assert tokens == play(None, count=count)[0] and engine._graphs.broken
 
 
 def test_sizes_waste_at_most_15_rows():
