@@ -84,7 +84,7 @@ def _replacement(
         return swiglu if _agrees(swiglu, module, down.out_features, device, compute) else None
     if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and hasattr(module, "head_dim"):
         rotary = own.__globals__[ROTARY]
-        fused = compiler(_copy_of(rotary))
+        fused = compiler(_copy_of(rotary) if isinstance(rotary, FunctionType) else rotary)
         heads = _random(4, 1, ROWS, 2, module.head_dim).to(device).transpose(2, 3)
         inputs = [*heads[:2], *heads[2:, :, 0]]  # queries and keys (1, 2, T, D), cosines and sines (1, T, D)
         if all(

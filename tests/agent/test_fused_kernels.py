@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3 import modeling_qwen3
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.fused_kernels import fuse, own_forwards
@@ -75,6 +76,16 @@ def test_the_kernels_of_each_model_are_compiled_apart():
     for _ in range(2):
         fuse(tiny.model(), CPU, torch.float32, compiler=compiler)
     assert len({id(function.__code__) for function in functions}) == len(functions) == 4
+
+
+def test_a_rotary_embedding_that_is_a_module_is_compiled_as_it_is(monkeypatch):
+    """The package `kernels` puts one in the place of the function."""
+
+    class Rotary(nn.Module):
+        forward = staticmethod(modeling_qwen3.apply_rotary_pos_emb)
+
+    monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", Rotary())
+    assert fuse(tiny.model(), CPU, torch.float32, compiler=uncompiled) == QWEN3
 
 
 def test_a_fused_module_that_computes_something_else_is_not_used():
