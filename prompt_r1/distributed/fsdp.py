@@ -48,12 +48,14 @@ def shard(
 
 
 def sum_over_nodes(root: nn.Module, *, wanted: bool) -> None:
-    """Whether the next backward sums the gradients over the nodes; if not, each node keeps its own sum.
+    """Choose whether the next backward sums the gradients over the nodes; otherwise each node keeps its sum.
 
-    Only a module that is sharded over a mesh of two dimensions sums over nodes.
+    Only a module that is sharded over a mesh of two dimensions sums over nodes. Weights in CPU memory always
+    do: FSDP2 would keep the nodes' sums on the GPU.
     """
-    if isinstance(root, FSDPModule):
-        root.set_requires_all_reduce(wanted)
+    weight = next(root.parameters())
+    if isinstance(root, FSDPModule) and isinstance(weight, DTensor):
+        root.set_requires_all_reduce(wanted or weight.device.type != weight.device_mesh.device_type)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -147,7 +147,9 @@ class Update:
         return [self._in_turn(batches) for batches in prepared]
 
     def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """The micro-batches of an optimiser step; nodes exchange their gradients only after the last."""
+        """The micro-batches of an optimiser step, each prepared when it is taken: nodes exchange gradients in
+        the backward of the last one only.
+        """
         for number, batch in enumerate(batches, start=1):
             sum_over_nodes(self.policy, wanted=number == len(batches))
             yield batch
