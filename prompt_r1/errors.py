@@ -26,13 +26,17 @@ class Resumable(Exception):
 
 
 # What torch's allocators, CUDA and NCCL, and cuBLAS say. Only the first has an error class of its own.
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+NO_CPU_MEMORY = "can't allocate memory"
+OUT_OF_MEMORY = ("out of memory", NO_CPU_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def out_of_memory(error: BaseException) -> str:
-    """The sentence of an error that says that memory ran out: torch's, or that of CUDA's libraries beside it.
-
-    "" for other errors.
-    """
-    sentences = str(error).replace("\n", ". ").split(". ") if isinstance(error, RuntimeError) else []
-    return next((one.strip() for one in sentences if any(text in one for text in OUT_OF_MEMORY)), "")
+    """The sentence of an error that says that memory ran out, whoever raised it; "" for other errors."""
+    if isinstance(error, MemoryError):
+        return f"{NO_CPU_MEMORY}: {error}" if str(error) else NO_CPU_MEMORY
+    if not isinstance(error, RuntimeError):
+        return ""
+    sentences = [sentence.strip() for sentence in str(error).replace("\n", ". ").split(". ")]
+    found = next((one for one in sentences if any(text in one for text in OUT_OF_MEMORY)), "")
+    # By name: this file is read before torch is imported.
+    return found or (sentences[0] if type(error).__name__ == "OutOfMemoryError" else "")

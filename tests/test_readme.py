@@ -101,7 +101,7 @@ def test_every_flag_in_the_text_exists():
         flags |= set(re.findall(r'"(--[a-z-]+)"', file.read_text("utf-8")))
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
-    slurm = "--minutes --kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
+    slurm = "--cpus-per-task --minutes --kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
     others = "--live --config --help --help-all --port --fail --faults --no-deps --served-model-name"
     benchmarks = "--latency --virtual"
     flags |= {*slurm.split(), *others.split(), *benchmarks.split()}

@@ -19,7 +19,14 @@ from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
-from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
+from prompt_r1.errors import (
+    NO_CPU_MEMORY,
+    FatalEnvError,
+    InternalError,
+    Resumable,
+    UsageError,
+    out_of_memory,
+)
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
 
@@ -54,10 +61,17 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
     except InternalError as error:
         _exit(1, error)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         sentence = out_of_memory(error)
         if not sentence:
             raise
+        if NO_CPU_MEMORY in sentence:
+            _exit(
+                2,
+                f"{sentence}: in training, start fewer processes on this machine, give a smaller "
+                "--tokens-per-batch or less --offload, and resume from the last checkpoint; otherwise take a "
+                "smaller agent",
+            )
         _exit(
             2,
             f"{sentence}: in training, give a smaller --tokens-per-batch, --offload, or more GPUs "

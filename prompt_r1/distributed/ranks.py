@@ -22,12 +22,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.lost_ranks import Watch
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError, out_of_memory
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
 SHARDED = ("fsdp", "hsdp")  # values of --parallel that shard the weights
 BUCKET_ENTRIES = 2**24  # of gradients that are copied to be summed together: 67 MB in float32
+# What NCCL and gloo say of connections, not of wrong calls or of the GPU. Their errors share one class.
+NETWORK_ERRORS = (
+    "ncclRemoteError",
+    "ncclSystemError",
+    "Connection closed by peer",
+    "Connection reset by peer",
+)
 NOTICE = 5.0  # seconds until the loss of a rank is known that has broken a collective
 
 
@@ -112,7 +119,7 @@ class Ranks:
 
         This happens after the last micro-batch, in place of DDP's hooks in every backward. Small gradients
         are summed together, through a copy of at most `BUCKET_ENTRIES`. The gradients of sharded weights need
-        no sum: FSDP has summed them in each backward.
+        no sum: FSDP sums them in the backward.
         """
         if self.count == 1 or self.mesh is not None:
             return
@@ -275,23 +282,24 @@ def check_own_address(environment: Mapping[str, str]) -> None:
         raise UsageError(
             f"GLOO_SOCKET_IFNAME is not set, and the name {socket.gethostname()!r} of this machine has only "
             "a loopback address here, which other nodes cannot reach: set the variable to the network "
-            "interface between the nodes (`ip route get NODE` prints it)"
+            "interface between the nodes (`ip route get` with the IP address of another node prints it)"
         )
 
 
 def _is_loopback(name: str) -> bool:
     """Whether a machine's name leads back to this machine, or nowhere."""
     try:
-        return ipaddress.ip_address(socket.gethostbyname(name)).is_loopback
+        *_, (address, *_) = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
     except OSError:
         return True
+    return ipaddress.ip_address(address).is_loopback
 
 
 @contextmanager
 def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
     """Raise RankLost in place of the error of a collective that another rank has left by dying.
 
-    An error of the network without a lost rank becomes Resumable.
+    An error of the network that names no lost rank becomes RankLost too.
     """
     try:
         yield
@@ -300,10 +308,10 @@ def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
     except RuntimeError as error:
         if ranks.watch is not None and ranks.watch.lost.wait(NOTICE):
             raise RankLost(ranks.watch.sentence) from None
-        if isinstance(error, dist.DistBackendError) and not out_of_memory(error):
-            first_line = str(error).partition("\n")[0]
+        if any(text in str(error) for text in NETWORK_ERRORS):
+            last_line = str(error).strip().splitlines()[-1]  # NCCL explains itself at the end
             raise RankLost(
-                f"the ranks could not communicate ({first_line}); the same command resumes from the last "
+                f"the ranks could not communicate ({last_line}); the same command resumes from the last "
                 "checkpoint"
             ) from None
         raise

@@ -37,7 +37,8 @@ def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
         return
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout, timeout=config.rank_timeout)
-        folder = ranks.from_first(lambda: open_run(config, name))
+        with lost_ranks_named(ranks):
+            folder = ranks.from_first(lambda: open_run(config, name))
         with crash_report_in(folder), lost_ranks_named(ranks), lock_run(folder, ranks):
             if done := ranks.from_first(lambda: finished_summary(folder, config)):
                 if ranks.first:

@@ -89,7 +89,12 @@ def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
                 "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
                 "you tried to allocate 4 bytes. Error code 12 (Cannot allocate memory)"
             ),
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes: in training, start",
+        ),
+        (MemoryError(), "can't allocate memory: in training, start fewer processes"),
+        (
+            torch.OutOfMemoryError("while a step was recorded: it failed"),
+            "while a step was recorded: it failed: ",
         ),
         (
             torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),

@@ -374,7 +374,9 @@ def test_a_rank_of_several_nodes_needs_an_address_that_the_others_can_reach(monk
     """On Debian the name of a machine leads to 127.0.1.1: there gloo waited for itself."""
     addresses = {"node1": own, "node0": first}
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(socket, "gethostbyname", addresses.__getitem__)
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *_, **__: [(None, None, 6, "", (addresses[name], 0))]
+    )
     environment = {"MASTER_ADDR": "node0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME") if refused else nullcontext():
         check_own_address(environment)
@@ -387,10 +389,19 @@ def test_an_error_of_the_network_can_be_resumed():
         with lost_ranks_named(ONE_RANK):
             raise error
 
-    with pytest.raises(Resumable, match="could not communicate \\(NCCL error: remote process exited"):
-        fail(dist.DistBackendError("NCCL error: remote process exited\nLast error:"))
+    nccl = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
+    remote = nccl.format(
+        "remote process exited", "ncclRemoteError: A call failed.", "connection to node1 closed"
+    )
+    with pytest.raises(Resumable, match="could not communicate \\(connection to node1 closed\\)"):
+        fail(dist.DistBackendError(remote))
+    with pytest.raises(Resumable, match="Connection closed by peer"):
+        fail(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:46191"))
+    twice = nccl.format(
+        "invalid usage", "ncclInvalidUsage: This usually reflects a bug.", "Duplicate GPU detected"
+    )
     with pytest.raises(dist.DistBackendError):
-        fail(dist.DistBackendError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"))
+        fail(dist.DistBackendError(twice))
     with pytest.raises(RuntimeError, match="a bug"):
         fail(RuntimeError("a bug"))
 

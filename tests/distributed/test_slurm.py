@@ -14,7 +14,7 @@ SCRIPT = ROOT / "examples/train.slurm"
 # Starts two tasks of one node. As with --kill-on-bad-exit, a task that fails ends the other; returns the
 # highest exit code.
 SRUN = """#!/bin/bash
-[ "$1" = --kill-on-bad-exit=1 ] || exit 99
+[ "$1" = --kill-on-bad-exit=1 ] && [ "$SRUN_CPUS_PER_TASK" = 8 ] || exit 99
 shift
 set -m # a process group for each task
 for task in 0 1; do
@@ -48,7 +48,7 @@ def submit(folder: Path, codes: str, *, seconds: int) -> subprocess.CompletedPro
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "412345", "SLURM_JOB_NODELIST": "node[7-8]"}
+    slurm = {"SLURM_JOB_ID": "412345", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_CPUS_PER_TASK": "8"}
     return subprocess.run(
         [SCRIPT, "--out", "a folder"],
         cwd=folder,
