@@ -74,7 +74,11 @@ class Agent:
 def make_agent(
     policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0, engines: int = 1
 ) -> Agent:
-    """Give a policy an engine for its games; `kv_tokens` and `engines` as in `Engine`."""
+    """Give a policy an engine for its games; `kv_tokens` and `engines` as in `Engine`.
+
+    Its turns end at any end token of the model, not only at those of the codec's tokenizer.
+    """
+    codec.stop_ids |= policy.end_ids
     engine = Engine(
         policy,
         stop_ids=codec.stop_ids,

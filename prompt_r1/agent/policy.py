@@ -99,6 +99,12 @@ class Policy(nn.Module):
             name.endswith(".sinks") for name, _ in model.named_parameters()
         )
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a text, by the model's generation config; some models have several."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        return frozenset({*(configured if isinstance(configured, list) else [configured])} - {None})
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """The weights that learn: all of them, or only the adapters (adapters.py)."""
         return [weight for weight in self.parameters() if weight.requires_grad]
@@ -152,7 +158,10 @@ class Policy(nn.Module):
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
         # transformers renamed the method in 5.2x.
         old = self.model.gradient_checkpointing_enable
-        getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+        # Nothing in a layer is random. With adapters, the same layers play: in each of them a GPU would read
+        # its random state.
+        settings = {"use_reentrant": False, "preserve_rng_state": False}
+        getattr(self.model, "activation_checkpointing_enable", old)(settings)
         # transformers recomputes only in training mode. What is inside a layer stays in evaluation mode:
         # there, some models add noise to their routers.
         for module in self.model.modules():

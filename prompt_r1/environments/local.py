@@ -168,6 +168,4 @@ def load_local(
 
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The tokens that end a reply: the tokenizer's end token and those of the model's generation config."""
-    configured = getattr(policy.model.generation_config, "eos_token_id", None)
-    ends = configured if isinstance(configured, list) else [configured]
-    return frozenset({*ends, tokenizer.eos_token_id} - {None})
+    return policy.end_ids | ({tokenizer.eos_token_id} - {None})

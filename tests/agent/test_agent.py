@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype
+from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype, make_agent
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.errors import UsageError
@@ -65,6 +65,16 @@ def test_a_game_without_these_settings_is_not_cut_or_stopped_early():
     assert engine.stops == [(), ()]
     assert "0123456" in read
     assert LAST_TURN not in read
+
+
+def test_a_turn_ends_at_every_end_token_of_the_model():
+    """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
+    policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    own, other = codec.turn_end, codec.encode_trusted("z")[0]
+    policy.model.generation_config.eos_token_id = [own, other]
+    agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
+    assert agent.engine.stop_ids == {own, other}
+    assert codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
 
 
 def test_a_question_must_leave_room_for_one_token():
