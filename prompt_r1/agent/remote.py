@@ -52,6 +52,11 @@ class RemoteEngine:
             "return_token_ids": True,
             "stop_token_ids": sorted(codec.stop_ids),
             "skip_special_tokens": False,
+            # A server may take other defaults from the model's generation_config.json. Games in this process,
+            # as in training, sample from the whole distribution.
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
         }
         key = os.environ.get(KEY, "")
         self._client = EndpointClient(
@@ -76,7 +81,7 @@ class RemoteEngine:
             "prompt": tokens if self._prompts == "tokens" else text_of(self._codec.tokenizer, tokens),
             "max_tokens": max_new,
             "temperature": temperature,
-            **({"top_p": top_p} if top_p < 1 else {}),
+            "top_p": top_p,
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
         }
         outcome = await self._client.send(Request(PATH, content, len(tokens) + max_new))

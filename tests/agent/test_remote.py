@@ -196,7 +196,9 @@ def test_a_request_has_prompt_limit_temperature_seed_and_stop_tokens():
     first, second, third = provider.requests
     assert first == second and first["seed"] != third["seed"]
     assert (first["prompt"], first["max_tokens"], first["temperature"]) == ([5, 6], 11, 0.75)
-    assert "top_p" not in first
+    # Not those of the server, which come from the model's generation_config.json.
+    assert (first["top_p"], first["top_k"]) == (1.0, -1)
+    assert (first["min_p"], first["repetition_penalty"]) == (0.0, 1.0)
     generate(provider, [5, 6], max_new=11, seed="7/1", temperature=0.75, top_p=0.8)
     assert provider.requests[-1]["top_p"] == 0.8
     assert first["stop_token_ids"] == [CODEC.turn_end] and first["skip_special_tokens"] is False
