@@ -337,6 +337,7 @@ def gap_with_adapters(machine: Machine) -> Found:
     add_lora(policy.model, rank=8, alpha=32)
     for layer in adapters_of(policy.model).values():
         torch.nn.init.normal_(layer.b, std=0.01)
+    policy.checkpoint_activations()
     return _gap(policy, limit_of(machine.dtype).alarm)
 
 

@@ -303,7 +303,7 @@ def test_an_out_of_memory_error_says_which_setting_to_lower(agent, tmp_path, mon
     ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.startswith(
-        "train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch,"
+        "train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch or "
     )
 
 

@@ -74,6 +74,7 @@ class Engine:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
+        self.later: Callable[[], float] = lambda: 0.0  # bytes that others will allocate on the device
         self._engines = engines
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
@@ -171,8 +172,15 @@ class Engine:
     def _allocate_arena(self) -> None:
         """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
-        affordable = affordable_rows(policy) // self._engines
+        later = self.later()
+        affordable = affordable_rows(policy, later) // self._engines
         rows = self.kv_tokens or min(affordable, self._max_games * self.max_tokens)
+        if rows < self.max_tokens and later:
+            raise UsageError(
+                f"training will take {later / 1e9:.1f} GB more of this device, by an estimate, and leaves a "
+                f"KV cache of {rows} tokens for games of up to {self.max_tokens}: take more GPUs, --parallel "
+                "fsdp --offload all or --adapter-rank (--dry-run compares them), or set --kv-tokens to try it"
+            )
         if rows < self.max_tokens:
             raise UsageError(
                 f"the free memory holds a KV cache of {rows} tokens, but a game may have {self.max_tokens}: "

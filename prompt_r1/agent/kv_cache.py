@@ -5,6 +5,7 @@ prompt leaves these rows to an `opening`, and the sequence of each game has rows
 games of 600 + 630 tokens then take 3,750 rows instead of 6,150.
 """
 
+import math
 import os
 from array import array
 from bisect import bisect_left, insort
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from prompt_r1.agent.policy import Policy, attention_shape
 
-# Share of the free memory that the arena takes if no size is given. The update needs the rest.
+# Share of the free memory that the arena takes if no size is given.
 MEMORY_SHARE = 0.3
+# What CUDA, NCCL, graphs and holes in the allocator take beside what is counted (a guess, not measured).
+UNCOUNTED_BYTES = 2e9
 
 
 @dataclass(eq=False)
@@ -297,8 +300,16 @@ class Arena:
         self.copied += len(sources)
 
 
-def affordable_rows(policy: Policy) -> int:
-    """The number of rows that fit into MEMORY_SHARE of the memory that is free now."""
+def cache_bytes(free: float, later: float) -> float:
+    """How much of the free memory caches take: MEMORY_SHARE, and no more than what comes later leaves."""
+    return min(MEMORY_SHARE * free, free - later - UNCOUNTED_BYTES if later else math.inf)
+
+
+def affordable_rows(policy: Policy, later: float = 0.0) -> int:
+    """The number of rows that caches may have; 0 if what comes later needs all memory that is free now.
+
+    `later`: bytes that will be allocated on the device after the caches.
+    """
     if policy.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
@@ -306,7 +317,7 @@ def affordable_rows(policy: Policy) -> int:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
-    return int(MEMORY_SHARE * free) // row_bytes
+    return max(0, int(cache_bytes(free, later)) // row_bytes)
 
 
 def common_prefix_length(a: bytes, b: bytes) -> int:

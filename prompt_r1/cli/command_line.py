@@ -74,9 +74,9 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
             )
         _exit(
             2,
-            f"{sentence}: in training, give a smaller --tokens-per-batch, --offload, or more GPUs "
-            "(--dry-run estimates the memory) and resume from the last checkpoint; otherwise take a smaller "
-            "agent or --device cpu",
+            f"{sentence}: in training, give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp "
+            "--offload all, or more GPUs (--dry-run estimates the memory) and resume from the last "
+            "checkpoint; otherwise take a smaller agent or --device cpu",
         )
     except KeyboardInterrupt:
         _exit(130, "interrupted; the same command resumes from the last checkpoint")

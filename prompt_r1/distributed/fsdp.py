@@ -58,6 +58,11 @@ def sum_over_nodes(root: nn.Module, *, wanted: bool) -> None:
         root.set_requires_all_reduce(wanted or weight.device.type != weight.device_mesh.device_type)
 
 
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor from all ranks; return any other as it is. Called by every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

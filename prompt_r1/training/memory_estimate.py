@@ -9,14 +9,19 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from prompt_r1.agent.adapters import adapter_weights
-from prompt_r1.agent.kv_cache import MEMORY_SHARE
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.kv_cache import cache_bytes
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import CHUNK_TOKENS, attention_shape, blocks_of
+from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, attention_shape, blocks_of
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed.fsdp import local_tensor
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.weights import Models
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
 SMALL_GPU = 24  # GB: a consumer GPU, shown for adapters
@@ -67,15 +72,16 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
         model = AutoModelForCausalLM.from_config(config)
     blocks = blocks_of(model)
     attention = attention_shape(config)
+    text = config.get_text_config()  # of a model that also sees images, for example
     return ModelShape(
         weights=sum(weight.numel() for weight in model.parameters()),
         block=sum(weight.numel() for weight in blocks[0].parameters()),
         layers=len(blocks),
-        hidden=config.hidden_size,
-        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         query=attention.heads * attention.dim,
         key=attention.kv_heads * attention.dim,
-        vocabulary=config.vocab_size,
+        vocabulary=text.vocab_size,
         tied=config.tie_word_embeddings,
         sizes=tuple(weight.numel() for weight in model.parameters()),
         per_rank=adapter_weights(model, 1),
@@ -170,6 +176,36 @@ def offloaded_bytes(shape: ModelShape, setup: Setup) -> float:
     return total
 
 
+def later_bytes(policy: Policy, config: TrainConfig, ranks: Ranks) -> float:
+    """Bytes that training takes on this rank's device after its models: gradients, moments, a micro-batch.
+
+    `policy` is the one that learns. 0 for a model whose sizes are not known.
+    """
+    shards = 1 if ranks.mesh is None else ranks.mesh.size(-1)
+    setup = replace(_setup(config, shards), full=ranks.mesh is None, width=policy.compute.itemsize)
+    try:
+        shape = shape_of(policy.model.config)
+    except (AttributeError, KeyError, ValueError):
+        return 0.0
+    states = state_bytes(shape, setup)
+    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    return states["gradients"] + states["AdamW's moments"] + sum(update.values())
+
+
+def leave_room(models: Models, optimizer: Optimizer, config: TrainConfig, ranks: Ranks) -> None:
+    """Let the KV caches, which are allocated with the first game, leave room for the update."""
+    needed = later_bytes(models.policy, config, ranks)
+
+    def later() -> float:
+        held = [local_tensor(entry) for state in optimizer.state.values() for entry in state.values()]
+        # A run that resumes has its moments already.
+        return max(0.0, needed - sum(entry.nbytes for entry in held if entry.device == ranks.device))
+
+    for agent in models.agents:
+        assert isinstance(agent.engine, Engine)
+        agent.engine.later = later
+
+
 def memory_table(config: TrainConfig) -> str:
     """The lines of --dry-run about memory; a single line if the agent's config cannot be loaded."""
     if config.agent == "mini":
@@ -177,7 +213,7 @@ def memory_table(config: TrainConfig) -> str:
     path = find_agent(config.agent, config.seed)
     try:
         return table_of(AutoConfig.from_pretrained(path, **loading_options(path)), config)
-    except (OSError, ValueError, KeyError):
+    except (OSError, AttributeError, ValueError, KeyError):
         return f"memory: not estimated, because the config of {config.agent!r} cannot be loaded"
 
 
@@ -232,7 +268,7 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     token_bytes = 2 * shape.layers * shape.key * setup.width
     each = " of each" if setup.players > 1 else ""
     for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
-        affordable = MEMORY_SHARE / setup.players * (gpu * 1e9 - before)
+        affordable = cache_bytes(gpu * 1e9 - before, total - before) / setup.players
         cache_tokens = config.kv_tokens or int(affordable / token_bytes)
         left = gpu * 1e9 - total - setup.players * cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens

@@ -21,6 +21,7 @@ from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training.ahead import Ahead, PlayOne, PlayStep, Rollout
 from prompt_r1.training.console import Console, nothing_to_learn, summary
 from prompt_r1.training.lifecycle import Lifecycle
+from prompt_r1.training.memory_estimate import leave_room
 from prompt_r1.training.step_metrics import spending, step_metrics
 from prompt_r1.training.update import Update
 from prompt_r1.training.weights import Models
@@ -74,6 +75,8 @@ class Run:
         self._update = update
         self._play_step = play_step
         self._models = models
+        if self.ranks.device.type == "cuda":
+            leave_room(models, update.optimizer, self.config, self.ranks)
         if self.config.ahead:
             self._ahead = Ahead(
                 self.config,
