@@ -37,6 +37,7 @@ COPIED = (
     "*.model",
     "chat_template*",
     "generation_config.json",
+    "*processor_config.json",  # of a model that also sees: servers refuse it without
 )
 
 CURVES = {"reward/mean": "reward", "format": "format", "em": "EM", "turns": "turns", "kl": "KL"}
@@ -153,15 +154,27 @@ def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, fol
 
 
 def _complete_config(path: Path, dtype: str) -> None:
-    """Add the keys of transformers 4, which silently takes rope_theta = 10000 if it finds none."""
+    """Add the keys of transformers 4, which silently takes rope_theta = 10000 if it finds none.
+
+    A model that also sees has those of its language model in `text_config`.
+    """
     config = json.loads(path.read_text("utf-8"))
-    config |= {"dtype": dtype, "torch_dtype": dtype}
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-        if rope.get("rope_type", "default") != "default":
-            config["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    for part in (config, *([config["text_config"]] if "text_config" in config else [])):
+        part |= {"dtype": dtype, "torch_dtype": dtype}
+        rope = part.get("rope_parameters") or {}
+        part |= _old_rope(rope.get("full_attention") or rope)
+        if "sliding_attention" in rope:  # Gemma 3 has settings for each kind of layer
+            part["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _old_rope(rope: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a rotary embedding under the names of transformers 4."""
+    if "rope_theta" not in rope:
+        return {}
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    scaled = rope.get("rope_type", "default") != "default"
+    return {"rope_theta": rope["rope_theta"], **({"rope_scaling": scaling} if scaled else {})}
 
 
 def model_card(config: TrainConfig, lines: Sequence[dict[str, float]], base: Path) -> str:

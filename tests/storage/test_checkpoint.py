@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import exported_step
@@ -24,7 +24,7 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of, writes_in_background
-from prompt_r1.storage.export import export_agent, model_card
+from prompt_r1.storage.export import _complete_config, export_agent, model_card
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK
@@ -579,6 +579,24 @@ def test_both_versions_of_transformers_find_the_rope_theta(exported):
     config = json.loads((exported / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5000000.0
     assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_an_exported_gemma_3_has_the_keys_of_its_published_config(tmp_path, sees):
+    """Its rotary embedding has settings for each kind of layer: the scaling of the long ones was lost."""
+    published = {
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    text = {**published, "hidden_size": 32, "num_hidden_layers": 6, "model_type": "gemma3_text"}
+    model = AutoConfig.for_model("gemma3", text_config=text) if sees else AutoConfig.for_model(**text)
+    model.save_pretrained(tmp_path)
+    _complete_config(tmp_path / "config.json", "bfloat16")
+    config = json.loads((tmp_path / "config.json").read_text())
+    part = config["text_config"] if sees else config
+    assert {name: part[name] for name in published} == published
+    assert part["torch_dtype"] == config["torch_dtype"] == "bfloat16"
 
 
 def test_the_tokenizer_files_are_copied_byte_for_byte(exported):
