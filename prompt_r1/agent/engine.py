@@ -91,6 +91,12 @@ class Engine:
         self._scheduler: Scheduler  # made with the arena
         self._loop: asyncio.Task[None] | None = None
 
+    @property
+    def cache_bytes(self) -> int:
+        """The size of its KV cache; 0 before the first request."""
+        arena = self._arena
+        return sum(part.nbytes for part in (*arena.keys, *arena.values)) if arena is not None else 0
+
     async def generate(
         self,
         tokens: list[int],

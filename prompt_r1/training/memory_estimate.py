@@ -195,15 +195,17 @@ def later_bytes(policy: Policy, config: TrainConfig, ranks: Ranks) -> float:
 def leave_room(models: Models, optimizer: Optimizer, config: TrainConfig, ranks: Ranks) -> None:
     """Let the KV caches, which are allocated with the first game, leave room for the update."""
     needed = later_bytes(models.policy, config, ranks)
+    engines = [agent.engine for agent in models.agents if isinstance(agent.engine, Engine)]
 
     def later() -> float:
+        # A run that resumes has its moments already. Of two caches (--ahead 1) the second counts as free what
+        # the first has taken, because both divide the same memory.
         held = [local_tensor(entry) for state in optimizer.state.values() for entry in state.values()]
-        # A run that resumes has its moments already.
-        return max(0.0, needed - sum(entry.nbytes for entry in held if entry.device == ranks.device))
+        taken = sum(entry.nbytes for entry in held if entry.device == ranks.device)
+        return max(0.0, needed - taken - sum(engine.cache_bytes for engine in engines))
 
-    for agent in models.agents:
-        assert isinstance(agent.engine, Engine)
-        agent.engine.later = later
+    for engine in engines:
+        engine.later = later
 
 
 def memory_table(config: TrainConfig) -> str:

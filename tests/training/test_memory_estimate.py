@@ -163,6 +163,12 @@ def test_the_cache_takes_no_memory_that_the_update_will_need():
     optimizer.step()  # a run that resumes has its moments before the first game
     assert agent.engine.later() == pytest.approx(4 * shape.weights + update, rel=1e-3)
 
+    twin = make_agent(tiny.policy(), codec, agent.game, kv_tokens=8192)
+    leave_room(replace(models, agents=[agent, twin]), optimizer, config, ONE_RANK)
+    before = agent.engine.later()
+    asyncio.run(twin.engine.generate([1, 2, 3], max_new=2, seed="0"))
+    assert before - agent.engine.later() == twin.engine.cache_bytes > 8192 * 4
+
     assert cache_bytes(50e9, 0) == 0.3 * 50e9
     assert cache_bytes(50e9, 20e9) == 0.3 * 50e9
     assert cache_bytes(50e9, 40e9) == 8e9
