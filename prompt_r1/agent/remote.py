@@ -92,7 +92,10 @@ class RemoteEngine:
         new = list(outcome.token_ids) or self._encode(outcome.text)
         finished = outcome.finish == "stop"
         if finished and (not new or new[-1] not in self._codec.stop_ids):
-            new.append(self._codec.turn_end)  # the server stopped at this token but did not return it
+            # The server stopped at this token but did not return it, or at another one of the model's.
+            if new and new[-1] in self._codec.special_ids:
+                del new[-1]
+            new.append(self._codec.turn_end)
         end = self._end_of_first_stop(new, stop)
         if end is not None:
             new, finished = new[:end], True

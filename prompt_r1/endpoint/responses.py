@@ -32,10 +32,13 @@ ADAPTABLE_FIELDS = (
     "temperature",
     "top_p",
     "stop",
-    # Known to vLLM only:
+    # Of an agent's endpoint, known to vLLM:
     "return_token_ids",
     "stop_token_ids",
     "skip_special_tokens",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
 )
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)

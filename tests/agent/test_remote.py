@@ -31,7 +31,14 @@ from tests.json_server import JsonHandler, serving
 from tests.providers import Provider
 from tests.tiny import ScriptedEnvironment
 
-VLLM_FIELDS = ("return_token_ids", "stop_token_ids", "skip_special_tokens")
+VLLM_FIELDS = (
+    "return_token_ids",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+)
 CONFIG = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 70, "max_tokens": 900})
 QUESTIONS = ["cfddea", "b?a c afcadadcd", "Who?"]  # sampled greedily, the agent asks about some
 
@@ -187,6 +194,15 @@ def generate(provider: Provider, tokens: list[int], **settings) -> Completion:
 def completed(text: str, *, finish: str, token_ids: list[int] | None = None) -> httpx.Response:
     ids = {} if token_ids is None else {"token_ids": token_ids}
     return httpx.Response(200, json={"choices": [{"text": text, "finish_reason": finish, **ids}]})
+
+
+def test_another_end_token_of_the_model_is_not_part_of_the_turn():
+    """A server stops at all of the generation config: behind Qwen3's second one came the first."""
+    other = next(iter(CODEC.special_ids - CODEC.stop_ids))
+    ended = generate(Provider(completed("x", finish="stop", token_ids=[5, other])), [5], max_new=9, seed="0")
+    assert ended.tokens == [5, CODEC.turn_end] and ended.finished
+    cut = generate(Provider(completed("x", finish="length", token_ids=[5, other])), [5], max_new=2, seed="0")
+    assert cut.tokens == [5, other] and not cut.finished
 
 
 def test_a_request_has_prompt_limit_temperature_seed_and_stop_tokens():
