@@ -76,9 +76,10 @@ def make_agent(
 ) -> Agent:
     """Give a policy an engine for its games; `kv_tokens` and `engines` as in `Engine`.
 
-    Its turns end at any end token of the model, not only at those of the codec's tokenizer.
+    Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
+    no generation config, transformers takes a number that may be that of an ordinary token.
     """
-    codec.stop_ids |= policy.end_ids
+    codec.stop_ids |= policy.end_ids & codec.special_ids
     engine = Engine(
         policy,
         stop_ids=codec.stop_ids,

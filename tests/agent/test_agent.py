@@ -70,8 +70,9 @@ def test_a_game_without_these_settings_is_not_cut_or_stopped_early():
 def test_a_turn_ends_at_every_end_token_of_the_model():
     """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
     policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    own, other = codec.turn_end, codec.encode_trusted("z")[0]
-    policy.model.generation_config.eos_token_id = [own, other]
+    own, ordinary = codec.turn_end, codec.encode_trusted("z")[0]
+    other = next(number for number in codec.special_ids if number != own)
+    policy.model.generation_config.eos_token_id = [own, other, ordinary]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
     assert codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
