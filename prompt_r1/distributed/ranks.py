@@ -32,6 +32,10 @@ BUCKET_ENTRIES = 2**24  # of gradients that are copied to be summed together: 67
 NETWORK_ERRORS = (
     "ncclRemoteError",
     "ncclSystemError",
+    "store->get",
+    "Watchdog caught collective",
+    "Socket Timeout",
+    "Broken pipe",
     "Connection closed by peer",
     "Connection reset by peer",
 )
@@ -308,11 +312,11 @@ def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
     except RuntimeError as error:
         if ranks.watch is not None and ranks.watch.lost.wait(NOTICE):
             raise RankLost(ranks.watch.sentence) from None
-        if any(text in str(error) for text in NETWORK_ERRORS):
-            last_line = str(error).strip().splitlines()[-1]  # NCCL explains itself at the end
+        if ranks.count > 1 and any(text in str(error) for text in NETWORK_ERRORS):
+            first, _, last = str(error).partition("Last error:")  # where NCCL explains itself
+            line = (last.strip() or first.strip()).splitlines()[0]
             raise RankLost(
-                f"the ranks could not communicate ({last_line}); the same command resumes from the last "
-                "checkpoint"
+                f"the ranks could not communicate ({line}); the same command resumes from the last checkpoint"
             ) from None
         raise
 

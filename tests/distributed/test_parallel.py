@@ -386,7 +386,7 @@ def test_a_rank_of_several_nodes_needs_an_address_that_the_others_can_reach(monk
 
 def test_an_error_of_the_network_can_be_resumed():
     def fail(error: Exception) -> None:
-        with lost_ranks_named(ONE_RANK):
+        with lost_ranks_named(replace(ONE_RANK, count=2)):
             raise error
 
     nccl = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
