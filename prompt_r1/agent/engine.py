@@ -179,13 +179,15 @@ class Engine:
         """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
         later = self.later()
-        affordable = affordable_rows(policy, later) // self._engines
+        least = self._engines * self.max_tokens
+        affordable = affordable_rows(policy, later, least) // self._engines
         rows = self.kv_tokens or min(affordable, self._max_games * self.max_tokens)
         if rows < self.max_tokens and later:
             raise UsageError(
                 f"training will take {later / 1e9:.1f} GB more of this device, by an estimate, and leaves a "
-                f"KV cache of {rows} tokens for games of up to {self.max_tokens}: take more GPUs, --parallel "
-                "fsdp --offload all or --adapter-rank (--dry-run compares them), or set --kv-tokens to try it"
+                f"KV cache of {rows} tokens for games of up to {self.max_tokens}: give a smaller "
+                "--tokens-per-batch or --max-tokens, more GPUs, --parallel fsdp --offload all or "
+                "--adapter-rank (--dry-run compares them), or set --kv-tokens to try it"
             )
         if rows < self.max_tokens:
             raise UsageError(

@@ -5,7 +5,6 @@ prompt leaves these rows to an `opening`, and the sequence of each game has rows
 games of 600 + 630 tokens then take 3,750 rows instead of 6,150.
 """
 
-import math
 import os
 from array import array
 from bisect import bisect_left, insort
@@ -300,15 +299,21 @@ class Arena:
         self.copied += len(sources)
 
 
-def cache_bytes(free: float, later: float) -> float:
-    """How much of the free memory caches take: MEMORY_SHARE, and no more than what comes later leaves."""
-    return min(MEMORY_SHARE * free, free - later - UNCOUNTED_BYTES if later else math.inf)
+def cache_bytes(free: float, later: float, least: float) -> float:
+    """How much of the free memory caches take: MEMORY_SHARE, and no more than what comes later leaves.
+
+    They leave UNCOUNTED_BYTES too, where that still allows them the `least` that they need.
+    """
+    if not later:
+        return MEMORY_SHARE * free
+    room = free - later
+    return min(MEMORY_SHARE * free, max(room - UNCOUNTED_BYTES, min(room, least)))
 
 
-def affordable_rows(policy: Policy, later: float = 0.0) -> int:
+def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
     """The number of rows that caches may have; 0 if what comes later needs all memory that is free now.
 
-    `later`: bytes that will be allocated on the device after the caches.
+    `later`: bytes that will be allocated on the device after the caches. `least`: rows that they need.
     """
     if policy.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(policy.device)
@@ -317,7 +322,7 @@ def affordable_rows(policy: Policy, later: float = 0.0) -> int:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
-    return max(0, int(cache_bytes(free, later)) // row_bytes)
+    return max(0, int(cache_bytes(free, later, least * row_bytes)) // row_bytes)
 
 
 def common_prefix_length(a: bytes, b: bytes) -> int:

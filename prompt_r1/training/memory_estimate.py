@@ -1,4 +1,6 @@
-"""`train.py --dry-run`: estimate the memory that training takes on each GPU, or in each process on a CPU.
+"""Estimate the memory that training takes on each GPU, or in each process on a CPU.
+
+For `train.py --dry-run`, and for KV caches, which leave room for the update.
 
 The estimate is computed from the shapes of the model. On GPUs it leaves out what CUDA and NCCL reserve (1 to
 2 GB) and what the allocator cannot use. The KV cache stays allocated during an update, so all parts add up.
@@ -34,7 +36,7 @@ class ModelShape:
     """The sizes of a model that determine its memory."""
 
     weights: int
-    block: int  # weights of a transformer block
+    block: int  # weights of the largest transformer block
     layers: int
     hidden: int
     intermediate: int
@@ -44,11 +46,12 @@ class ModelShape:
     tied: bool = True  # the head is the embedding
     sizes: tuple[int, ...] = ()  # of the single weights
     per_rank: int = 0  # weights of adapters of rank 1
+    in_blocks: int = 0  # weights of all blocks; 0: the blocks are alike
 
     @property
     def root(self) -> int:
         """Weights outside the blocks: embedding, last norm and head."""
-        return self.weights - self.layers * self.block
+        return self.weights - (self.in_blocks or self.layers * self.block)
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,12 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     """The shape of a model with this config. Builds it without allocating memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    blocks = blocks_of(model)
+    blocks = [sum(weight.numel() for weight in block.parameters()) for block in blocks_of(model)]
     attention = attention_shape(config)
     text = config.get_text_config()  # of a model that also sees images, for example
     return ModelShape(
         weights=sum(weight.numel() for weight in model.parameters()),
-        block=sum(weight.numel() for weight in blocks[0].parameters()),
+        block=max(blocks),
         layers=len(blocks),
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -85,6 +88,7 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
         tied=config.tie_word_embeddings,
         sizes=tuple(weight.numel() for weight in model.parameters()),
         per_rank=adapter_weights(model, 1),
+        in_blocks=sum(blocks),
     )
 
 
@@ -270,7 +274,8 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     token_bytes = 2 * shape.layers * shape.key * setup.width
     each = " of each" if setup.players > 1 else ""
     for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
-        affordable = cache_bytes(gpu * 1e9 - before, total - before) / setup.players
+        least = setup.players * config.max_tokens * token_bytes
+        affordable = cache_bytes(gpu * 1e9 - before, total - before, least) / setup.players
         cache_tokens = config.kv_tokens or int(affordable / token_bytes)
         left = gpu * 1e9 - total - setup.players * cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens

@@ -592,7 +592,7 @@ def test_by_default_the_cache_is_limited_by_the_games_and_by_free_memory(monkeyp
     engine = Engine(policy, stop_ids=STOP, max_tokens=64, max_games=3)
     asyncio.run(engine.generate(prompt, max_new=3, seed="0"))
     assert engine._arena.rows == 3 * 64
-    monkeypatch.setattr("prompt_r1.agent.engine.affordable_rows", lambda policy, later: 63)
+    monkeypatch.setattr("prompt_r1.agent.engine.affordable_rows", lambda *_: 63)
     with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, but a game may have 64"):
         asyncio.run(Engine(policy, stop_ids=STOP, max_tokens=64).generate(prompt, max_new=3, seed="0"))
     with pytest.raises(UsageError, match="holds a KV cache of 31 tokens"):

@@ -539,6 +539,7 @@ def exported(tmp_path) -> Path:
     settings = json.loads((base / "config.json").read_text())
     settings |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}}
     (base / "config.json").write_text(json.dumps(settings))
+    (base / "preprocessor_config.json").write_text('{"of": "a model that also sees"}')
     policy = load_policy(base, device=ONE_RANK.device)
     config = replace(CONFIG, agent="base", env="gpt-4o-mini@http://user:secret@host/v1")
     assert export_agent(policy, base, config, tmp_path / "agent", lines=LINES, ranks=ONE_RANK) == ""
@@ -607,6 +608,7 @@ def test_the_tokenizer_files_are_copied_byte_for_byte(exported):
         "tokenizer_config.json",
         "chat_template.jinja",
         "generation_config.json",
+        "preprocessor_config.json",
     } == set(names)
     assert all((base / name).read_bytes() == (exported / name).read_bytes() for name in names)
 

@@ -5,11 +5,12 @@ import itertools
 import math
 from dataclasses import replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import Gemma3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from benchmarks import memory as benchmark
 from prompt_r1.agent.adapters import add_lora
@@ -23,7 +24,9 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.training.memory_estimate import (
     ModelShape,
     Setup,
+    _setup,
     block_activations,
+    later_bytes,
     leave_room,
     memory_table,
     offloaded_bytes,
@@ -169,9 +172,11 @@ def test_the_cache_takes_no_memory_that_the_update_will_need():
     asyncio.run(twin.engine.generate([1, 2, 3], max_new=2, seed="0"))
     assert before - agent.engine.later() == twin.engine.cache_bytes > 8192 * 4
 
-    assert cache_bytes(50e9, 0) == 0.3 * 50e9
-    assert cache_bytes(50e9, 20e9) == 0.3 * 50e9
-    assert cache_bytes(50e9, 40e9) == 8e9
+    assert cache_bytes(50e9, 0, 1e9) == 0.3 * 50e9
+    assert cache_bytes(50e9, 20e9, 1e9) == 0.3 * 50e9
+    assert cache_bytes(50e9, 40e9, 1e9) == 8e9
+    assert cache_bytes(50e9, 48.5e9, 1e9) == 1e9  # one game takes what is kept for the uncounted
+    assert cache_bytes(50e9, 49.5e9, 1e9) == 0.5e9
     agent.engine.later = lambda: 1e15
     assert affordable_rows(agent.policy, agent.engine.later()) == 0
     agent.engine.kv_tokens = 0
@@ -188,6 +193,41 @@ def test_the_language_model_within_a_model_that_sees_is_measured(tmp_path):
     assert (shape.hidden, shape.layers, shape.vocabulary) == (32, 2, 500)
     config.save_pretrained(tmp_path)
     assert "together" in memory_table(TrainConfig(agent=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"adapter_rank": 8}, {"parallel": "fsdp"}, {"parallel": "fsdp", "offload": "all"}, {"ahead": 1}],
+)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_run_leaves_the_room_that_the_dry_run_counts(settings, shards):
+    config = replace(PAPER, **settings)
+    sharded = "parallel" in settings or (shards > 1 and "adapter_rank" not in settings)
+    mesh = SimpleNamespace(size=lambda _: shards) if sharded else None
+    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    later = later_bytes(policy, config, replace(ONE_RANK, count=shards, mesh=mesh))
+    shape = shape_of(policy.model.config)
+    setup = _setup(config, shards if sharded else 1)
+    states = state_bytes(shape, setup)
+    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    models = ("float32 weights", "copy that plays", "second copy that plays", "frozen reference")
+    before = sum(states.get(name, 0.0) for name in models)
+    assert later == pytest.approx(sum(states.values()) + sum(update.values()) - before)
+
+
+def test_blocks_of_different_sizes_are_not_taken_for_the_embedding():
+    """GLM 4.5 begins with a dense block: its experts were counted as head, 767 GB at the peak."""
+    config = AutoConfig.for_model(
+        "glm4_moe", hidden_size=32, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=8,
+        moe_intermediate_size=64, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=100,
+    )  # fmt: skip
+    shape = shape_of(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    outside = [weight for name, weight in model.named_parameters() if ".layers." not in name]
+    assert shape.root == sum(weight.numel() for weight in outside)
+    assert shape.block > (shape.weights - shape.root) / 3
 
 
 def test_checkpointing_saves_most_of_the_activations():
