@@ -151,8 +151,6 @@ class Codec:
         between = self.encode_trusted(self.frame.between + "<interaction_response>")
         end = _turn_end_in(between, tokenizer)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
-        added = tokenizer.added_tokens_decoder
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
         # Blanks before the end token belong to the frame: they close a message that the agent left open.
         self._close, self._reply_head = between[: end + 1], between[end + 1 :]

@@ -9,7 +9,7 @@ import torch
 from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.frame_file import kept_frame
-from prompt_r1.agent.loading import load_policy, load_tokenizer
+from prompt_r1.agent.loading import load_policy, load_tokenizer, special_ids
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
@@ -79,7 +79,7 @@ def make_agent(
     Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
     no generation config, transformers takes a number that may be that of an ordinary token.
     """
-    codec.stop_ids |= policy.end_ids & codec.special_ids
+    codec.stop_ids |= policy.end_ids & special_ids(codec.tokenizer)
     engine = Engine(
         policy,
         stop_ids=codec.stop_ids,

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from prompt_r1.agent.loading import special_ids
 from prompt_r1.chat_template import text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
@@ -46,6 +47,7 @@ class RemoteEngine:
         self.name = f"{model}@{base_url}"
         self._codec = codec
         self._prompts = prompts
+        self._special_ids = special_ids(codec.tokenizer)
         self._turn_end = text_of(codec.tokenizer, [codec.turn_end])
         # Other servers than vLLM ignore these fields; if one rejects them, the client retries without.
         fields = {
@@ -93,7 +95,7 @@ class RemoteEngine:
         finished = outcome.finish == "stop"
         if finished and (not new or new[-1] not in self._codec.stop_ids):
             # The server stopped at this token but did not return it, or at another one of the model's.
-            if new and new[-1] in self._codec.special_ids:
+            if new and new[-1] in self._special_ids:
                 del new[-1]
             new.append(self._codec.turn_end)
         end = self._end_of_first_stop(new, stop)

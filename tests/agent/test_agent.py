@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype, make_agent
+from prompt_r1.agent.loading import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.errors import UsageError
@@ -71,7 +72,7 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
     """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
     policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     own, ordinary = codec.turn_end, codec.encode_trusted("z")[0]
-    other = next(number for number in codec.special_ids if number != own)
+    other = next(number for number in special_ids(codec.tokenizer) if number != own)
     policy.model.generation_config.eos_token_id = [own, other, ordinary]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}

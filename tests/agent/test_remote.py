@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import evaluate
 import infer
 from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
+from prompt_r1.agent.loading import special_ids
 from prompt_r1.agent.names import AgentSpec, resolve_agent
 from prompt_r1.agent.remote import KEY, Prompts, RemoteEngine, parse_remote
 from prompt_r1.baselines.games import dialogue_text
@@ -198,7 +199,7 @@ def completed(text: str, *, finish: str, token_ids: list[int] | None = None) -> 
 
 def test_another_end_token_of_the_model_is_not_part_of_the_turn():
     """A server stops at all of the generation config: behind Qwen3's second one came the first."""
-    other = next(iter(CODEC.special_ids - CODEC.stop_ids))
+    other = next(iter(special_ids(CODEC.tokenizer) - CODEC.stop_ids))
     ended = generate(Provider(completed("x", finish="stop", token_ids=[5, other])), [5], max_new=9, seed="0")
     assert ended.tokens == [5, CODEC.turn_end] and ended.finished
     cut = generate(Provider(completed("x", finish="length", token_ids=[5, other])), [5], max_new=2, seed="0")
