@@ -109,6 +109,12 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     return Frame(before_user, between, generation)
 
 
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """The control tokens of a tokenizer."""
+    added = tokenizer.added_tokens_decoder
+    return frozenset(number for number, token in added.items() if token.special)
+
+
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
     """The text of a row of tokens as it stands, control tokens included.
 

@@ -9,11 +9,11 @@ import torch
 from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.frame_file import kept_frame
-from prompt_r1.agent.loading import load_policy, load_tokenizer, special_ids
+from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
-from prompt_r1.chat_template import Frame
+from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import ACTION_ENDS, Codec

@@ -194,12 +194,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The control tokens of a tokenizer."""
-    added = tokenizer.added_tokens_decoder
-    return frozenset(number for number, token in added.items() if token.special)
-
-
 def _missing(path: Path, error: Exception) -> str:
     """Why a name that a user gave holds no model."""
     if (path / "metrics.jsonl").exists():

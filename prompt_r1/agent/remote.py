@@ -13,8 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from prompt_r1.agent.loading import special_ids
-from prompt_r1.chat_template import text_of
+from prompt_r1.chat_template import special_ids, text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
 from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
 from prompt_r1.errors import FatalEnvError, Resumable

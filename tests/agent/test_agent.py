@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype, make_agent
-from prompt_r1.agent.loading import special_ids
+from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.named import find_questions
 from prompt_r1.errors import UsageError

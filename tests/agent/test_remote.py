@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 import evaluate
 import infer
 from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
-from prompt_r1.agent.loading import special_ids
 from prompt_r1.agent.names import AgentSpec, resolve_agent
 from prompt_r1.agent.remote import KEY, Prompts, RemoteEngine, parse_remote
 from prompt_r1.baselines.games import dialogue_text
+from prompt_r1.chat_template import special_ids
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
