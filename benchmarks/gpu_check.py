@@ -541,26 +541,14 @@ def _update_flop(games: list[ScoredGame], policy: Policy) -> float:
 
 
 def sharded(mode: str, *, offload: bool = False) -> Callable[[Machine], Found]:
-    """The check of the gradients of all ranks together against those of one process."""
+    """The check of the gradients of all ranks together against those of one process, in float32."""
+
+    def learner(device: torch.device) -> Policy:
+        return Policy(small_model(attention=attention.NAME).to(device), compute=torch.float32)
 
     def check(machine: Machine) -> Found:
-        ranks = machine.ranks
-        if ranks.count == 1:
-            raise Skipped("start it with torchrun")
-        machine.free()
-        games = machine.games(2, VOCABULARY)
-        one = Policy(small_model(attention=attention.NAME).to(machine.device), compute=torch.float32)
-        expected = _gradient_norm(one, Ranks(0, 1, machine.device), games)
-        many = Policy(small_model(attention=attention.NAME), compute=torch.float32)
-        mesh = make_mesh(mode, ranks.count, machine.device, timeout=ranks.timeout)
-        if not offload:
-            many.model.to(machine.device)
-        many.shard(mesh, machine.device, offload=offload)
-        share = Ranks(ranks.rank, ranks.count, machine.device, mesh, ranks.monitored_group, ranks.timeout)
-        start = clock()
-        found = _gradient_norm(many, share, games[ranks.rank :: ranks.count])
-        difference = abs(found - expected) / expected
-        note = f"norm of the gradient against one process, {clock() - start:.1f} s"
+        _, difference, seconds = _shard_and_learn(machine, mode, learner, offload=offload)
+        note = f"norm of the gradient against one process, {seconds:.1f} s"
         return at_most(difference, 1e-4, "", note)
 
     return check
@@ -568,28 +556,17 @@ def sharded(mode: str, *, offload: bool = False) -> Callable[[Machine], Found]:
 
 def sharded_as_in_training(machine: Machine) -> Found:
     """The same with all that training adds, and the copy of the weights that plays."""
-    ranks = machine.ranks
-    if ranks.count == 1:
-        raise Skipped("start it with torchrun")
-    machine.free()
-    games = machine.games(2, VOCABULARY)
 
-    def learner() -> Policy:
-        policy = Policy(small_model(attention=attention.NAME).to(machine.device), compute=machine.dtype)
+    def learner(device: torch.device) -> Policy:
+        policy = Policy(small_model(attention=attention.NAME).to(device), compute=machine.dtype)
         if machine.cuda:
-            policy.fused = fuse(policy.model, machine.device, machine.dtype)
+            policy.fused = fuse(policy.model, device, machine.dtype)
         policy.checkpoint_activations()
         return policy
 
-    expected = _gradient_norm(learner(), Ranks(0, 1, machine.device), games)
-    many = learner()
-    mesh = make_mesh("fsdp", ranks.count, machine.device)
-    many.shard(mesh, machine.device, offload=False)
-    share = Ranks(ranks.rank, ranks.count, machine.device, mesh, ranks.monitored_group, ranks.timeout)
-    difference = abs(_gradient_norm(many, share, games[ranks.rank :: ranks.count]) / expected - 1)
-    playing = Policy(
-        small_model(attention=attention.NAME).to(machine.device, machine.dtype), compute=machine.dtype
-    )
+    many, difference, _ = _shard_and_learn(machine, "fsdp", learner)
+    model = small_model(attention=attention.NAME).to(machine.device, machine.dtype)
+    playing = Policy(model, compute=machine.dtype)
     playing.copy_weights_from(many)
     pairs = zip(playing.parameters(), many.parameters(), strict=True)
     copied = [torch.equal(mine, full_tensor(weight.detach()).to(mine.dtype)) for mine, weight in pairs]
@@ -597,6 +574,29 @@ def sharded_as_in_training(machine: Machine) -> Found:
         return Found(difference, "", "the copy that plays has other weights", FAIL)
     note = f"norm of the gradient in {machine.dtype} against one process; the copy that plays is equal"
     return at_most(difference, 2e-2 if machine.dtype.itemsize == 2 else 1e-4, "", note)
+
+
+def _shard_and_learn(
+    machine: Machine, mode: str, learner: Callable[[torch.device], Policy], *, offload: bool = False
+) -> tuple[Policy, float, float]:
+    """A policy that has learned while sharded over all ranks, its error, and the seconds that it took.
+
+    `learner` makes an unsharded policy on a device. The error is the relative difference of the gradient's
+    norm from that of one process.
+    """
+    ranks = machine.ranks
+    if ranks.count == 1:
+        raise Skipped("start it with torchrun")
+    machine.free()
+    games = machine.games(2, VOCABULARY)
+    expected = _gradient_norm(learner(machine.device), Ranks(0, 1, machine.device), games)
+    many = learner(torch.device("cpu") if offload else machine.device)
+    mesh = make_mesh(mode, ranks.count, machine.device, timeout=ranks.timeout)
+    many.shard(mesh, machine.device, offload=offload)
+    share = Ranks(ranks.rank, ranks.count, machine.device, mesh, ranks.monitored_group, ranks.timeout)
+    start = clock()
+    found = _gradient_norm(many, share, games[ranks.rank :: ranks.count])
+    return many, abs(found - expected) / expected, clock() - start
 
 
 def _gradient_norm(policy: Policy, ranks: Ranks, games: list[ScoredGame]) -> float:
