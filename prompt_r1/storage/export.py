@@ -159,7 +159,7 @@ def _complete_config(path: Path, dtype: str) -> None:
     A model that also sees has those of its language model in `text_config`.
     """
     config = json.loads(path.read_text("utf-8"))
-    for part in (config, *([config["text_config"]] if "text_config" in config else [])):
+    for part in filter(None, (config, config.get("text_config"))):
         part |= {"dtype": dtype, "torch_dtype": dtype}
         rope = part.get("rope_parameters") or {}
         part |= _old_rope(rope.get("full_attention") or rope)

@@ -8,6 +8,7 @@ The estimate is computed from the shapes of the model. On GPUs it leaves out wha
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -191,8 +192,15 @@ def later_bytes(policy: Policy, config: TrainConfig, ranks: Ranks) -> float:
         shape = shape_of(policy.model.config)
     except (AttributeError, KeyError, ValueError):
         return 0.0
-    states = state_bytes(shape, setup)
-    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    return _added_by_update(state_bytes(shape, setup), _update_bytes(shape, config, setup))
+
+
+def _update_bytes(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, float]:
+    return update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+
+
+def _added_by_update(states: Mapping[str, float], update: Mapping[str, float]) -> float:
+    """What is not allocated yet when the KV cache is: before the first update."""
     return states["gradients"] + states["AdamW's moments"] + sum(update.values())
 
 
@@ -257,8 +265,7 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
 
 def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, str]:
     """The cells for one number of shards, from top to bottom."""
-    states = state_bytes(shape, setup)
-    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    states, update = state_bytes(shape, setup), _update_bytes(shape, config, setup)
     if setup.device == "cpu":  # where --offload moves nothing
         cache = setup.players * config.kv_tokens * 2 * shape.layers * shape.key * setup.width
         states = state_bytes(shape, replace(setup, offload="none"))
@@ -269,13 +276,12 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
         return column
     if setup.offload != "none":
         column["CPU memory of each rank"] = f"{offloaded_bytes(shape, setup) / 1e9:.1f}"
-    # The KV cache is allocated before the first update, when there are no gradients and moments.
-    before = sum(states.values()) - states["gradients"] - states["AdamW's moments"]
+    later = _added_by_update(states, update)
     token_bytes = 2 * shape.layers * shape.key * setup.width
     each = " of each" if setup.players > 1 else ""
     for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
         least = setup.players * config.max_tokens * token_bytes
-        affordable = cache_bytes(gpu * 1e9 - before, total - before, least) / setup.players
+        affordable = cache_bytes(gpu * 1e9 - (total - later), later, least) / setup.players
         cache_tokens = config.kv_tokens or int(affordable / token_bytes)
         left = gpu * 1e9 - total - setup.players * cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens
