@@ -1,16 +1,14 @@
 """What calls of an endpoint cost when many games run at once, against the mini world in a process of its own.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.calls [--games 64 256 1000] [--rounds 1] [--latency 0.5] [--fail 0]
+    OMP_NUM_THREADS=1 python -m benchmarks.calls [--games 64 256 1000] [--latency 0.5] [--fail 0]
 
 Each game is played by `rollout.play` with a scripted agent that asks three times and answers; all games call
-at once, with the journal and the budget of a run. Printed for each number of games: the CPU time of this
+at once, with the journal and the budget of a run. Measured for each number of games: the CPU time of this
 process for each call (tokenizer, game, client and journal), the longest time in which the event loop ran
 nothing else, as wall and as CPU time, the most descriptors that were open, and the peak memory. On a machine
-with other load, the CPU times are the meaningful ones. `--rounds` repeats the games with other questions, for
-a soak test. The last line is JSON.
+with other load, the CPU times are the meaningful ones. The last line is JSON.
 """
 
-import argparse
 import asyncio
 import gc
 import json
@@ -24,13 +22,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
 
-from benchmarks.runs import memory
+from benchmarks.measuring import make_parser, memory
 from prompt_r1.config.fields import EnvironmentConfig
-from prompt_r1.data.named import find_questions
+from prompt_r1.data.questions import find_questions
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
@@ -58,13 +57,6 @@ class Load:
     descriptors: int = 0
     megabytes: float = 0.0  # peak
 
-    def __str__(self) -> str:
-        return (
-            f"{self.games:5} games {self.calls:6} calls {self.failed:4} failed {self.wall:7.1f} s wall "
-            f"{self.cpu_ms:6.2f} ms CPU/call, lag {self.lag:.3f} s ({self.lag_cpu:.3f} s CPU), "
-            f"{self.descriptors} descriptors, {self.megabytes:.0f} MB"
-        )
-
 
 class AskingAgent:
     """Asks the question CALLS times, then answers."""
@@ -85,7 +77,7 @@ class AskingAgent:
 @contextmanager
 def served_mini_world(*, latency: float, fail: float) -> Iterator[str]:
     """Serve the mini world in a process of its own; yields its URL."""
-    line = [sys.executable, "-m", "prompt_r1.miniworld.serve", "--port", "0"]
+    line = [sys.executable, "-m", "tests.mini_server", "--port", "0"]
     line += ["--latency", str(latency), "--fail", str(fail)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -93,19 +85,6 @@ def served_mini_world(*, latency: float, fail: float) -> Iterator[str]:
             yield process.stdout.readline().split()[-1]
         finally:
             process.kill()
-
-
-def open_pool(url: str, folder: Path, *, concurrency: int, timeout: float) -> Pool:
-    """The served mini world, as a training opens it."""
-    config = EnvironmentConfig(env_concurrency=concurrency, env_timeout=timeout)
-    ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
-    return Environments(config, seed=0, folder=folder, ranks=ranks).open(f"mini@{url}")
-
-
-def make_codec() -> Codec:
-    """A codec with a small tokenizer of the mini world's questions."""
-    texts = [question.text for question in find_questions(("mini",), "train", 0)]
-    return Codec(train_tokenizer(texts, vocabulary=600), INSTRUCTIONS["short"])
 
 
 async def watch(load: Load) -> None:
@@ -148,17 +127,17 @@ async def play_at_once(pool: Pool, codec: Codec, questions: list[Question]) -> L
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Play each number of games, and print what it cost."""
+    parser = make_parser(__doc__)
     parser.add_argument("--games", type=int, nargs="+", default=[64, 256, 1000], help="games at once")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds of each number of games (1)")
-    parser.add_argument("--latency", type=float, default=0.5, help="median seconds of a reply (0.5)")
-    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds of an attempt (60)")
+    parser.add_argument("--latency", type=float, default=0.5, help="median seconds of a reply")
+    parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault")
     choice = parser.parse_args()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    codec, questions = make_codec(), find_questions(("mini",), "train", 0)
+    questions = find_questions(("mini",), "train", 0)
+    tokenizer = train_tokenizer([question.text for question in questions], vocabulary=600)
+    codec = Codec(tokenizer, INSTRUCTIONS["short"])
+    ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
     gc.freeze()  # as run_program does for train.py
     loads: list[Load] = []
     with (
@@ -167,20 +146,12 @@ def main() -> None:
         asyncio.Runner() as runner,
     ):
         for games in choice.games:
+            config = EnvironmentConfig(env_concurrency=games, env_timeout=60)
             out = Path(folder) / str(games)
-            pool = open_pool(url, out, concurrency=games, timeout=choice.timeout)
-            for number in range(choice.rounds):
-                first = number * games // GROUP
-                count = -(-games // GROUP)
-                asked = [
-                    Question(f"{number}/{place}", question.dataset, question.text, question.answers)
-                    for place, question in enumerate(
-                        questions[(first + place) % len(questions)] for place in range(count)
-                    )
-                ]
-                loads.append(runner.run(play_at_once(pool, codec, asked)))
-                print(loads[-1], flush=True)
-            runner.run(pool.close())
+            pool = Environments(config, seed=0, folder=out, ranks=ranks).open(f"mini@{url}")
+            asked = list(islice(cycle(questions), -(-games // GROUP)))
+            loads.append(runner.run(play_at_once(pool, codec, asked)))
+            print(loads[-1], flush=True)
     print(json.dumps([asdict(load) for load in loads]))
 
 

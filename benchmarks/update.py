@@ -1,88 +1,43 @@
 """One update of the same model on the same games: ours, TRL's GRPO trainer, and a naive one.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.update [--vocabulary 8192 151936] [--questions 4 1] [--rounds 2 2]
+    OMP_NUM_THREADS=1 python -m benchmarks.update [--vocabulary 8192 151936] [--questions 4 1] [--rounds 2]
 
 The naive update computes all logits of padded rows. Each variant runs in a process of its own, which holds
 the weights and AdamW's moments before it begins, and the variants take turns. An update consists of packing
 or padding, loss and backward of each micro-batch (five games of a question), clipping, and AdamW's step. No
 variant includes the forward of the reference. Memory is the peak of the resident set above the state before
-the update (Linux: VmHWM after a reset). The largest tensor is the largest one that any operation returned.
-The table has medians. The last line is JSON; its first entries are the worst over the vocabularies.
+the update (Linux: VmHWM after a reset). The table has medians. The last line is JSON; its first entries are
+the worst over the vocabularies.
 """
 
-import argparse
-import gc
 import json
-import math
-import random
 import subprocess
 import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from benchmarks.runs import memory
-from benchmarks.update_rivals import CLIP, naive_backward, padded, trl_backward, trl_trainer
-from benchmarks.workload import plan, small_model
+from benchmarks.measuring import Cost, compare, make_parser, measuring, ratio_to_ours, table
+from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_trainer
+from benchmarks.workload import CPU, learn_from, make_update, plan, random_games, random_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.training.gap import NAME, Limit
-from prompt_r1.training.update import Update
-from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
-from train import learn
+from prompt_r1.types import ScoredGame
 
 GAMES = 5  # of a question
 TOKENS_PER_BATCH = 6144  # enough for the five games of any question, with the opening once
 CHILD_LINES = ("ready", "{")  # how lines of a child process begin; libraries print others
-CPU = torch.device("cpu")
 
 
 @dataclass
-class MeasuredUpdate:
+class MeasuredUpdate(Cost):
     """One update."""
 
-    wall: float  # seconds
-    cpu: float  # seconds of the process
-    peak: float  # MB above the memory before
-    largest: float  # MB of the largest tensor that an operation returned
-    loss: float
-    gradient: list[float]  # some entries of the clipped gradient of every parameter
-
-
-def random_games(questions: int, vocabulary: int) -> list[ScoredGame]:
-    """Games of the rollout benchmark's lengths, with random tokens and advantages."""
-    rng = random.Random(0)
-    games = []
-    for planned in plan(questions, GAMES, seed=1, vocabulary=vocabulary):
-        trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
-        trajectory.add_context(planned.prompt)
-        for turn in planned.turns:
-            new = [rng.randrange(vocabulary) for _ in range(turn.new_tokens)]
-            trajectory.add_sampled(Completion(new, [0.0] * len(new), True))
-            trajectory.add_context(turn.reply)
-        games.append(ScoredGame(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1)))
-    return games
-
-
-class LargestTensor(TorchDispatchMode):
-    """Measures the largest tensor that any operation returns."""
-
-    megabytes = 0.0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.megabytes = max(self.megabytes, leaf.nelement() * leaf.element_size() / 1e6)
-        return out
+    loss: float = 0.0
+    gradient: list[float] = field(default_factory=list)  # some entries of each parameter's, clipped
 
 
 class Variant:
@@ -92,27 +47,18 @@ class Variant:
         attention.register()
         self.name = name
         self.games = games
-        self.model = small_model(
-            attention=attention.NAME if name == "ours" else "sdpa", vocabulary=vocabulary
-        )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, fused=True)
+        kind = attention.NAME if name == "ours" else "sdpa"
+        self.model = random_model(attention=kind, vocabulary=vocabulary)
+        ranks = Ranks(rank=0, count=1, device=CPU)
+        policy = Policy(self.model, compute=torch.float32)
+        self.updater = make_update(policy, ranks, tokens_per_batch=TOKENS_PER_BATCH)
+        self.optimizer = self.updater.optimizer
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.param_groups[0]["lr"] = 0.0
         self.optimizer.step()  # allocates the moments
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.param_groups[0]["lr"] = 1e-6
-        if name == "ours":
-            policy = Policy(self.model, compute=torch.float32)
-            self.updater = Update(
-                policy,
-                None,
-                self.optimizer,
-                Ranks(rank=0, count=1, device=CPU),
-                grad_clip=1.0,
-                token_mean=False,
-                tokens_per_batch=TOKENS_PER_BATCH,
-                gap_limit=Limit(NAME, math.inf, math.inf),  # no engine played these games
-            )
         if name == "trl":
             batches = len(games) // GAMES
             self.trainer = trl_trainer(self.model, rows=GAMES, batches=batches, loss_type="grpo")
@@ -120,7 +66,7 @@ class Variant:
     def update(self) -> float:
         """Do one update; returns its loss."""
         if self.name == "ours":
-            return learn(self.updater, [self.games], clip=CLIP, kl_coef=0.0)["loss"]
+            return learn_from(self.updater, self.games)["loss"]
         micro_batches = []
         for start in range(0, len(self.games), GAMES):
             rows = padded(self.games[start : start + GAMES])
@@ -137,22 +83,17 @@ class Variant:
 
     def measure(self) -> MeasuredUpdate:
         """Do one update and measure it."""
-        gradient: list[float] = []
+        run = MeasuredUpdate()
 
         def keep_gradient(*_: object) -> None:
-            gradient.extend(some_entries(self.model))
+            run.gradient = some_entries(self.model)
 
         # The hook runs after clipping, which scales the gradients of all variants equally.
         handle = self.optimizer.register_step_pre_hook(keep_gradient)
-        gc.collect()
-        before = memory(reset=True)
-        wall, cpu = time.perf_counter(), time.process_time()
-        with LargestTensor() as largest:
-            loss = self.update()
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        peak = memory() - before
+        with measuring(run):
+            run.loss = self.update()
         handle.remove()
-        return MeasuredUpdate(wall, cpu, peak, largest.megabytes, loss, gradient)
+        return run
 
 
 def some_entries(model: torch.nn.Module) -> list[float]:
@@ -161,9 +102,14 @@ def some_entries(model: torch.nn.Module) -> list[float]:
     return torch.cat([gradient[:: max(1, len(gradient) // 500)] for gradient in flat]).tolist()
 
 
+def games_of(questions: int, vocabulary: int) -> list[ScoredGame]:
+    """The games of the update, with the lengths of the rollout benchmark."""
+    return random_games(plan(questions, GAMES, seed=1, vocabulary=vocabulary), vocabulary)
+
+
 def serve(name: str, vocabulary: int, questions: int) -> None:
     """The child process: for each line of input, do an update and print its measurements."""
-    variant = Variant(name, random_games(questions, vocabulary), vocabulary)
+    variant = Variant(name, games_of(questions, vocabulary), vocabulary)
     print("ready", flush=True)
     for _ in sys.stdin:
         print(json.dumps(asdict(variant.measure())), flush=True)
@@ -198,6 +144,7 @@ class ChildProcess:
         """Let the child exit, and wait for it."""
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def naive_fits(games: list[ScoredGame], vocabulary: int) -> bool:
@@ -208,9 +155,9 @@ def naive_fits(games: list[ScoredGame], vocabulary: int) -> bool:
     return 3 * float32_bytes * GAMES * longest * vocabulary < free / 2
 
 
-def compare(names: list[str], vocabulary: int, questions: int, rounds: int) -> dict[str, float]:
+def compare_updates(names: list[str], vocabulary: int, questions: int, rounds: int) -> dict[str, float]:
     """Measure the variants in alternating rounds; prints a table and returns the ratios."""
-    games = random_games(questions, vocabulary)
+    games = games_of(questions, vocabulary)
     tokens = sum(len(game.trajectory.tokens) for game in games)
     scored = sum(sum(game.trajectory.sampled) for game in games)
     print(f"\nvocabulary {vocabulary:,}: {len(games)} games, {tokens:,} tokens, {scored:,} the agent's")
@@ -218,36 +165,17 @@ def compare(names: list[str], vocabulary: int, questions: int, rounds: int) -> d
         names = [name for name in names if name != "naive"]
         print("the naive update is left out: it would need more than half of the free memory")
     children = {name: ChildProcess(name, vocabulary, questions) for name in names}
-    runs: dict[str, list[MeasuredUpdate]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name, child in children.items():
-            runs[name].append(child.measure())
+    runs = compare({name: child.measure for name, child in children.items()}, rounds)
     for child in children.values():
         child.end()
-
-    print(f"{'':8}{'wall s':>9}{'CPU s':>9}{'extra MB':>10}{'largest MB':>12}{'wall ×':>8}{'CPU ×':>8}")
+    print(table(runs), flush=True)
     ratios = {}
-    for name in names:
-        wall, cpu, peak, largest = (
-            median(getattr(run, field) for run in runs[name]) for field in ("wall", "cpu", "peak", "largest")
-        )
-        ratio, cpu_ratio = ratio_to_ours(runs, name, "wall"), ratio_to_ours(runs, name, "cpu")
-        print(
-            f"{name:8}{wall:9.1f}{cpu:9.1f}{peak:10.0f}{largest:12.1f}{ratio:8.2f}{cpu_ratio:8.2f}",
-            flush=True,
-        )
-        if name != "ours":
-            ratios[f"vs_{name}"] = ratio
-            ratios[f"cpu_vs_{name}"] = cpu_ratio
-            ratios[f"peak_ratio_{name}"] = 1 / ratio_to_ours(runs, name, "peak")
-            ratios[f"loss_difference_{name}"] = difference(runs["ours"][0], runs[name][0])
+    for name in names[1:]:
+        ratios[f"vs_{name}"] = ratio_to_ours(runs, name, "wall")
+        ratios[f"cpu_vs_{name}"] = ratio_to_ours(runs, name, "cpu")
+        ratios[f"peak_ratio_{name}"] = 1 / ratio_to_ours(runs, name, "peak")
+        ratios[f"loss_difference_{name}"] = difference(runs["ours"][0], runs[name][0])
     return {name: float(f"{value:.3g}") for name, value in ratios.items()}
-
-
-def ratio_to_ours(runs: dict[str, list[MeasuredUpdate]], name: str, field: str) -> float:
-    """A variant's value of a field divided by ours: the median over the rounds."""
-    pairs = zip(runs[name], runs["ours"], strict=True)
-    return median(getattr(theirs, field) / getattr(ours, field) for theirs, ours in pairs)
 
 
 def difference(ours: MeasuredUpdate, theirs: MeasuredUpdate) -> float:
@@ -260,32 +188,28 @@ def difference(ours: MeasuredUpdate, theirs: MeasuredUpdate) -> float:
 
 def main() -> None:
     """Compare the updates for each vocabulary, or be a child process (--serve)."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[8192, 151936])
     parser.add_argument("--questions", type=int, nargs="+", default=[4, 1], help="for each vocabulary")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[2, 2], help="for each vocabulary")
+    parser.add_argument("--rounds", type=int, default=2, help="alternating rounds")
     parser.add_argument("--serve", metavar="VARIANT", help="be the process of one variant")
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.vocabulary[0], options.questions[0])
         return
-    if not len(options.vocabulary) == len(options.questions) == len(options.rounds):
-        parser.error("--questions and --rounds take as many values as --vocabulary (by default two)")
+    if len(options.vocabulary) != len(options.questions):
+        parser.error("--questions takes as many values as --vocabulary (by default two)")
     names = ["ours", "trl", "naive"]
     if find_spec("trl") is None:
         names.remove("trl")
         print("TRL is not installed: ours is compared with the naive update only")
     results: dict[int, dict[str, float]] = {}
-    settings = zip(options.vocabulary, options.questions, options.rounds, strict=True)
-    for vocabulary, questions, rounds in settings:
-        results[vocabulary] = compare(names, vocabulary, questions, rounds)
+    for vocabulary, questions in zip(options.vocabulary, options.questions, strict=True):
+        results[vocabulary] = compare_updates(names, vocabulary, questions, options.rounds)
 
     def measured(name: str) -> list[float]:
         """The values of all entries that begin with `name`, over the vocabularies."""
-        values = []
-        for result in results.values():
-            values += [value for key, value in result.items() if key.startswith(name)]
-        return values
+        return [value for found in results.values() for key, value in found.items() if key.startswith(name)]
 
     rival = "trl" if "trl" in names else "naive"
     worst = {

@@ -1,6 +1,6 @@
-"""The games of the rollout benchmark: random lengths, latencies and tokens.
+"""What the benchmarks play and train on: games of random lengths, latencies and tokens, and random models.
 
-A model with random weights does not end its turns sensibly, so the workload sets the length of each turn.
+A model with random weights does not end its turns sensibly, so the plan sets the length of each turn.
 """
 
 import asyncio
@@ -12,6 +12,15 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from prompt_r1.agent.policy import Policy
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.training.logprob_gap import NAME, Limit
+from prompt_r1.training.parts import make_objective
+from prompt_r1.training.update import Update
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
+from train import learn
+
+CPU = torch.device("cpu")
 VOCABULARY = 8192
 
 
@@ -121,35 +130,75 @@ def totals(games: list[PlannedGame]) -> Totals:
     )
 
 
-def small_model(*, attention: str, vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
-    """A random Qwen3 of 7 M parameters (with 8,192 tokens).
+SHAPES = {  # hidden, layers, heads, key heads, head size, intermediate
+    "small": (256, 4, 4, 2, 64, 768),
+    "Qwen3-0.6B": (1024, 28, 16, 8, 128, 3072),
+    "Qwen3-4B": (2560, 36, 32, 8, 128, 9728),
+}
 
-    The head has large weights, so that greedy decoding has clear winners.
+
+def random_model(
+    name: str = "small",
+    *,
+    attention: str,
+    vocabulary: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> Qwen3ForCausalLM:
+    """A random Qwen3, the same each time. `vocabulary` 0: that of Qwen3, or VOCABULARY if small.
+
+    The small one has 7 M parameters, and a head with large weights: greedy decoding has clear winners.
     """
+    hidden, layers, heads, key_heads, head_size, intermediate = SHAPES[name]
+    small = name == "small"
     config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, intermediate_size=768, max_position_embeddings=4096,
-        tie_word_embeddings=False, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
+        vocab_size=vocabulary or (VOCABULARY if small else 151_936), hidden_size=hidden,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_heads,
+        head_dim=head_size, intermediate_size=intermediate, max_position_embeddings=40_960,
+        tie_word_embeddings=not small, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
         pad_token_id=0,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config).eval()
-        torch.nn.init.normal_(model.lm_head.weight, std=0.3)
-    return model
-
-
-def large_model(*, attention: str, device: torch.device) -> Qwen3ForCausalLM:
-    """A random model of Qwen3-4B's shape in bfloat16."""
-    config = Qwen3Config(
-        vocab_size=151_936, hidden_size=2560, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, intermediate_size=9728, max_position_embeddings=40_960,
-        tie_word_embeddings=True, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
-        pad_token_id=0, dtype="bfloat16",
     )  # fmt: skip
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(0)
-        return Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+        model = Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
+        if small:
+            torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    return model
+
+
+def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame]:
+    """Games of the planned lengths to train on, with random tokens and advantages."""
+    rng = random.Random(0)
+    games = []
+    for game in planned:
+        trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
+        trajectory.add_context(game.prompt)
+        for turn in game.turns:
+            new = [rng.randrange(vocabulary) for _ in range(turn.new_tokens)]
+            trajectory.add_sampled(Completion(new, [0.0] * len(new), True))
+            trajectory.add_context(turn.reply)
+        games.append(ScoredGame(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1)))
+    return games
+
+
+def make_update(policy: Policy, ranks: Ranks, *, tokens_per_batch: int) -> Update:
+    """An update with AdamW, as in training."""
+    optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=1e-6, fused=True)
+    return Update(
+        policy,
+        optimizer,
+        ranks,
+        grad_clip=1.0,
+        token_mean=False,
+        tokens_per_batch=tokens_per_batch,
+        gap_limit=Limit(NAME, math.inf, math.inf),  # no engine played these games
+    )
+
+
+def learn_from(update: Update, games: list[ScoredGame]) -> dict[str, float]:
+    """One optimiser step on these games, without a reference; the metrics."""
+    objective = make_objective(clip=0.2, clip_high=0.0, kl_coef=0.0, ratio="token", importance_cap=0.0)
+    return learn(update, update.prepare([games]), lambda packed: None, objective)
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many new ones → the new ones
