@@ -17,27 +17,23 @@ import asyncio
 import json
 import os
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from prompt_r1.agent.agent import Agent, check_endpoint, check_question_lengths, codec_of, open_agent
+from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.command_line import infer_config, run_program
-from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, total_cost
+from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.infer import InferConfig
-from prompt_r1.distributed.ranks import pick_device
-from prompt_r1.environments.opening import open_for_agent
-from prompt_r1.environments.pool import Pool
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.errors import INTERRUPTED, Resumable, UsageError
 from prompt_r1.miniworld.hints import hint
-from prompt_r1.rollout import play
+from prompt_r1.playing import OpenPair, PlaySettings, open_pair, play_question
+from prompt_r1.spending import Spending
 from prompt_r1.terminal import has_colours, printable
-from prompt_r1.types import Completion, Message, Question
+from prompt_r1.types import Question, Trajectory
 
 
 def main(arguments: list[str]) -> None:
@@ -49,43 +45,28 @@ def main(arguments: list[str]) -> None:
     )
     # One game at a time needs no more KV cache than one game.
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
-    seed = spec.config.seed if config.seed < 0 else config.seed
-    calls = EnvironmentConfig(
-        env_args=config.env_args,
-        route=config.route,
-        env_timeout=config.env_timeout,
-        env_price=config.env_price,
-    )
-    spec = spec.asking(config.env, calls)
-    codec_of(spec)  # a missing agent is reported before the missing key of an environment
-    device = pick_device(config.device)
-    environment = open_for_agent(config.env, spec.config, calls, seed=seed, device=device)
     note = partial(print, file=sys.stderr, flush=True)
-    note(printable(spec.describe(environment=environment.name, seed=seed)))
     with closing(Transcript(config.save)) as file, asyncio.Runner() as runner:
         try:
-            runner.run(environment.check())  # before a large agent is loaded
-            runner.run(check_endpoint(spec))
-            agent = open_agent(spec, device)
-            session = Session(config, agent, str(spec.path), environment, seed, file)
+            pair = open_pair(spec, config.env, config, seed=config.seed, device=config.device, run=runner.run)
+            environment = pair.environment.name
+            note(printable(spec.describe(environment=environment, seed=pair.seed)))
+            session = Session(config, pair, {"agent": str(spec.path), "environment": environment}, file)
             try:
                 for text in questions or typed_questions():
-                    if spec.config.agent == "mini" and (known := hint(text, seed)):
+                    if spec.config.agent == "mini" and (known := hint(text, pair.seed)):
                         note(known)
                     game = runner.run(session.ask(text))
-                    if game.interrupted:
+                    if game.error == INTERRUPTED:
                         sys.exit(130)
             finally:
                 session.show_total()
-                runner.run(agent.close())
         except KeyboardInterrupt:
             sys.exit(130)
-        finally:
-            runner.run(environment.close())
-    broken = [game for game in session.games if game.stop == "env_error"]
+    broken = [game for game in session.games if game.stop == "env_error" and game.error != INTERRUPTED]
     if broken:
         raise Resumable(
-            f"the environment {environment.name} failed in {len(broken)} of {len(session.games)} dialogues: "
+            f"the environment {environment} failed in {len(broken)} of {len(session.games)} dialogues: "
             f"{broken[0].error}; try again later"
         )
 
@@ -114,92 +95,61 @@ class Transcript:
 
 
 class Session:
-    """Plays one question after another; shows, prints and saves each game as the flags say."""
+    """Plays one question after another; shows, prints and saves each game as the flags say.
 
-    def __init__(
-        self,
-        config: InferConfig,
-        agent: Agent,
-        agent_name: str,
-        environment: Pool,
-        seed: int,
-        file: Transcript,
-    ) -> None:
-        self.games: list[FinishedGame] = []
+    A listener of the games: it shows them while they are played.
+    """
+
+    def __init__(self, config: InferConfig, pair: OpenPair, names: dict[str, str], file: Transcript) -> None:
+        self.games: list[Trajectory] = []
         self._config = config
-        self._agent = agent
-        self._agent_name = agent_name
-        self._environment = environment
-        self._seed = seed
+        self._pair = pair
+        self._names = names  # of agent and environment, for JSON
         self._json_file = file if config.save.endswith(".jsonl") else None
-        self._streaming = sys.stdout.isatty() and not config.json  # show tokens as they are sampled
-        self._interrupted = False
+        self.wants_tokens = sys.stdout.isatty() and not config.json
         self._views: list[Dialogue] = []  # the screen first, then the transcript
         if not config.json:
             self._views.append(Dialogue(_write_out, colours=has_colours(sys.stdout)))
         if config.save and self._json_file is None:
             self._views.append(Dialogue(file.write, colours=False))
 
-    async def ask(self, text: str) -> FinishedGame:
+    async def ask(self, text: str) -> Trajectory:
         """Play one game and write it. Raises UsageError for a question that is too long.
 
         Ctrl-C ends the game; what was played until then is written too.
         """
-        agent, question = self._agent, Question("", "infer", text, answers=())
-        check_question_lengths([question], agent.codec, agent.game.max_tokens)
+        agent, environment = self._pair.agent, self._pair.environment
+        check_question_lengths([Question("", "infer", text, ())], agent.codec, agent.game.max_tokens)
         for view in self._views:
             view.question(text)
-        begin = time.perf_counter()
-        ask = partial(self._ask, session=text)
-        trajectory = await play(question, self._generate, ask, agent.codec, agent.game, seed=str(self._seed))
-        cost = self._take_cost(seconds=time.perf_counter() - begin)
-        game = FinishedGame(trajectory, cost, self._interrupted)
+        how, before = PlaySettings(self._config.temperature, keep_interrupted=True), environment.budget.spent
+        question = Question(text, "infer", text, answers=())
+        seed = str(self._pair.seed)
+        game = await play_question(agent, environment, question, how, seed=seed, listener=self)
+        game.spent = environment.budget.spent - before  # with attempts that were lost
         self.games.append(game)
         self._write(game)
         return game
 
-    async def _generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        """Let the agent write a turn, and show it; while it is sampled, if on a terminal."""
-        sampled: list[int] = []
+    def turn(self, text: str, *, ended: bool) -> None:
+        """Show the agent's turn; until it has ended, on the screen only."""
+        for view in self._views if ended else self._views[:1]:
+            view.turn(text, ended=ended)
 
-        def watch(token: int) -> None:
-            sampled.append(token)
-            if self._streaming:
-                self._views[0].turn(self._agent.codec.turn_text(sampled), ended=False)
-
-        temperature = self._config.temperature
-        try:
-            completion = await self._agent.generate(
-                tokens, max_new=max_new, seed=seed, temperature=temperature, watch=watch
-            )
-        except asyncio.CancelledError:
-            # Ctrl-C: return what there is, so that `play` ends and its trajectory can be shown and saved.
-            self._interrupted = True
-            completion = Completion(sampled, [0.0] * len(sampled), finished=False)
+    def reply(self, text: str) -> None:
+        """Show the environment's reply."""
         for view in self._views:
-            view.turn(self._agent.codec.turn_text(completion.tokens), ended=True)
-        return completion
+            view.reply(text)
 
-    async def _ask(self, messages: list[Message], *, session: str) -> str:
-        """Ask the environment, and show its reply."""
-        try:
-            if self._interrupted:
-                raise EnvError("interrupted")
-            reply = await self._environment.ask(messages, session=session)
-        except asyncio.CancelledError:
-            self._interrupted = True
-            raise EnvError("interrupted") from None
-        for view in self._views:
-            view.reply(reply)
-        return reply
-
-    def _write(self, game: FinishedGame) -> None:
+    def _write(self, game: Trajectory) -> None:
         """Write how a game ended and its cost, and the game as JSON if wanted."""
+        priced = bool(self._config.env_price)
         for view in self._views:
             if game.stop != "answered":
-                view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
-            view.note("cost", str(game.cost))
-        line = json.dumps(game.as_json(agent=self._agent_name, environment=self._environment.name)) + "\n"
+                reason = (game.error or game.stop).replace("_", " ")
+                view.note("no answer", f"the game ended: {reason}")
+            view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
+        line = json.dumps(game_as_json(game, self._names, priced=priced)) + "\n"
         if self._config.json:
             _write_out(line)
         if self._json_file is not None:
@@ -209,23 +159,11 @@ class Session:
         """After several questions, show their total cost."""
         if len(self.games) < 2:
             return
-        total = total_cost([game.cost for game in self.games])
+        spent = sum((game.spent for game in self.games), Spending())
+        seconds = sum(game.seconds for game in self.games)
+        total = cost_line(spent, seconds, priced=bool(self._config.env_price))
         for view in self._views:
             view.note("total", f"{len(self.games)} questions, {total}")
-
-    def _take_cost(self, *, seconds: float) -> GameCost:
-        """The cost of the calls since the last game."""
-        counts = self._environment.take_metrics()
-        earlier = total_cost([game.cost for game in self.games])
-        spent = self._environment.budget.spent
-        return GameCost(
-            counts["env/paid"],
-            counts["env/tokens_in"],
-            counts["env/tokens_out"],
-            usd=spent.usd - (earlier.usd or 0.0) if self._config.env_price else None,
-            seconds=seconds,
-            lost_usd=spent.lost_usd - earlier.lost_usd,
-        )
 
 
 def _write_out(text: str) -> None:

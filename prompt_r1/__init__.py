@@ -15,8 +15,6 @@ from prompt_r1.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from prompt_r1.api.asking import Answer as Answer
-    from prompt_r1.api.asking import LimitReached as LimitReached
-    from prompt_r1.api.asking import Limits as Limits
     from prompt_r1.api.asking import Piece as Piece
     from prompt_r1.api.pair import Pair as Pair
     from prompt_r1.api.pair import load as load
@@ -24,11 +22,13 @@ if TYPE_CHECKING:
     from prompt_r1.errors import EnvError as EnvError
     from prompt_r1.errors import FatalEnvError as FatalEnvError
     from prompt_r1.errors import UsageError as UsageError
+    from prompt_r1.playing import LimitReached as LimitReached
+    from prompt_r1.playing import Limits as Limits
 
 _HOMES = {
     "Answer": "api.asking",
-    "LimitReached": "api.asking",
-    "Limits": "api.asking",
+    "LimitReached": "playing",
+    "Limits": "playing",
     "Piece": "api.asking",
     "Pair": "api.pair",
     "load": "api.pair",

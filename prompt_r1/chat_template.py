@@ -1,4 +1,4 @@
-"""What a chat template writes around messages, and how text inside a dialogue is encoded.
+"""What a chat template writes around messages, and how text inside a game is encoded.
 
 The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
 are encoded apart and appended, and together they decode to what the template writes.
@@ -142,6 +142,14 @@ class PieceEncoder:
         self._guard = "" if joined == text_of(tokenizer, self.start("abab")) else "\x01"
         self._guard_tokens = self.start(self._guard)
 
+    @property
+    def name(self) -> str:
+        return name_of(self._tokenizer)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens as it stands."""
+        return text_of(self._tokenizer, tokens)
+
     def start(self, text: str) -> list[int]:
         """The tokens of trusted text at the start of a dialogue."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
@@ -165,3 +173,51 @@ class PieceEncoder:
         cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
         pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
         return [token for piece in pieces for token in self.trusted(piece)]
+
+
+def check_pieces(encoder: PieceEncoder, encoded: Sequence[list[int]], texts: Sequence[str]) -> None:
+    """Compare an opening, a turn and the next message with what the template writes as a whole.
+
+    Raises UsageError for a tokenizer whose tokens of the pieces decode to another text.
+    """
+    opening, turn, after = encoded
+    first, said, second = texts
+
+    def next_turn(tokens: list[int]) -> str:
+        return encoder.text(tokens).rpartition(said)[2]
+
+    whole = encoder.start(first + said + second)
+    if encoder.text(opening) != encoder.text(encoder.start(first)) or next_turn(
+        opening + turn + after
+    ) != next_turn(whole):
+        raise UsageError(
+            f"{encoder.name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
+            "tokenizing the whole text: not supported"
+        )
+
+
+def position_of_turn_end(
+    between: Sequence[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]
+) -> int:
+    """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
+
+    It is the first control token after nothing but blanks, without those that are `known`, else eos: what the
+    template writes there may be plain text, as in "### User:", and then the agent can only end its turn with
+    eos.
+
+    Raises UsageError for a tokenizer that has no such token.
+    """
+    added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
+    starts = {tokenizer.bos_token_id} - {eos}
+    for position, token in enumerate(between):
+        name = added[token].content if token in added else ""
+        if token == eos or (name.strip() and name not in known and token not in starts):
+            return position
+        if text_of(tokenizer, [token]).strip():
+            break
+    if eos is None:
+        raise UsageError(
+            f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
+            "no eos token: not supported"
+        )
+    return list(between).index(eos) if eos in between else -1

@@ -1,5 +1,7 @@
 """The exceptions that end a call, a game or a run."""
 
+INTERRUPTED = "interrupted"  # the error of a game that Ctrl-C ended
+
 
 class EnvError(Exception):
     """A call failed after all retries. Its game ends and leaves its group; other games go on."""
@@ -23,6 +25,11 @@ class InternalError(Exception):
 
 class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 # What torch's allocators, CUDA and NCCL, and cuBLAS say. Only the first has an error class of its own.

@@ -5,12 +5,19 @@ text from outside (questions, replies) is encoded separately from our own frame 
 instruction, so that it can never become a control token.
 """
 
+import copy
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, name_of, text_of
-from prompt_r1.errors import UsageError
+from prompt_r1.chat_template import (
+    Frame,
+    PieceEncoder,
+    check_pieces,
+    frame_of,
+    position_of_turn_end,
+    text_of,
+)
 from prompt_r1.types import Action
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
@@ -149,7 +156,7 @@ class Codec:
         self._generation = self.frame.generation
         self._encoder = PieceEncoder(tokenizer)
         between = self.encode_trusted(self.frame.between + "<interaction_response>")
-        end = _turn_end_in(between, tokenizer)
+        end = position_of_turn_end(between, tokenizer, known=TAGS)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
         # Blanks before the end token belong to the frame: they close a message that the agent left open.
@@ -162,7 +169,23 @@ class Codec:
         self._reply_tail = cache(
             lambda note: self.encode_trusted("</interaction_response>" + self._ending(note))
         )
-        self._compare_with_template(instruction)
+        # The agent's turn is any text: only what stands around it is compared.
+        opening, said = self.opening("Who?"), self.encode_trusted("I ask Anna.")
+        check_pieces(
+            self._encoder,
+            [opening, said, self.reply("Bob.", after=said[-1])],
+            [
+                f"{self.frame.before_user}Question: Who?\n{instruction}{self._generation}",
+                "I ask Anna.",
+                f"{self.frame.between}<interaction_response>Bob.</interaction_response>{self._generation}",
+            ],
+        )
+
+    def ending_at(self, ids: frozenset[int]) -> "Codec":
+        """This codec, for a model that ends its turns at other tokens too."""
+        codec = copy.copy(self)
+        codec.stop_ids = self.stop_ids | ids
+        return codec
 
     def opening(self, question: str, *, note: str = "") -> list[int]:
         """The tokens of the first user message, with question and instruction, up to the agent's turn."""
@@ -222,47 +245,3 @@ class Codec:
     def turn_text(self, tokens: Sequence[int]) -> str:
         """The text of one turn as `parse` reads it: with the <think> that the template has opened for it."""
         return self.frame.opened + self.decode(tokens)
-
-    def _compare_with_template(self, instruction: str) -> None:
-        """Raise UsageError if an opening and a next turn do not decode to what the template writes."""
-        frame, turn = self.frame, "I ask Anna."  # the agent's: only what stands around it is compared
-        opening, said = self.opening("Who?"), self.encode_trusted(turn)
-        dialogue = opening + said + self.reply("Bob.", after=said[-1])
-        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
-        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
-
-        def decoded(tokens: list[int]) -> str:
-            return text_of(self.tokenizer, tokens)
-
-        next_turn = decoded(dialogue).rpartition(turn)[2]
-        if (
-            decoded(opening) != decoded(self._encoder.start(first))
-            or next_turn != decoded(self._encoder.start(first + turn + second)).rpartition(turn)[2]
-        ):
-            raise UsageError(
-                f"{name_of(self.tokenizer)} encodes a text in pieces otherwise than as a whole: not supported"
-            )
-
-
-def _turn_end_in(between: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
-
-    It is the first control token after nothing but blanks, else eos: what the template writes there may be
-    plain text, as in "### User:", and then the agent can only end its turn with eos.
-
-    Raises UsageError for a tokenizer that has no such token.
-    """
-    added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
-    starts = {tokenizer.bos_token_id} - {eos}
-    for position, token in enumerate(between):
-        name = added[token].content if token in added else ""
-        if token == eos or (name.strip() and name not in TAGS and token not in starts):
-            return position
-        if text_of(tokenizer, [token]).strip():
-            break
-    if eos is None:
-        raise UsageError(
-            f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
-            "no eos token: not supported"
-        )
-    return list(between).index(eos) if eos in between else -1

@@ -1,4 +1,4 @@
-"""Print untrusted text safely on a terminal, and our own text in colour."""
+"""Print untrusted text safely, and our own text in colour."""
 
 import os
 import re

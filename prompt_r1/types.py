@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
+from prompt_r1.spending import Spending
+
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
 Kind = Literal["qa", "math", "text"]
 
@@ -88,7 +90,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
-    usd: float = 0.0  # dollars of the replies
+    spent: Spending = field(default_factory=Spending)  # on the replies
+    seconds: float = 0.0  # of the whole game
 
     def add_context(self, tokens: list[int]) -> None:
         """Append tokens that the agent did not write: the question, a reply, role markers."""
@@ -144,7 +147,7 @@ class ScoredGame:
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
-    turn_advantages: tuple[float, ...] = ()  # of each turn, where they differ (--credit turn)
+    turn_advantages: tuple[float, ...] = ()  # of each turn, where they differ (--advantages turn)
 
 
 class Generate(Protocol):
@@ -160,18 +163,3 @@ Ask = Callable[[list[Message]], Awaitable[str]]
 """The environment: the chat messages of this game in, its reply out. Raises EnvError or FatalEnvError; an
 error is never returned as text.
 """
-
-
-class Environment(Protocol):
-    """A large language model to question. `name` labels it in tables and logs.
-
-    `session` is the id of the question, `sample` the number of the game among the games of that question.
-    Equal messages of two games are two calls, and all turns of a game go to one model.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str: ...
-
-    async def close(self) -> None: ...

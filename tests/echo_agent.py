@@ -36,6 +36,7 @@ class EchoAgent:
         max_new: int,
         seed: str,
         temperature: float,
+        top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         self.running += 1
@@ -61,9 +62,6 @@ class EchoAgent:
                 await asyncio.sleep(0)
         return Completion(written, [0.0] * len(written), True)
 
-    async def close(self) -> None:
-        pass
-
 
 class Shouting:
     """A user's own environment."""
@@ -84,9 +82,6 @@ class Paid:
         return Outcome("ok", text="Paid reply.", finish="stop", tokens_in=10, tokens_out=10)
 
     async def check(self) -> None:
-        pass
-
-    async def close(self) -> None:
         pass
 
 

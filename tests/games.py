@@ -2,22 +2,39 @@
 
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from prompt_r1.agent.packing import pack
-from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.packing import Packed, pack
+from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.options.advantages import compare_games
 from prompt_r1.protocol import parse
-from prompt_r1.training.gap import NAME, Limit
+from prompt_r1.reward import Rule, score_games
+from prompt_r1.training.logprob_gap import NAME, Limit
+from prompt_r1.training.parts import make_objective
 from prompt_r1.training.update import Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests import tiny
 from tests.tiny import think
+from train import learn
 
 CPU = torch.device("cpu")
 ONE_RANK = Ranks(rank=0, count=1, device=CPU)
 ANY_GAP = Limit(NAME, math.inf, math.inf)
+SETTINGS: dict[str, Any] = {
+    "clip": 0.2,
+    "clip_high": 0.0,
+    "kl_coef": 0.01,
+    "ratio": "token",
+    "importance_cap": 0.0,
+    "grad_clip": 1.0,
+    "token_mean": False,
+    "tokens_per_batch": 64,
+}
 
 ANNA = Question("q", "test", "?", ("Anna Keller",))
 GOOD = think("hm", prompt="who?")
@@ -100,29 +117,43 @@ def _continue_opening(opening: list[int], *, seed: int) -> Trajectory:
     return game
 
 
-def make_update(
-    policy: Policy,
-    *,
-    reference: Policy | None = None,
-    ranks: Ranks = ONE_RANK,
-    lr: float = 1e-3,
-    grad_clip: float = 1.0,
-    token_mean: bool = False,
-    tokens_per_batch: int = 64,
-    importance_cap: float = 0.0,
-    ratio: str = "token",
-    gap_limit: Limit | None = ANY_GAP,
-) -> Update:
-    """An update of a policy with AdamW, by default on games of any policy."""
-    return Update(
-        policy,
-        reference,
-        torch.optim.AdamW(policy.parameters(), lr=lr),
-        ranks,
-        grad_clip=grad_clip,
-        token_mean=token_mean,
-        tokens_per_batch=tokens_per_batch,
-        importance_cap=importance_cap,
-        ratio=ratio,
-        gap_limit=gap_limit,
+class Learner:
+    """An update with AdamW, by default on games of any policy, and the loop of train.py over it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        reference: Callable[[Packed], TokenScores] | None = None,
+        ranks: Ranks = ONE_RANK,
+        lr: float = 1e-3,
+        gap_limit: Limit | None = ANY_GAP,
+        **settings: Any,
+    ) -> None:
+        """`settings` are those of `make_objective` and `Update` that differ from SETTINGS."""
+        chosen = SETTINGS | settings
+        assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
+        loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef", "ratio")}
+        self.objective = make_objective(**loss, importance_cap=chosen["importance_cap"])
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+        self.update = Update(policy, optimizer, ranks, **chosen, gap_limit=gap_limit)
+        self.reference = reference
+
+    @torch.no_grad()
+    def reference_logprobs(self, packed: Packed) -> Tensor | None:
+        return None if self.reference is None else self.reference(packed).logprobs
+
+    def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
+        """Take an optimiser step on each mini-batch; the metrics."""
+        batches = self.update.prepare(mini_batches)
+        return learn(self.update, batches, self.reference_logprobs, self.objective)
+
+
+def score_and_compare(
+    trajectories_PG: list[list[Trajectory]], rule: Rule, *, advantages: str = "group"
+) -> list[list[ScoredGame]]:
+    """The games with rewards and advantages, on one rank."""
+    rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
+    return compare_games(
+        trajectories_PG, rewards_PG, advantages=advantages, rule=rule, sum_over_ranks=ONE_RANK.sum
     )

@@ -11,11 +11,12 @@ import torch
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits, EndpointClient
+from prompt_r1.endpoint.request import ApiKey
 from prompt_r1.endpoint.responses import Outcome, classify, reply_of
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.metered import ReplySource
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import ReplySource
 from prompt_r1.types import Message
 
 KEY = "sk-Secret-0123456789-abcdef"
@@ -76,7 +77,12 @@ def chat(respond: Respond | None = None, *, system: str = "", **settings: object
     names = {field.name for field in fields(ClientLimits)}
     limits = ClientLimits(**{name: settings.pop(name) for name in names & settings.keys()})
     transport = httpx.MockTransport(respond) if respond else None
-    defaults = {"model": "large", "base_url": "https://llm.test/v1", "api_key": KEY, "sleep": RecordedSleep()}
+    defaults = {
+        "model": "large",
+        "base_url": "https://llm.test/v1",
+        "key": ApiKey(KEY),
+        "sleep": RecordedSleep(),
+    }
     client = EndpointClient(transport=transport, limits=limits, **{**defaults, **settings})
     return ChatEnvironment(client, system=system)
 
@@ -90,18 +96,21 @@ def ask(environment: ChatEnvironment, messages: list[Message] = HELLO) -> str:
     """The text of one call, in an event loop of its own."""
 
     async def one_call() -> str:
-        try:
-            return await reply(environment, messages)
-        finally:
-            await environment.close()
+        return await reply(environment, messages)
 
     return asyncio.run(one_call())
 
 
 def open_environment(
-    spec: str, *, seed: int = 0, other_specs: Collection[str] = (), **settings: object
+    spec: str,
+    *,
+    seed: int = 0,
+    other_specs: Collection[str] = (),
+    stops_on_failures: bool = True,
+    **settings: object,
 ) -> Pool:
     """Open the environments of a SPEC without a journal. `settings` are fields of EnvironmentConfig."""
     config = EnvironmentConfig(**settings)
     ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
-    return Environments(config, seed=seed, folder=None, ranks=ranks, other_specs=other_specs).open(spec)
+    environments = Environments(config, seed=seed, folder=None, ranks=ranks, other_specs=other_specs)
+    return environments.open(spec, stops_on_failures=stops_on_failures)

@@ -1,23 +1,13 @@
 """The rules of the rooms that a machine can check: imports, homes of packages, docstrings, names."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.map import EXTRA, METHOD, ROOMS, the_map
 from tests.paths import ROOT
-
-# Files and folders of prompt_r1/. Each imports only from those before it, or from its own folder.
-ROOMS = (
-    "version", "errors", "types", "terminal", "foreign", "metrics", "chat_template", "protocol", "rollout",
-    "reward", "grpo", "options", "config", "distributed", "endpoint", "cli", "miniworld", "agent", "data",
-    "environments", "report", "storage", "evaluation", "training", "baselines", "studies", "api",
-    "serving", "doctor",
-)  # fmt: skip
-# The method in one sitting, in this order; then train.py.
-METHOD = ("types", "protocol", "rollout", "reward", "grpo")
 
 LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))
 ENTRY_POINTS = [ROOT / "train.py", ROOT / "infer.py", ROOT / "evaluate.py"]
@@ -34,6 +24,7 @@ HOMES = {
     ),
     "flash_attn": ("prompt_r1/agent/",),
     "pyarrow": ("prompt_r1/data/",),
+    "math_verify": ("prompt_r1/metrics/with_math_verify.py",),
     "huggingface_hub": (
         "prompt_r1/agent/",
         "prompt_r1/metrics/similarity.py",
@@ -47,7 +38,8 @@ HOMES = {
     "wandb": ("prompt_r1/storage/trackers.py",),
 }
 # Methods whose name says which interface they implement; the interface explains them.
-INTERFACE = {"ask", "answer", "call", "check", "close", "forward", "prepare", "reply"}
+INTERFACE = {"ask", "answer", "call", "cancel", "check", "close", "forward", "go_on", "of_step", "prepare"}
+INTERFACE |= {"reply"}
 
 
 def name_of(path: Path) -> str:
@@ -81,7 +73,8 @@ def test_every_file_of_the_package_is_in_a_room():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_from_the_rooms_before_it(room):
-    allowed = set(ROOMS[: ROOMS.index(room)])
+    names = list(ROOMS)
+    allowed = set(names[: names.index(room)])
     wrong = {name_of(path): rooms_imported(path) - allowed for path in LIBRARY if room_of(path) == room}
     assert not {file: rooms for file, rooms in wrong.items() if rooms}
 
@@ -162,34 +155,8 @@ def test_names_that_the_method_imports_are_explained_where_they_are_defined():
     assert not unexplained
 
 
-# docs/map.md: a heading `## ROOMS (core)` or `(extra)`, then a row for each file.
-MAP = (ROOT / "docs/map.md").read_text("utf-8")
-MAP_ROWS = re.findall(r"^\| `([\w./]+\.(?:py|js|css|html))` \| (.+) \|$", MAP, re.MULTILINE)
-
-
-def rooms_marked(mark: str) -> set[str]:
-    """The rooms of the map's sections that are marked `core` or `extra`."""
-    sections = re.split(r"^## ", MAP, flags=re.MULTILINE)
-    marked = [section for section in sections if f"({mark})" in section.splitlines()[0]]
-    return {Path(file).parts[0] for section in marked for file in re.findall(r"^\| `(\S+)`", section, re.M)}
-
-
-def test_the_map_has_one_line_for_each_file():
-    package = [
-        path for path in (ROOT / "prompt_r1").rglob("*") if path.suffix in (".py", ".js", ".css", ".html")
-    ]
-    files = [path.relative_to(ROOT / "prompt_r1").as_posix() for path in package]
-    files += [name_of(path) for path in [*ENTRY_POINTS, *(ROOT / "benchmarks").glob("*.py")]]
-    expected = {file for file in files if not file.endswith("__init__.py")}
-    listed = [file for file, _ in MAP_ROWS]
-    assert not expected - set(listed), "docs/map.md lacks a row for these files"
-    assert not set(listed) - expected, "docs/map.md has rows for files that do not exist"
-    assert len(listed) == len(set(listed)), "docs/map.md has two rows for a file"
-
-
-def test_the_map_lists_the_rooms_in_the_order_of_their_imports():
-    rooms = dict.fromkeys(Path(file).parts[0].removesuffix(".py") for file, _ in MAP_ROWS)
-    assert tuple(rooms) == (*ROOMS, "train", "infer", "evaluate", "__main__", "benchmarks")
+def test_the_map_is_what_its_script_prints():
+    assert (ROOT / "docs/map.md").read_text("utf-8") == the_map(), "python -m tests.map > docs/map.md"
 
 
 def files_imported_by(script: Path) -> set[Path]:
@@ -205,14 +172,8 @@ def files_imported_by(script: Path) -> set[Path]:
     return found
 
 
-def test_training_and_inference_import_no_room_that_the_map_marks_as_extra():
-    extra = {room.removesuffix(".py") for room in rooms_marked("extra")} - {"benchmarks"}
-    assert extra == {"evaluation", "baselines", "studies", "api", "serving", "doctor"}
-    files = files_imported_by(ROOT / "train.py") | files_imported_by(ROOT / "infer.py")
-    assert not [name_of(path) for path in files - set(ENTRY_POINTS) if room_of(path) in extra]
-
-
-def test_training_imports_every_room_that_the_map_marks_as_core():
-    files = files_imported_by(ROOT / "train.py") - set(ENTRY_POINTS)
-    core = {room.removesuffix(".py") for room in rooms_marked("core")}
-    assert core == {room_of(path) for path in files} - {"__init__"}
+def test_training_imports_all_core_rooms_and_no_extra_one_and_inference_no_extra_one():
+    trained = {room_of(path) for path in files_imported_by(ROOT / "train.py") - set(ENTRY_POINTS)}
+    assert trained - {"__init__"} == set(ROOMS) - set(EXTRA)
+    asked = {room_of(path) for path in files_imported_by(ROOT / "infer.py") - set(ENTRY_POINTS)}
+    assert not asked & set(EXTRA)

@@ -191,7 +191,7 @@ def test_a_tokenizer_that_changes_pieces_of_a_text_is_refused():
     """It strips the blanks around each text that it encodes, so pieces cannot be joined."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
-    with pytest.raises(UsageError, match="encodes a text in pieces otherwise than as a whole"):
+    with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):
         Codec(tokenizer, INSTRUCTION)
 
 
@@ -203,7 +203,7 @@ def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monke
         return right(self, *given, **options) + self.encode_trusted("more")
 
     monkeypatch.setattr(Codec, part, wrong)
-    with pytest.raises(UsageError, match="encodes a text in pieces otherwise than as a whole"):
+    with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):
         Codec(tiny.tokenizer(), INSTRUCTION)
 
 

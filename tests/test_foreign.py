@@ -8,7 +8,6 @@ import pytest
 
 from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.baselines.sft import main as fine_tune
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import PredictionFile
 from prompt_r1.foreign import check_links_stay_inside, check_no_links
@@ -91,7 +90,7 @@ def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(sec
     (tmp_path / "tuned/agent").mkdir(parents=True)
     (tmp_path / "tuned/metrics.jsonl").symlink_to(secret)
     for use in (
-        lambda: open_run(TrainConfig(out=str(run)), "mini"),
+        lambda: open_run(str(run), "auto", "mini"),
         lambda: write_report(run),
         lambda: load_tokenizer(run / "agent"),
         lambda: PredictionFile(tmp_path / "results/predictions.jsonl"),

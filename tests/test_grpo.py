@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.agent.packing import fill
-from prompt_r1.grpo import Loss, group_advantages, grpo_loss, importance_weights
-from prompt_r1.training.batch import Batch, collate, sequence_mean_weight, token_mean_weight
+from prompt_r1.grpo import Loss, group_advantages, grpo_loss
+from prompt_r1.training.micro_batches import Batch
 from prompt_r1.types import ScoredGame
 from tests import tiny
-from tests.games import CPU, random_scored_games
+from tests.games import Learner, random_scored_games
 
 CLIP = 0.2
 KL_COEF = 0.1  # of the loss that is compared with the loop
@@ -32,11 +31,10 @@ def sampled_tokens(games: list[ScoredGame]) -> int:
 def batches_of(
     games: list[ScoredGame], *, token_mean: bool = False, tokens_per_batch: int = 10_000
 ) -> list[Batch]:
-    if token_mean:
-        weight = partial(token_mean_weight, tokens=sampled_tokens(games))
-    else:
-        weight = partial(sequence_mean_weight, games=len(games))
-    return collate(games, weight, tokens_per_batch=tokens_per_batch, device=CPU)
+    """The micro-batches of an optimiser step on these games."""
+    learner = Learner(tiny.policy(), token_mean=token_mean, tokens_per_batch=tokens_per_batch)
+    [batches] = learner.update.prepare([games])
+    return list(batches)
 
 
 def loss_by_loop(
@@ -134,10 +132,10 @@ def test_environment_text_gets_no_gradient():
 def test_kl_is_never_negative_and_zero_at_the_reference():
     (batch,) = batches_of(random_scored_games())
     at_reference = loss_of(batch, batch.engine, ref=batch.engine, kl_coef=1.0)
-    assert at_reference.metrics["kl"] == 0 and at_reference.metrics["clip_frac"] == 0
+    assert at_reference.kl == 0 and at_reference.clip_frac == 0
     moved = batch.engine + torch.randn(batch.weights.shape)
     away = loss_of(batch, moved, ref=batch.engine, kl_coef=1.0)
-    assert (away.kl >= 0).all() and away.metrics["kl"] > 0
+    assert (away.token_kl >= 0).all() and away.kl > 0
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():
@@ -151,39 +149,10 @@ def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advant
     old = torch.zeros(8)
     loss = grpo_loss(logprobs, old, old, advantages, weights, clip=CLIP, kl_coef=0.0)
     loss.total.backward()
-    assert loss.metrics["clip_frac"].item() == pytest.approx(0.5)
+    assert loss.clip_frac.item() == pytest.approx(0.5)
     assert logprobs.grad is not None
     without_gradient = torch.tensor(clipped) | (advantages == 0)
     assert (logprobs.grad == 0).tolist() == without_gradient.tolist()
-
-
-def test_importance_weights_are_truncated_ratios_of_the_policy_that_sampled_to_the_engine():
-    old, engine = torch.tensor([-1.0, -1.0, -3.0, -1.0]), torch.tensor([-1.0, -1.5, -1.0, -9.0])
-    expected = [1.0, math.exp(0.5), math.exp(-2), 2.0]
-    assert importance_weights(old, engine, cap=2.0).tolist() == pytest.approx(expected)
-    assert importance_weights(old, engine, cap=0).tolist() == [1.0] * 4  # no correction
-
-
-@pytest.mark.parametrize("cap", [1.1, 2.0])
-def test_importance_weights_multiply_the_policy_term_and_not_the_kl(cap):
-    """The oracle is a loop in Python floats."""
-    rng = random.Random(0)
-    new, old, engine, ref = ([rng.uniform(-3, -1) for _ in range(20)] for _ in range(4))
-    advantages, weights = ([rng.uniform(low, 2) for _ in range(20)] for low in (-2, 0))
-    expected, slopes = 0.0, []
-    for n, o, e, f, a, w in zip(new, old, engine, ref, advantages, weights, strict=True):
-        ratio, c = math.exp(n - o), min(math.exp(o - e), cap)
-        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
-        expected += w * (-c * min(ratio * a, clipped * a) + KL_COEF * (math.exp(f - n) - (f - n) - 1))
-        policy_slope = -c * ratio * a if ratio * a <= clipped * a else 0.0
-        slopes.append(w * (policy_slope + KL_COEF * (1 - math.exp(f - n))))
-    logprobs = torch.tensor(new, requires_grad=True)
-    columns = [torch.tensor(column) for column in (old, ref, advantages, weights)]
-    importance = importance_weights(columns[0], torch.tensor(engine), cap=cap)
-    loss = grpo_loss(logprobs, *columns, clip=CLIP, kl_coef=KL_COEF, importance=importance)
-    loss.total.backward()
-    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
-    assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-4)
 
 
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():

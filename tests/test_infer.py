@@ -149,6 +149,13 @@ def test_json_output_has_one_object_per_question_with_its_cost(ask, tmp_path):
     assert (tmp_path / "all.jsonl").read_text().splitlines() == lines
 
 
+def test_each_dialogue_has_its_own_cost_and_not_that_of_those_before_it(ask):
+    flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
+    first, second = map(json.loads, ask(*flags, typed="abc def?\nabc def?\n").splitlines())
+    assert first["calls"] == second["calls"] > 0
+    assert first["usd"] == pytest.approx(second["usd"]) and first["usd"] > 0
+
+
 def test_the_saved_transcript_is_the_dialogue_that_was_shown(ask, tmp_path):
     shown = ask("--question", "abc def?", "--save", "dialogue.txt")
     assert shown.startswith("question     abc def?\n\nagent ")
@@ -192,7 +199,7 @@ def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch,
     async def fail(*_: object, **__: object) -> str:
         raise EnvError("HTTP 500")
 
-    monkeypatch.setattr("prompt_r1.environments.pool.Pool.ask", fail)
+    monkeypatch.setattr("prompt_r1.environments.pool.Pool.call", fail)
     with pytest.raises(Resumable, match="failed in 1 of 1 dialogues: HTTP 500; try again later"):
         ask("--question", "abc def?", "--json", "--temperature", "1", "--seed", "0")
     game = json.loads(capsys.readouterr().out)
@@ -239,7 +246,7 @@ def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, 
 def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
     """The environment hangs when the signal comes, after the agent's first turn."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "prompt_r1.miniworld.serve", "--port", "0", "--latency", "500"],
+        [sys.executable, "-m", "tests.mini_server", "--port", "0", "--latency", "500"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

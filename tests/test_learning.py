@@ -5,19 +5,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.figures import check_figures
+from tests.figures import check_figures, rounding
 from tests.programs import call
 
 pytestmark = pytest.mark.learning
 
-# The first three steps with seed 0. Another kind of CPU or version of torch rounds differently, which may
-# change a sampled token.
-PINNED_ON = ("AVX512", "2.13")
+# The first three steps with seed 0, where arithmetic rounds as on Intel with AVX-512, or with AVX2 only.
+# Another rounding may change a sampled token.
+PINNED_ON = ("cfd66164e637", "aeba7ef2dd31")
 FIGURES = {
-    "loss": [-0.00061608, -0.000998541, -0.00081659],
+    "loss": [-0.000616077, -0.000998535, -0.000816572],
     "reward/mean": [0.185, 0.105, 0.1775],
     "em": [0.325, 0.2, 0.25],
     "grad_norm": [0.301489, 0.239868, 0.238782],
@@ -30,16 +29,16 @@ FIGURES = {
 def mini_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A folder with a run of `python train.py` that has fewer steps, and its process."""
     folder = tmp_path_factory.mktemp("mini")
-    done = call(folder, "train.py", "--steps", "24", "--val-every", "12", seconds=600)
+    done = call(folder, "train.py", "--steps", "24", "--val-every", "12")
     assert done.returncode == 0, done.stderr
     return folder, done
 
 
-@pytest.mark.skipif(
-    (torch.backends.cpu.get_cpu_capability(), torch.__version__.rpartition(".")[0]) != PINNED_ON,
-    reason=f"the figures are pinned for {PINNED_ON[0]} and torch {PINNED_ON[1]}",
-)
 def test_the_first_steps_of_the_mini_run_give_the_pinned_figures(mini_run):
+    if rounding() not in PINNED_ON:
+        pytest.skip(
+            f"arithmetic rounds as {rounding()}: the figures are pinned for {' and '.join(PINNED_ON)}"
+        )
     folder, _ = mini_run
     check_figures(folder / "runs/mini-seed0", FIGURES)
 

@@ -18,22 +18,20 @@ import prompt_r1.miniworld.serve
 import prompt_r1.report.__main__
 import prompt_r1.studies.__main__
 import prompt_r1.studies.comparison
-import prompt_r1.studies.paper_cost
 from infer import InferConfig
-from prompt_r1.cli.command_line import parse_arguments, train_config
+from prompt_r1.cli.command_line import Parser, parse_arguments, train_config
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.training.cost_estimate import estimate
+from prompt_r1.training.dry_run import estimate
 from tests import tiny
 from tests.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAPER = (ROOT / "docs/paper.md").read_text("utf-8")
-MAP = (ROOT / "docs/map.md").read_text("utf-8")
 MANUALS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-PAGES = [*MANUALS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
+PAGES = [*MANUALS, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "benchmarks/README.md"]
 CONFIGS = {
     "infer.py": InferConfig,
     "evaluate.py": EvaluateConfig,
@@ -45,7 +43,6 @@ MAINS = {
     "prompt_r1.report": prompt_r1.report.__main__.main,
     "prompt_r1.studies": prompt_r1.studies.__main__.main,
     "prompt_r1.studies.comparison": prompt_r1.studies.comparison.main,
-    "prompt_r1.studies.paper_cost": prompt_r1.studies.paper_cost.main,
 }
 
 
@@ -63,21 +60,21 @@ def table_rows(text: str, heading: str) -> list[list[str]]:
 
 
 def test_every_equation_has_functions_and_tests_that_exist():
-    table = table_rows(MAP, "| equation | what |")
+    table = table_rows(PAPER, "| equation | what |")
     numbers = [part for equation, *_ in table for part in equation.split(", ")]
     assert numbers == [*map(str, range(1, 20)), "Prop. 1", "Prop. 2", "Prop. 3"]
     for _, _, functions, tests in table:
         names = re.findall(r"`([^`]+)`", functions)
-        links = re.findall(r"\[([\w ]+)\]\(\.\./(tests/[\w/]+\.py)\)", tests)
+        links = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)", tests)
         assert names and links
         for name in names:
             assert find(name) is not None
-        for words, file in links:
-            assert f"\ndef test_{words.replace(' ', '_')}(" in (ROOT / file).read_text("utf-8"), words
+        for name, file in links:
+            assert f"\ndef {name}(" in (ROOT / file).read_text("utf-8"), name
 
 
 def find(name: str) -> object:
-    """The function or method that a dotted name of the map stands for, such as `rollout.play`."""
+    """The function or method that a dotted name of the table stands for, such as `rollout.play`."""
     script = name.startswith("train.")
     parts = name.split(".")
     module_parts = 1
@@ -102,9 +99,8 @@ def test_every_flag_in_the_text_exists():
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}
     slurm = "--cpus-per-task --minutes --kill-on-bad-exit --gpus-per-task --gpu-bind --time --signal"
-    others = "--live --config --help --help-all --port --fail --faults --no-deps --served-model-name"
-    benchmarks = "--latency --virtual"
-    flags |= {*slurm.split(), *others.split(), *benchmarks.split()}
+    others = "--config --help --help-all --version --port --fail --no-deps --served-model-name"
+    flags |= {*slurm.split(), *others.split()}
     text = "\n".join(page.read_text("utf-8") for page in MANUALS)
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert not used - flags
@@ -155,14 +151,16 @@ class Parsed(Exception):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_command_is_accepted_by_the_parser_of_its_program(page, monkeypatch):
-    parse = argparse.ArgumentParser.parse_args
-    # docs/your_own.md writes these files.
+    # docs/using.md writes these files.
     monkeypatch.setitem(sys.modules, "my_metric", SimpleNamespace(starts_right=lambda _, __: 1.0))
-    monkeypatch.setitem(sys.modules, "my_reward", SimpleNamespace(frugal=lambda _, __: 1.0))
+    monkeypatch.setitem(sys.modules, "my_price", SimpleNamespace(thrifty=lambda _, __: 1.0))
 
-    def parse_and_stop(parser, arguments):
-        parse(parser, arguments)
-        raise Parsed
+    def stopping(parse):
+        def parse_and_stop(parser, arguments):
+            parse(parser, arguments)
+            raise Parsed
+
+        return parse_and_stop
 
     for words in commands(page.read_text("utf-8")):
         program, arguments = program_and_arguments(words)
@@ -174,10 +172,19 @@ def test_every_command_is_accepted_by_the_parser_of_its_program(page, monkeypatc
             parse_arguments(CONFIGS[program], program, "", arguments)
         elif program in MAINS:
             with monkeypatch.context() as patch, pytest.raises(Parsed):
-                patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+                for parser in (argparse.ArgumentParser, Parser):
+                    patch.setattr(parser, "parse_args", stopping(parser.parse_args))
                 MAINS[program](arguments)
         else:
-            known = ("pytest", "venv", "prompt_r1.miniworld.serve", "pip", "")
+            known = (
+                "pytest",
+                "venv",
+                "prompt_r1.miniworld.serve",
+                "tests.mini_server",
+                "tests.map",
+                "pip",
+                "",
+            )
             assert program in known or program.startswith("benchmarks."), words
 
 
@@ -205,6 +212,12 @@ def test_every_link_and_picture_inside_the_repository_exists(page):
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file.read_text("utf-8")), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_python_file_that_the_text_names_exists(page):
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text("utf-8")):
+        assert (ROOT / name).exists() or (ROOT / "prompt_r1" / name).exists(), name
 
 
 def anchors(text: str) -> set[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -15,10 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
-from tests.mini_server import with_server
+from tests.mini_server import FaultyServer, with_server
 from tests.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -43,7 +41,6 @@ COMMANDS = {
         f"{PIP} -r requirements.txt && python train.py {SHORT} --test-data none"
     ),
     'python infer.py --question "Who is the mother of the director of Silent Train?"': "{SAME}",
-    "python train.py --explain": "{SAME}",
     'python infer.py --question "…"': "{SAME}",
     "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
     "python train.py --agent path/to/model": f"{{SAME}} {TINY} --out runs/model",
@@ -120,7 +117,7 @@ def runner_in(folder: Path, **environment: str) -> Callable[[str], subprocess.Co
 @pytest.mark.timeout(3600)
 def test_the_commands_run_in_their_order(tmp_path):
     folder = copy_of_the_repository(tmp_path / "clone")
-    server = MiniServer(rng=random.Random(0))
+    server = FaultyServer()
     server.models["gpt-4o-mini"] = server.models["mini"]
     output: dict[str, subprocess.CompletedProcess[str]] = {}
 

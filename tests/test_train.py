@@ -9,7 +9,8 @@ import torch
 
 import train
 from prompt_r1.agent import agent as agent_module
-from prompt_r1.errors import FatalEnvError
+from prompt_r1.data.questions import find_questions
+from prompt_r1.errors import FatalEnvError, QuestionTooLong
 from prompt_r1.storage.run_log import read_metrics
 from tests import tiny
 from tests.json_server import JsonHandler, serving
@@ -140,6 +141,29 @@ def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_a
     assert (run / "test.md").exists() and "is finished" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["--data", "--val-data", "--test-data"])
+def test_a_question_that_is_too_long_is_refused_before_anything_is_played(random_agent, tmp_path, flag):
+    """A test question was found to be too long after the last step, when the run had been paid for."""
+    with pytest.raises(QuestionTooLong):
+        train_run(tmp_path, random_agent, flag, write_questions(tmp_path, "Who?", "why " * 500))
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_training_validation_and_test_play_the_questions_of_their_splits(random_agent, tmp_path):
+    line = "--val-data mini --val-limit 5 --test-data mini --max-new 1".split()
+    run = train_run(tmp_path, random_agent, *line)
+    for name, split in (
+        ("step-000001", "train"),
+        ("validation-000000", "validation"),
+        ("validation-000001", "validation"),
+        ("test-untrained", "test"),
+        ("test-trained", "test"),
+    ):
+        rows = (run / f"trajectories/{name}-rank0.jsonl").read_text().splitlines()
+        texts = {json.loads(row)["question"]["text"] for row in rows}
+        assert texts <= {question.text for question in find_questions(["mini"], split, 0)}, name
+
+
 def test_the_last_step_is_always_validated(random_agent, tmp_path):
     line = "--val-data mini --val-limit 2 --val-every 2 --max-new 4 --steps 3".split()
     run = train_run(tmp_path, random_agent, *line)
@@ -165,8 +189,8 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
     """w ← w (1 - lr · decay) - lr · m / (√v + ε); after bias correction m = g and v = g², with g the clipped
     gradient.
     """
-    lr, beta1, beta2, decay, clip = 2e-3, 0.8, 0.95, 0.3, 0.01
-    line = ["--lr", lr, "--beta1", beta1, "--beta2", beta2, "--weight-decay", decay, "--grad-clip", clip]
+    lr, beta1, beta2, decay, clip = 2e-3, 0.9, 0.95, 0.3, 0.01
+    line = ["--lr", lr, "--beta2", beta2, "--weight-decay", decay, "--grad-clip", clip]
     run = train_run(tmp_path, asking_agent, *line)
     assert read_metrics(run)[1]["grad_norm"] > 2 * clip
     before, after = load_tensors(asking_agent), load_tensors(run / "agent")
@@ -191,6 +215,13 @@ def test_in_16_bits_the_importance_weights_have_the_cap_of_the_flag(asking_agent
         assert fewest <= line["engine/importance_truncated"] <= most
         assert (line["engine/importance_mean"] == 1) == (cap == "0")
         assert 0.9 < line["engine/importance_mean"] <= 1
+
+
+def test_in_float32_there_are_no_importance_weights(asking_agent, tmp_path):
+    """They would be 1 up to rounding, and a cap of 1 would truncate half of them."""
+    line = read_metrics(train_run(tmp_path, asking_agent, "--importance-cap", "1"))[1]
+    assert line["engine/importance_mean"] == 1 and line["engine/importance_truncated"] == 0
+    assert line["engine/logprob_gap"] > 0
 
 
 class UnauthorizedEndpoint(JsonHandler):

@@ -1,20 +1,11 @@
 """The records of a game: three columns of equal length, and the defaults of the paper's game."""
 
-import inspect
-
 import pytest
 
-from prompt_r1.baselines.method import Meter
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.environments.metered import MuteEnvironment
-from prompt_r1.environments.pool import Pool
-from prompt_r1.miniworld.advice import AdvisedEnvironment
-from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.studies.distance import Mixture
 from prompt_r1.types import (
     Action,
     Completion,
-    Environment,
     FormatTerms,
     GameSettings,
     Question,
@@ -57,12 +48,3 @@ def test_a_reward_whose_terms_nobody_asked_for_has_none_and_a_closed_gate():
     reward = Reward(format=0.5, answer=1.0, total=-0.5)
     assert reward.terms == FormatTerms(0.0, 0.0, 0.0, 0.0) and reward.gate_is_open is False
     assert FormatTerms(0.1, 0.2, 0.3, 0.5).sum == pytest.approx(1.1)
-
-
-@pytest.mark.parametrize(
-    "environment", [Pool, MuteEnvironment, MiniEnvironment, AdvisedEnvironment, Meter, Mixture]
-)
-def test_environments_are_called_alike_in_the_first_game_of_a_nameless_question_by_default(environment):
-    parameters = inspect.signature(environment.ask).parameters
-    assert parameters == inspect.signature(Environment.ask).parameters
-    assert (parameters["sample"].default, parameters["session"].default) == (0, "")

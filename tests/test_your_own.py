@@ -1,16 +1,33 @@
-"""Every command of docs/your_own.md runs as it is printed, one after another in one folder."""
+"""The commands of docs/using.md, up to its Python section, run as they are printed, in one folder."""
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from prompt_r1.spending import Spending
+from prompt_r1.types import Question, Reward, Trajectory
 from tests.paths import ROOT
 from tests.ports import free_ports
 
-PAGE = (ROOT / "docs/your_own.md").read_text("utf-8")
+PAGE = (ROOT / "docs/using.md").read_text("utf-8").split("## From Python")[0]
+
+
+def test_the_reward_of_the_page_that_counts_dollars_prefers_cheap_right_games_to_dear_ones_to_wrong_ones():
+    [code] = re.findall(r"cat > my_price.py <<'END'\n(.*?)END\n", PAGE, re.DOTALL)
+    names: dict[str, Callable[[Trajectory, Reward], float]] = {}
+    exec(code, names)
+
+    def reward(usd: float, total: float) -> float:
+        game = Trajectory(Question("q", "bridge", "Who?", ("Bob",)), spent=Spending(usd=usd))
+        return names["thrifty"](game, Reward(1.0, 0.0, total))
+
+    rewards = [reward(*game) for game in ((0.0, 1.0), (4e-4, 1.0), (9.0, 1.0), (0.0, 0.0), (0.0, -0.5))]
+    assert rewards == sorted(rewards, reverse=True) and len(set(rewards)) == 5
+    assert rewards[0] == 1.0 and reward(9.0, -0.5) == -0.5
 
 
 @pytest.mark.slow
@@ -30,7 +47,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
         timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-metric", "my-reward"]
+    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-metric", "my-price"]
     for run in runs:
         lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         assert len(lines) >= 2, run

@@ -168,9 +168,6 @@ class ScriptedEnvironment:
             raise reply
         return reply
 
-    async def close(self) -> None:
-        pass
-
 
 def think(content: str, *, prompt: str | None = None, answer: str | None = None) -> str:
     """A well-formed turn: a think block, then a prompt or an answer."""

@@ -20,6 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from prompt_r1.errors import UsageError
 
+ADAPTER_ALPHA = 32.0  # as in the LoRA settings of most RL fine-tuning with small ranks
+
 
 class LoRA(nn.Module):
     """A frozen linear layer and its adapter. A starts random and B at zero, so that W' = W before training.

@@ -14,9 +14,9 @@ from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame, special_ids
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import ACTION_ENDS, Codec
+from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
 from prompt_r1.types import Completion, GameSettings, Question
 
 
@@ -45,18 +45,13 @@ class Agent:
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         """One turn of a game. `watch` is called with each token as it is sampled in this process."""
-        stop = ACTION_ENDS if self.game.stop_tags else ()
-        if isinstance(self.engine, RemoteEngine):
-            return await self.engine.generate(
-                tokens, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p, stop=stop
-            )
         return await self.engine.generate(
             tokens,
             max_new=max_new,
             seed=seed,
             temperature=temperature,
             top_p=top_p,
-            stop=stop,
+            stop=ACTION_ENDS if self.game.stop_tags else (),
             watch=watch,
         )
 
@@ -64,11 +59,6 @@ class Agent:
         """Drop every cached sequence: call it when the weights have changed."""
         if isinstance(self.engine, Engine):
             self.engine.clear_cache()
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        if isinstance(self.engine, RemoteEngine):
-            await self.engine.close()
 
 
 def make_agent(
@@ -79,7 +69,7 @@ def make_agent(
     Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
     no generation config, transformers takes a number that may be that of an ordinary token.
     """
-    codec.stop_ids |= policy.end_ids & special_ids(codec.tokenizer)
+    codec = codec.ending_at(policy.end_ids & special_ids(codec.tokenizer))
     engine = Engine(
         policy,
         stop_ids=codec.stop_ids,
@@ -93,7 +83,7 @@ def make_agent(
 
 def load_agent(
     path: str | Path,
-    config: TrainConfig,
+    config: AgentConfig,
     device: torch.device,
     *,
     weights: torch.dtype | None = None,
@@ -117,14 +107,14 @@ def load_agent(
         weights=weights or compute,
         temperature=config.temperature,
         max_tokens=config.max_tokens,
-        fuse_on=device if config.fused_kernels and device.type == "cuda" else None,
+        fuse_on=device if device.type == "cuda" else None,
     )
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens, engines=engines)
 
 
-def load_codec(path: str | Path, config: TrainConfig, frame: Frame | None = None) -> Codec:
+def load_codec(path: str | Path, config: AgentConfig, frame: Frame | None = None) -> Codec:
     """The codec of the tokenizer of a folder or hub id; `frame` as in `load_agent`."""
-    return Codec(load_tokenizer(path), config.told, frame or kept_frame(path))
+    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction], frame or kept_frame(path))
 
 
 def codec_of(spec: AgentSpec) -> Codec:
@@ -137,7 +127,7 @@ def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
     remote = parse_remote(str(spec.path))
     if remote is None:
         agent = load_agent(spec.path, spec.config, device)
-        warn_if_slow(agent.policy, str(spec.path))
+        warn_if_slow(agent.policy.attention, str(spec.path))
         return agent
     codec = codec_of(spec)
     return Agent(RemoteEngine(*remote, codec, prompts=spec.prompts), codec, spec.config.game)
@@ -148,11 +138,7 @@ async def check_endpoint(spec: AgentSpec) -> None:
     remote = parse_remote(str(spec.path))
     if remote is None:
         return
-    engine = RemoteEngine(*remote, codec_of(spec), prompts=spec.prompts)
-    try:
-        await engine.check()
-    finally:
-        await engine.close()
+    await RemoteEngine(*remote, codec_of(spec), prompts=spec.prompts).check()
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -25,13 +25,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.decode_kernels import RECORDABLE, CacheOffsets, Chunk, Kernel, SharedRows, upload
+from prompt_r1.agent.decode_kernels import (
+    RECORDABLE,
+    CacheOffsets,
+    Chunk,
+    Kernel,
+    RaggedBatch,
+    SharedRows,
+    upload,
+)
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.sampling import SamplingMix
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes that are recorded
 TOLERANCE = 0.05  # largest relative difference in norm between recorded and direct hidden states
-IDLE = [0.5, 1.0, 1.0, 0]  # the sampling settings of an idle row
+IDLE = [0.5, 1.0, 1.0]  # the sampling settings of an idle row
 
 
 @dataclass(frozen=True)
@@ -45,23 +53,10 @@ class Decoded:
 DecodeStep = Callable[[], Decoded]
 Record = Callable[[DecodeStep], DecodeStep]
 """Turns a step into a function that replays it on the same buffers."""
-Forward = Callable[[Tensor, "DecodeBatch"], Tensor]
+Forward = Callable[[Tensor, RaggedBatch], Tensor]
 """Tokens (B,) and their batch → last hidden states (B, hidden)."""
 Sample = Callable[[Tensor, Tensor, SamplingMix], Tensor]
-"""Hidden states (B, hidden), sampling settings (B, 4) and their mix → drawn (B, 2)."""
-
-
-@dataclass(frozen=True)
-class DecodeBatch:
-    """One new token for each of B sequences. Has what `attend` reads of a `RaggedBatch`, all in tensors."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    kernel: Kernel
-    rows: Tensor  # (B,) the arena row of each new token
-    positions: Tensor  # (B,) its position in its sequence
-    offsets: CacheOffsets
-    shared: SharedRows | None
+"""Hidden states (B, hidden), sampling settings (B, 3) and their mix → drawn (B, 2)."""
 
 
 class DecodeGraphs:
@@ -90,8 +85,8 @@ class DecodeGraphs:
         self._paused = False  # True: memory ran out while a step was recorded
         # By batch size, sampling settings, and whether rows are shared.
         self._replays: dict[tuple[int, SamplingMix, bool], DecodeStep] = {}
-        # (B, 9): of each sequence the token, four fields of its chunk, and `settings_row`.
-        self._inputs = torch.zeros(SIZES[-1], 9, dtype=torch.float64, device=arena.keys[0].device)
+        # (B, 8): of each sequence the token, four fields of its chunk, and `settings_row`.
+        self._inputs = torch.zeros(SIZES[-1], 8, dtype=torch.float64, device=arena.keys[0].device)
 
     def resume(self) -> None:
         """Record again after memory ran out."""
@@ -130,7 +125,7 @@ class DecodeGraphs:
             starts = torch.cat([starts, starts[:1]]).int()  # the last entry is not read
             return CacheOffsets(queries, starts, lengths.int(), longest_query=1, longest_key=self._longest)
 
-        batch = DecodeBatch(
+        batch = RaggedBatch(
             self._arena.keys,
             self._arena.values,
             self._kernel,

@@ -1,4 +1,4 @@
-"""Attention of new tokens over the KV cache: a ragged batch of sequences, and three kernels for it.
+"""Attention of new tokens over the KV cache, and three kernels for it.
 
 The games of a group have the same prompt, and may share its rows. A sequence then lies in two ranges of rows:
 its shared tokens, then its own.
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.scores import PLAIN, ScoreRules, attend_by_rules
+from prompt_r1.agent.attention import PLAIN, ScoreRules, UnsupportedAttention, attend_by_rules
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -73,31 +73,31 @@ class SharedRows:
 class RaggedBatch:
     """A packed row of T new tokens, and the arena that holds their sequences.
 
-    The arena has one (Hkv, N, D) tensor of keys and one of values for each layer. A sequence's own tokens
-    occupy consecutive rows of it, and so do its shared ones.
+    A sequence's own tokens occupy consecutive rows of the arena, and so do its shared ones.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    chunks: list[Chunk]
-    device: torch.device
+    keys: Sequence[Tensor]  # (Hkv, N, D) of each layer
+    values: Sequence[Tensor]
     kernel: "Kernel"
+    rows: Tensor  # (T,) the arena row of each new token
+    positions: Tensor  # (T,) its position in its sequence
+    offsets: CacheOffsets  # of own rows
+    shared: SharedRows | None
+    chunks: Sequence[Chunk] = ()  # none in a recorded step, which reads tensors only
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """(T,) the position of each new token in its sequence."""
-        positions: list[int] = []
-        for chunk in self.chunks:
-            positions += range(chunk.length - chunk.count, chunk.length)
-        return upload(positions, torch.int64, self.device)
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules
+    ) -> Tensor:
+        """Write the new keys and values (Hkv, T, D) of a layer to the arena, and attend to their sequences.
 
-    @cached_property
-    def rows(self) -> Tensor:
-        """(T,) the arena row of each new token."""
-        starts: list[int] = []
-        for chunk in self.chunks:
-            starts += [chunk.start - chunk.shared] * chunk.count
-        return upload(starts, torch.int64, self.device) + self.positions
+        (H, T, D) queries → (T, H, D).
+        """
+        if layer >= len(self.keys) or self.keys[layer][:, 0].shape != key[:, 0].shape:
+            raise UnsupportedAttention("its attention has other sizes than its config says")
+        keys, values = self.keys[layer], self.values[layer]
+        keys.index_copy_(1, self.rows, key.to(keys.dtype))
+        values.index_copy_(1, self.rows, value.to(values.dtype))
+        return self.kernel(query.transpose(0, 1).to(keys.dtype), keys, values, self, scale, rules)
 
     @cached_property
     def chunks_by_row(self) -> list[Chunk]:
@@ -105,65 +105,53 @@ class RaggedBatch:
         return sorted(self.chunks, key=lambda chunk: chunk.start)
 
     @cached_property
-    def pieces(self) -> "ArenaPieces":
-        """How the arena's rows are divided among the sequences, in the order of `chunks_by_row`: own rows."""
-        sizes: list[int] = []
-        sequences: list[int] = []
+    def own_rows(self) -> list[int]:
+        """The lengths of the ranges into which own rows divide the arena, in the order of `chunks_by_row`:
+        in turn the rows before a sequence, often none, and its own.
+        """
+        lengths: list[int] = []
         end = 0
         for chunk in self.chunks_by_row:
-            sizes.append(chunk.start - end)  # rows between two sequences, often none
-            sequences.append(len(sizes))
-            sizes.append(chunk.own)
+            lengths += [chunk.start - end, chunk.own]
             end = chunk.start + chunk.own
-        return ArenaPieces(sizes, sequences, end)
+        return lengths
 
-    @cached_property
-    def offsets(self) -> CacheOffsets:
-        """Of the own rows of each sequence."""
-        starts = [chunk.start for chunk in self.chunks]
-        return self._offsets(starts, [chunk.own for chunk in self.chunks], before_queries=False)
 
-    @cached_property
-    def shared(self) -> SharedRows | None:
-        """The shared rows; None if no sequence has any."""
-        lengths = [chunk.shared for chunk in self.chunks]
-        if not any(lengths):
-            return None
-        starts = [chunk.shared_start for chunk in self.chunks]
-        unshared: list[bool] = []
-        for chunk in self.chunks:
-            unshared += [chunk.shared == 0] * chunk.count
-        offsets = self._offsets(starts, lengths, before_queries=True)
-        return SharedRows(offsets, upload(unshared, torch.bool, self.device))
+def ragged_batch(
+    chunks: Sequence[Chunk],
+    kernel: "Kernel",
+    device: torch.device,
+    keys: Sequence[Tensor] = (),
+    values: Sequence[Tensor] = (),
+) -> RaggedBatch:
+    """The batch of these chunks, over an arena with these keys and values of each layer."""
+    positions: list[int] = []
+    rows: list[int] = []
+    unshared: list[bool] = []
+    for chunk in chunks:
+        new = range(chunk.length - chunk.count, chunk.length)
+        positions += new
+        rows += [chunk.start - chunk.shared + position for position in new]
+        unshared += [not chunk.shared] * chunk.count
+    columns = [chunk.column for chunk in chunks]
+    longest_query = max(chunk.count for chunk in chunks)
 
-    def _offsets(self, starts: list[int], lengths: list[int], *, before_queries: bool) -> CacheOffsets:
-        queries = [chunk.column for chunk in self.chunks]
-        columns = self.chunks[-1].column + self.chunks[-1].count
+    def offsets(starts: list[int], lengths: list[int], *, before_queries: bool) -> CacheOffsets:
+        table = [[*columns, len(rows)], [*starts, 0], [*lengths, 0]]
+        queries, first_rows, counts = upload(table, torch.int32, device).unbind()
         return CacheOffsets(
-            queries=upload([*queries, columns], torch.int32, self.device),
-            starts=upload([*starts, 0], torch.int32, self.device),
-            lengths=upload(lengths, torch.int32, self.device),
-            longest_query=max(chunk.count for chunk in self.chunks),
-            longest_key=max(lengths),
-            before_queries=before_queries,
+            queries, first_rows, counts[:-1], longest_query, max(lengths), before_queries=before_queries
         )
 
-
-@dataclass(frozen=True)
-class ArenaPieces:
-    """The arena's rows up to the end of the last sequence, cut at the bounds of every sequence."""
-
-    sizes: list[int]  # rows of each piece
-    sequences: list[int]  # the indices of the pieces that are sequences
-    end: int  # the row after the last piece
-
-    def split(self, cache: Tensor) -> list[Tensor]:
-        """The keys or values (1, Hkv, length, D) of each sequence.
-
-        One split for all: slicing the sequences one by one takes as long as attending over short ones.
-        """
-        pieces = cache[None, :, : self.end].split(self.sizes, dim=2)
-        return [pieces[index] for index in self.sequences]
+    shared = None
+    if not all(unshared):
+        starts, lengths = [chunk.shared_start for chunk in chunks], [chunk.shared for chunk in chunks]
+        shared_offsets = offsets(starts, lengths, before_queries=True)
+        shared = SharedRows(shared_offsets, upload(unshared, torch.bool, device))
+    starts, lengths = [chunk.start for chunk in chunks], [chunk.own for chunk in chunks]
+    own_offsets = offsets(starts, lengths, before_queries=False)
+    arena_rows, row_positions = upload([rows, positions], torch.int64, device).unbind()
+    return RaggedBatch(keys, values, kernel, arena_rows, row_positions, own_offsets, shared, chunks)
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float, ScoreRules], Tensor]
@@ -185,8 +173,11 @@ def one_by_one(
     grouped_out = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
     single_columns: list[int] = []
     single_outputs: list[Tensor] = []
-    sequences = zip(batch.chunks_by_row, batch.pieces.split(keys), batch.pieces.split(values), strict=True)
-    for chunk, key, value in sequences:
+    # One split for all: slicing the sequences one by one takes as long as attending over short ones.
+    own_keys, own_values = (
+        rows[None, :, : sum(batch.own_rows)].split(batch.own_rows, dim=2)[1::2] for rows in (keys, values)
+    )
+    for chunk, key, value in zip(batch.chunks_by_row, own_keys, own_values, strict=True):
         if chunk.shared:
             rows = slice(chunk.shared_start, chunk.shared_start + chunk.shared)
             key = torch.cat([keys[None, :, rows], key], dim=2)
@@ -298,90 +289,3 @@ def _attend_to_both(
 
 # Kernels that read the whole batch from tensors, so that CUDA graphs can record them; the best one first.
 RECORDABLE = (flash_package, flash)
-
-
-def choose_kernel(
-    device: torch.device,
-    dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    *,
-    windows: bool = False,
-    explicit: bool = False,
-) -> Kernel:
-    """The first kernel of RECORDABLE that runs here and agrees with `one_by_one`; else `one_by_one`.
-
-    `windows`: whether some layers have a sliding window. `explicit`: whether some have soft caps or sinks.
-    """
-    if device.type == "cuda" and dtype.itemsize == 2 and not explicit:
-        for kernel in RECORDABLE:
-            if not rejection(kernel, device, dtype, heads, kv_heads, dim, windows=windows):
-                return kernel
-    return one_by_one
-
-
-def rejection(
-    kernel: Kernel,
-    device: torch.device,
-    dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    *,
-    windows: bool,
-) -> str:
-    """Why a kernel of RECORDABLE cannot be used here; "" if it agrees with `one_by_one` on random data."""
-    mixed = [Chunk(0, 1, 300, 200), Chunk(1, 40, 0, 150), Chunk(41, 1, 160, 7)]
-    single = [Chunk(0, 1, 300, 200), Chunk(1, 1, 160, 130)]
-    for rules in [PLAIN, ScoreRules(window=37)] if windows else [PLAIN]:
-        reason = _difference(kernel, [mixed, single], device, dtype, heads, kv_heads, dim, rules=rules)
-        if reason:
-            return reason
-    return ""
-
-
-def can_share_rows(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
-) -> bool:
-    """Whether a kernel of RECORDABLE agrees with `one_by_one` where sequences share rows.
-
-    `one_by_one` itself copies shared rows in every forward, so there it is better to copy them once.
-    """
-    first = Chunk(0, 1, 300, 250, shared=100, shared_start=10)
-    mixed = [
-        first,
-        Chunk(1, 30, 110, 140, shared=100, shared_start=10),
-        Chunk(31, 9, 460, 9),
-        Chunk(40, 1, 0, 9),
-    ]
-    single = [first, Chunk(1, 1, 110, 140, shared=100, shared_start=10), Chunk(2, 1, 0, 9)]
-    return kernel in RECORDABLE and not _difference(
-        kernel, [mixed, single], device, dtype, heads, kv_heads, dim, rules=PLAIN
-    )
-
-
-def _difference(
-    kernel: Kernel,
-    batches: Sequence[list[Chunk]],
-    device: torch.device,
-    dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    *,
-    rules: ScoreRules,
-) -> str:
-    """In what a kernel differs from `one_by_one` on random data; "" if they agree."""
-    # Not installed, not built for this device, another signature, or another result.
-    try:
-        keys, values = torch.randn(2, kv_heads, 512, dim, dtype=dtype, device=device)
-        for chunks in batches:
-            query = torch.randn(chunks[-1].column + 1, heads, dim, dtype=dtype, device=device)
-            batch = RaggedBatch([], [], chunks, device, kernel)
-            expected = one_by_one(query, keys, values, batch, dim**-0.5, rules)
-            found = kernel(query, keys, values, batch, dim**-0.5, rules)
-            torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
-    except (AssertionError, ImportError, AttributeError, RuntimeError, TypeError) as error:
-        return str(error).strip().partition("\n")[0] or type(error).__name__
-    return ""

@@ -28,9 +28,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.cuda_graphs import DecodeBatch, Decoded, DecodeGraphs, Record, step_recorder
-from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, upload
-from prompt_r1.agent.kv_cache import Arena, affordable_rows
+from prompt_r1.agent.cuda_graphs import Decoded, DecodeGraphs, Record, step_recorder
+from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, ragged_batch, upload
+from prompt_r1.agent.kv_cache import Arena, allocate_arena
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
@@ -57,7 +57,6 @@ class Engine:
         decode: Callable[[Sequence[int]], str] | None = None,
         record: Record | None = None,
         share_prompts: bool | None = None,
-        scheduler: type[Scheduler] = Scheduler,
     ) -> None:
         """Memory is allocated at the first request.
 
@@ -65,8 +64,9 @@ class Engine:
         that share this memory. `max_games`: that decode at the same time. `prefill_tokens`: prompt tokens in
         a forward (0: a default for the device). `decode`: turns tokens into text, to find stop strings.
         `record`: records decode steps (None: as CUDA graphs, on GPUs). `share_prompts`: whether games with
-        the same prompt share its rows of the cache, instead of copying them (None: on GPUs). `scheduler`:
-        another one, for ablations. Raises UsageError if the cache does not hold one game.
+        the same prompt share its rows of the cache, instead of copying them (None: on GPUs).
+
+        Raises UsageError if the cache does not hold one game.
         """
         if 0 < kv_tokens < max_tokens:
             raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
@@ -74,7 +74,7 @@ class Engine:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
-        self.later: Callable[[], float] = lambda: 0.0  # bytes that others will allocate on the device
+        self._reserved: Callable[[], float] = lambda: 0.0
         self._engines = engines
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
@@ -85,7 +85,6 @@ class Engine:
         self._may_end = cache(self._may_end_stop_string)
         self._record = record
         self._share_prompts = share_prompts
-        self._scheduler_class = scheduler
         self._arena: Arena | None = None
         self._graphs: DecodeGraphs | None = None
         self._scheduler: Scheduler  # made with the arena
@@ -105,7 +104,6 @@ class Engine:
         seed: str,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        top_k: int = 0,
         stop: tuple[str, ...] = (),
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
@@ -130,7 +128,7 @@ class Engine:
             list(tokens),
             len(tokens),
             max_new,
-            Sampling(temperature, top_p, top_k),
+            Sampling(temperature, top_p),
             stop,
             random.Random(seed),
             asyncio.get_running_loop().create_future(),
@@ -140,6 +138,10 @@ class Engine:
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
         return await job.done
+
+    def reserve(self, later: Callable[[], float]) -> None:
+        """Leave memory for others: `later` returns the bytes that they will allocate on the device."""
+        self._reserved = later
 
     def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed.
@@ -161,7 +163,8 @@ class Engine:
         scheduler = self._scheduler
         try:
             while not scheduler.idle:
-                self._admit()
+                scheduler.drop_cancelled()
+                scheduler.admit()
                 self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # raised in every waiting `generate`
@@ -171,36 +174,19 @@ class Engine:
                 if not job.done.done():
                     job.done.set_exception(error)
 
-    def _admit(self) -> None:
-        self._scheduler.drop_cancelled()
-        self._scheduler.admit()
-
     def _allocate_arena(self) -> None:
         """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
-        later = self.later()
-        least = self._engines * self.max_tokens
-        affordable = affordable_rows(policy, later, least) // self._engines
-        rows = self.kv_tokens or min(affordable, self._max_games * self.max_tokens)
-        if rows < self.max_tokens and later:
-            raise UsageError(
-                f"training will take {later / 1e9:.1f} GB more of this device, by an estimate, and leaves a "
-                f"KV cache of {rows} tokens for games of up to {self.max_tokens}: give a smaller "
-                "--tokens-per-batch or --max-tokens, more GPUs, --parallel fsdp --offload all or "
-                "--adapter-rank (--dry-run compares them), or set --kv-tokens to try it"
-            )
-        if rows < self.max_tokens:
-            raise UsageError(
-                f"the free memory holds a KV cache of {rows} tokens, but a game may have {self.max_tokens}: "
-                "lower --max-tokens"
-            )
-        self._kernel = policy.decode_kernel()
-        try:
-            self._arena = Arena(policy, rows)
-        except RuntimeError:
-            raise UsageError(
-                f"not enough memory for a KV cache of {rows:,} tokens: lower --kv-tokens"
-            ) from None
+        later = self._reserved()
+        self._arena = allocate_arena(
+            policy,
+            rows=self.kv_tokens,
+            least=self.max_tokens,
+            most=self._max_games * self.max_tokens,
+            engines=self._engines,
+            later=later,
+        )
+        self._kernel = policy.attention.decode
         record = self._record or step_recorder(self._kernel, policy.device)
         if record is not None:
             self._graphs = DecodeGraphs(
@@ -212,12 +198,12 @@ class Engine:
                 record=record,
             )
         share = self._share_prompts
-        self._scheduler = self._scheduler_class(
+        self._scheduler = Scheduler(
             self._arena,
             max_games=self._max_games,
             prefill_tokens=self._prefill_tokens,
             prompts_wait=self._graphs is not None,
-            share_prompts=policy.can_share_rows(self._kernel) if share is None else share,
+            share_prompts=policy.attention.shares_rows if share is None else share,
         )
 
     # Run
@@ -253,45 +239,42 @@ class Engine:
 
     def _run_schedule(self, schedule: Schedule) -> Decoded | None:
         """Run the forward, and sample a token for each of `schedule.jobs`; None if there are none."""
-        jobs, tokens, chunks = schedule.jobs, schedule.tokens, schedule.chunks
+        known, computed = schedule.known, list(schedule.columns)
+        mix = SamplingMix.of([job.sampling for job in schedule.jobs])
         running = self._scheduler.running
-        hidden = [running[job].end_states[len(job.tokens)][None] for job in schedule.known]
-        settings = [settings_row(job.sampling, job.uniform) for job in jobs]
-        mix = SamplingMix.of([job.sampling for job in jobs])
-        all_sample = 0 < len(chunks) == len(schedule.columns)
-        if all_sample and self._graphs is not None and self._graphs.can_run(chunks, mix):
-            decoded = self._graphs(tokens, chunks, settings[len(hidden) :], mix)
-            if not hidden:
+        hidden = [running[job].end_states[len(job.tokens)][None] for job in known]
+        all_sample = 0 < len(schedule.chunks) == len(computed)
+        if all_sample and self._graphs is not None and self._graphs.can_run(schedule.chunks, mix):
+            decoded = self._graphs(schedule.tokens, schedule.chunks, _settings(computed), mix)
+            if not known:
                 return decoded
-            known = torch.cat(hidden)
-            drawn = self._sample(known, self._upload_settings(settings[: len(known)]), mix)
-            return Decoded(torch.cat([known, decoded.hidden]), torch.cat([drawn, decoded.drawn]))
-        if chunks:
+            states = torch.cat(hidden)
+            drawn = self._sample(states, self._upload_settings(known), mix)
+            return Decoded(torch.cat([states, decoded.hidden]), torch.cat([drawn, decoded.drawn]))
+        if schedule.chunks:
             columns = upload(list(schedule.columns.values()), torch.int64, self.policy.device)
-            hidden.append(self._forward(tokens, chunks).index_select(0, columns))
-        if not jobs:
+            hidden.append(self._forward(schedule.tokens, schedule.chunks).index_select(0, columns))
+        if not schedule.jobs:
             return None
         states = torch.cat(hidden)
-        return Decoded(states, self._sample(states, self._upload_settings(settings), mix))
+        return Decoded(states, self._sample(states, self._upload_settings(schedule.jobs), mix))
 
-    def _upload_settings(self, settings: list[list[float]]) -> Tensor:
-        return upload(settings, torch.float64, self.policy.device)
+    def _upload_settings(self, jobs: list[Job]) -> Tensor:
+        return upload(_settings(jobs), torch.float64, self.policy.device)
 
     def _forward(self, tokens: list[int], chunks: list[Chunk]) -> Tensor:
         """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the arena."""
         device, arena = self.policy.device, self._arena
         assert arena is not None, "the arena is allocated before the first forward"
-        batch = RaggedBatch(arena.keys, arena.values, chunks, device, self._kernel)
+        batch = ragged_batch(chunks, self._kernel, device, arena.keys, arena.values)
         return self._hidden_states(upload(tokens, torch.int64, device), batch)
 
-    def _hidden_states(self, tokens: Tensor, batch: RaggedBatch | DecodeBatch) -> Tensor:
+    def _hidden_states(self, tokens: Tensor, batch: RaggedBatch) -> Tensor:
         positions = batch.positions[None]
-        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=batch)[0]
+        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=batch.attend)[0]
 
     def _sample(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
-        """(R, 2) float64: tokens and log-probabilities, packed so that one copy brings both to the host."""
-        drawn = draw(self.policy.logits(hidden), settings, mix)
-        return torch.stack([drawn.tokens.double(), drawn.logprobs.double()], dim=1)
+        return draw(self.policy.logits(hidden), settings, mix)
 
     # Postprocess
 
@@ -328,3 +311,8 @@ class Engine:
         assert self._decode is not None, "stop strings need an engine with `decode`"
         text = self._decode([token])
         return any(string[-1] in text for string in stop)
+
+
+def _settings(jobs: list[Job]) -> list[list[float]]:
+    """What `draw` reads of each job."""
+    return [settings_row(job.sampling, job.uniform) for job in jobs]

@@ -12,7 +12,7 @@ were. On a GPU: not measured.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from prompt_r1.errors import first_line
 
 ROTARY = "apply_rotary_pos_emb"  # what transformers calls the function, in the file of each family
 ROWS = 6  # tokens of the random data
@@ -42,17 +44,18 @@ def fuse(
     `device` and `compute` are those of the computation; the weights may be elsewhere. A compiler that does
     not work is reported by a warning.
     """
-    replacements: dict[tuple[type, int], Function | None] = {}  # for each class and size
+    fused: dict[tuple[type, int], Function | None] = {}  # the `forward` for each class and size
     for module in model.modules():
         kind = type(module), _width(module)
-        if kind not in replacements:
-            replacements[kind] = _replacement(module, device, compute, compiler)
-        replacement = replacements[kind]
-        if replacement is not None:
+        if kind not in fused:
+            forward = _fused_forward(module, compiler)
+            agrees = forward is not None and _agrees(forward, module, device, compute)
+            fused[kind] = forward if agrees else None
+        if (forward := fused[kind]) is not None:
             # On the instance: other models of this class are not touched. A method, so that copies of the
             # module compute with their own weights.
-            module.forward = MethodType(replacement, module)
-    return tuple(sorted({kind.__name__ for (kind, _), found in replacements.items() if found is not None}))
+            module.forward = MethodType(forward, module)
+    return tuple(sorted({kind.__name__ for (kind, _), forward in fused.items() if forward is not None}))
 
 
 @contextmanager
@@ -71,87 +74,75 @@ def _width(module: nn.Module) -> int:
     return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 1 else 0
 
 
-def _replacement(
-    module: nn.Module, device: torch.device, compute: torch.dtype, compiler: Callable[[Function], Function]
-) -> Function | None:
-    """The fused `forward` of modules like this one; None if there is none that agrees with its own."""
-    down, own = getattr(module, "down_proj", None), type(module).forward
-    gated = hasattr(module, "gate_proj") and hasattr(module, "up_proj") and hasattr(module, "act_fn")
+def _fused_forward(module: nn.Module, compiler: Callable[[Function], Function]) -> Function | None:
+    """What may replace the `forward` of a norm, a gate, or an attention with rotary embeddings."""
+    own = type(module).forward
     if _width(module) and hasattr(module, "variance_epsilon"):
-        return _rms_norm if _agrees(_rms_norm, module, _width(module), device, compute) else None
-    if gated and isinstance(down, nn.Linear):
-        swiglu = _swiglu_of(compiler(_copy_of(_silu_product)))
-        return swiglu if _agrees(swiglu, module, down.out_features, device, compute) else None
+        return _rms_norm
+    if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+        return _swiglu_of(compiler(_copy_of(_silu_product)))
     if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and hasattr(module, "head_dim"):
         rotary = own.__globals__[ROTARY]
-        fused = compiler(_copy_of(rotary) if isinstance(rotary, FunctionType) else rotary)
-        heads = _random(4, 1, ROWS, 2, module.head_dim).to(device).transpose(2, 3)
-        inputs = [*heads[:2], *heads[2:, :, 0]]  # queries and keys (1, 2, T, D), cosines and sines (1, T, D)
-        if all(
-            _same(fused, rotary, [part.to(dtype) for part in inputs]) for dtype in _dtypes(module, compute)
-        ):
-            return _copy_of(own, **{ROTARY: fused})
+        compiled = compiler(_copy_of(rotary) if isinstance(rotary, FunctionType) else rotary)
+        return _copy_of(own, **{ROTARY: compiled})
     return None
 
 
-def _random(*size: Any) -> Tensor:
+def _random(*size: int) -> Tensor:
     """Random numbers on the CPU that leave torch's random state as it is."""
     return torch.randn(size, generator=torch.Generator().manual_seed(0))
 
 
-def _dtypes(module: nn.Module, compute: torch.dtype) -> set[torch.dtype]:
-    """Of what may reach the module: weights in float32 make float32 of some products in bfloat16."""
-    return {compute, *(weight.dtype for weight in module.parameters())}
-
-
-def _agrees(
-    forward: Function, module: nn.Module, width: int, device: torch.device, compute: torch.dtype
-) -> bool:
-    """Compare a `forward` with the module's own on random rows (1, T, width), on a copy of the module."""
+def _agrees(forward: Function, module: nn.Module, device: torch.device, compute: torch.dtype) -> bool:
+    """Whether values and gradients are those of the module's own `forward`, on a copy and random rows."""
     probe = copy.deepcopy(module).to(device)
     weights = [weight for weight in probe.parameters() if weight.dim() == 1]
     with torch.no_grad():
         for weight in weights:  # it may be all ones, which would hide a difference
             weight.copy_(_random(*weight.shape))
-    functions = MethodType(forward, probe), MethodType(type(module).forward, probe)
-    rows = _random(1, ROWS, width).to(device)
-    with torch.autocast(device.type, compute, enabled=compute.itemsize < 4):
-        return all(_same(*functions, [rows.to(dtype)], weights) for dtype in _dtypes(module, compute))
+    width = next((part.in_features for part in probe.modules() if isinstance(part, nn.Linear)), _width(probe))
+    cos_sin = _random(2, 1, ROWS, getattr(probe, "head_dim", 0)).to(device)
 
+    def results(function: Function, dtype: torch.dtype) -> list[Tensor]:
+        """The output for rows (1, T, width), and the gradients at the rows and the weights."""
+        rows = _random(1, ROWS, width).to(device, dtype).requires_grad_()
+        more = {}
+        if hasattr(probe, "head_dim"):
+            more = {"position_embeddings": tuple(cos_sin.to(dtype)), "attention_mask": None}
+        out = function(probe, rows, **more)
+        out = out[0] if isinstance(out, tuple) else out
+        direction = torch.cos(torch.arange(out.numel(), device=device)).view_as(out).to(out)
+        return [out.detach(), *torch.autograd.grad(out, [rows, *weights], direction)]
 
-def _same(fused: Function, own: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> bool:
-    """Whether values, and gradients at the inputs and the weights, agree."""
-
-    def results(function: Function) -> list[Tensor]:
-        leaves = [given.detach().clone().requires_grad_() for given in inputs]
-        weights_with_gradients = [weight.requires_grad_() for weight in weights]
-        out = function(*leaves)
-        values = list(out) if isinstance(out, tuple) else [out]
-        directions = [torch.cos(torch.arange(v.numel(), device=v.device)).view_as(v).to(v) for v in values]
-        gradients = torch.autograd.grad(values, [*leaves, *weights_with_gradients], directions)
-        return [result.detach() for result in (*values, *gradients)]
-
-    try:
-        expected = results(own)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a family that computes something else
-        return False
-    try:
-        found = results(fused)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of a compiler: a missing C compiler, driver or header
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"kernels are not fused, because they cannot be compiled: {first}", stacklevel=2)
-        return False
-    for a, b in zip(found, expected, strict=True):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        difference = float((a.double() - b.double()).norm() / b.double().norm())
-        if not difference <= TOLERANCE[min(part.element_size() for part in (*expected, *inputs))]:
+    # Weights in float32 make float32 of some products in bfloat16.
+    for dtype in {compute, *(weight.dtype for weight in probe.parameters())}:
+        with torch.autocast(device.type, compute, enabled=compute.itemsize < 4):
+            try:
+                expected = results(type(module).forward, dtype)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a family that computes something else
+                return False
+            try:
+                found = results(forward, dtype)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of a compiler: a missing C compiler, driver or header
+                warnings.warn(
+                    f"kernels are not fused, because they cannot be compiled: {first_line(error)}",
+                    stacklevel=2,
+                )
+                return False
+        limit = TOLERANCE[min(dtype.itemsize, *(part.element_size() for part in expected))]
+        if not all(_close(*pair, limit) for pair in zip(found, expected, strict=True)):
             return False
     return True
+
+
+def _close(found: Tensor, expected: Tensor, limit: float) -> bool:
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    return float((found.double() - expected.double()).norm() / expected.double().norm()) <= limit
 
 
 def _rms_norm(self: Any, hidden_states: Tensor) -> Tensor:

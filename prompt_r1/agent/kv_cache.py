@@ -1,7 +1,7 @@
 """The KV cache: an arena with one row for each token, where a sequence occupies consecutive rows.
 
 The games of a group begin with the same prompt. On GPUs its rows are shared: the first game that computed the
-prompt leaves these rows to an `opening`, and the sequence of each game has rows for what comes after it. Five
+prompt leaves these rows to a parent, and the sequence of each game has rows for what comes after it. Five
 games of 600 + 630 tokens then take 3,750 rows instead of 6,150.
 """
 
@@ -15,7 +15,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.policy import Policy, attention_shape
+from prompt_r1.agent.attention import attention_shape
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError
 
 # Share of the free memory that the arena takes if no size is given.
 MEMORY_SHARE = 0.3
@@ -31,8 +33,8 @@ class Game:
     over: bool = False
     segment: "Segment | None" = None  # the sequence that its next turn will probably continue
 
-    def forget(self, segment: "Segment") -> None:
-        """Do not expect this sequence to be continued."""
+    def leave(self, segment: "Segment") -> None:
+        """Do not expect the game to continue this sequence."""
         if self.segment is segment:
             self.segment = None
 
@@ -41,17 +43,17 @@ class Game:
 class Segment:
     """The rows of one sequence: its cached tokens, and space for more.
 
-    A sequence with an `opening` has its first tokens in the rows of that segment. An opening belongs to no
-    game, does not grow, and stays at least as long as its users.
+    A sequence with a parent has its first tokens in the rows of that segment. A parent belongs to no game,
+    does not grow, and stays at least as long as its children.
     """
 
     game: Game
     start: int = 0  # first row
     size: int = 0  # rows
-    tokens: list[int] = field(default_factory=list)  # those cached, the opening's included
-    opening: "Segment | None" = None
-    is_opening: bool = False
-    users: set["Segment"] = field(default_factory=set, repr=False)  # of an opening
+    tokens: list[int] = field(default_factory=list)  # those cached, the parent's included
+    parent: "Segment | None" = None
+    is_parent: bool = False
+    children: set["Segment"] = field(default_factory=set, repr=False)
     # The last hidden state (hidden,) of each prompt that ended in this sequence, by the prompt's length. The
     # next game with the same prompt samples from it without a forward.
     end_states: dict[int, Tensor] = field(default_factory=dict)
@@ -64,8 +66,8 @@ class Segment:
 
     @property
     def shared(self) -> int:
-        """Tokens in the rows of the opening."""
-        return len(self.opening.tokens) if self.opening is not None else 0
+        """Tokens in the rows of the parent."""
+        return len(self.parent.tokens) if self.parent is not None else 0
 
     @property
     def capacity(self) -> int:
@@ -75,7 +77,7 @@ class Segment:
     @property
     def is_idle(self) -> bool:
         """Whether neither a running job nor another sequence needs its rows now."""
-        return not self.busy and not self.users
+        return not self.busy and not self.children
 
     @property
     def is_abandoned(self) -> bool:
@@ -85,17 +87,21 @@ class Segment:
     def ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Where its tokens [first, last) lie: first rows, and numbers of rows."""
         ranges = []
-        if self.opening is not None and first < self.shared:
-            ranges.append((self.opening.start + first, min(last, self.shared) - first))
+        if self.parent is not None and first < self.shared:
+            ranges.append((self.parent.start + first, min(last, self.shared) - first))
         if last > self.shared:
             begin = max(first, self.shared)
             ranges.append((self.start + begin - self.shared, last - begin))
         return ranges
 
-    def cut(self, length: int) -> None:
-        """Forget all but the first tokens."""
+    def truncate(self, length: int) -> None:
+        """Drop all but the first tokens."""
         del self.tokens[length:]
-        self.end_states = {end: state for end, state in self.end_states.items() if end <= length}
+        self.end_states = self.end_states_up_to(length)
+
+    def end_states_up_to(self, length: int) -> dict[int, Tensor]:
+        """The end states of the prompts among its first tokens."""
+        return {end: state for end, state in self.end_states.items() if end <= length}
 
 
 @dataclass(frozen=True)
@@ -214,38 +220,37 @@ class Arena:
         self._move(starts)
         segment.size = size
         self.segments.insert(last, segment)
-        if segment.opening is not None:
-            segment.opening.users.add(segment)
+        if segment.parent is not None:
+            segment.parent.children.add(segment)
 
     def remove(self, segment: Segment) -> None:
         """Free the rows of a segment."""
-        assert not segment.users, "the opening of other sequences"
+        assert not segment.children, "the parent of other sequences"
         del self.segments[self._place_of(segment)]
         self.free += segment.size
-        if segment.opening is not None:
-            segment.opening.users.remove(segment)
+        if segment.parent is not None:
+            segment.parent.children.remove(segment)
 
-    def split_opening(self, segment: Segment, length: int) -> Segment:
-        """Let a sequence leave the rows of its first tokens to an opening. No row is copied."""
-        assert segment.opening is None and length < segment.size
-        ends = {end: state for end, state in segment.end_states.items() if end <= length}
-        opening = Segment(
+    def split_parent(self, segment: Segment, length: int) -> Segment:
+        """Let a sequence leave the rows of its first tokens to a parent. No row is copied."""
+        assert segment.parent is None and length < segment.size
+        parent = Segment(
             Game(),
             start=segment.start,
             size=length,
             tokens=segment.tokens[:length],
-            is_opening=True,
-            users={segment},
-            end_states=ends,
+            is_parent=True,
+            children={segment},
+            end_states=segment.end_states_up_to(length),
         )
-        self.segments.insert(self._place_of(segment), opening)
-        segment.opening = opening
+        self.segments.insert(self._place_of(segment), parent)
+        segment.parent = parent
         segment.start += length
         segment.size -= length
-        return opening
+        return parent
 
     def copy_prefix(self, source: Segment, target: Segment, length: int) -> None:
-        """Copy the first tokens of a sequence to a new one, except those in the opening of the new one."""
+        """Copy the first tokens of a sequence to a new one, except those in the parent of the new one."""
         moves = []
         row = target.start
         for start, count in source.ranges(target.shared, length):
@@ -253,7 +258,7 @@ class Arena:
             row += count
         self.copy(moves)
         target.tokens = source.tokens[:length]
-        target.end_states = {end: state for end, state in source.end_states.items() if end <= length}
+        target.end_states = source.end_states_up_to(length)
 
     def _place_of(self, segment: Segment) -> int:
         return bisect_left(self.segments, segment.start, key=attrgetter("start"))
@@ -323,6 +328,32 @@ def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
     return max(0, int(cache_bytes(free, later, least * row_bytes)) // row_bytes)
+
+
+def allocate_arena(policy: Policy, *, rows: int, least: int, most: int, engines: int, later: float) -> Arena:
+    """An arena of so many rows (0: as many as free memory allows, at most `most`).
+
+    `least`: tokens of a game. `engines`: that share the memory. `later`: bytes that will be allocated after
+    the arenas. Raises UsageError if the memory does not hold one game.
+    """
+    affordable = affordable_rows(policy, later, engines * least) // engines
+    rows = rows or min(affordable, most)
+    if rows < least and later:
+        raise UsageError(
+            f"training will take {later / 1e9:.1f} GB more of this device, by an estimate, and leaves a KV "
+            f"cache of {rows} tokens for games of up to {least}: give a smaller --tokens-per-batch or "
+            "--max-tokens, more GPUs, --parallel fsdp --offload all or --adapter-rank (--dry-run compares "
+            "them), or set --kv-tokens to try it"
+        )
+    if rows < least:
+        raise UsageError(
+            f"the free memory holds a KV cache of {rows} tokens, but a game may have {least}: lower "
+            "--max-tokens"
+        )
+    try:
+        return Arena(policy, rows)
+    except RuntimeError:
+        raise UsageError(f"not enough memory for a KV cache of {rows:,} tokens: lower --kv-tokens") from None
 
 
 def common_prefix_length(a: bytes, b: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal model or tokenizer; refuse what we would compute wrongly."""
+"""Load a Hugging Face model or tokenizer; refuse what we would compute wrongly."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 from prompt_r1.agent import attention
 from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.model_check import check_model, unsupported
-from prompt_r1.agent.policy import Policy, attention_shape
-from prompt_r1.errors import UsageError
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import check_links_stay_inside
 
 HUB_TIMEOUT = 10.0  # seconds
@@ -168,7 +168,7 @@ def _known_cause(model: PreTrainedModel) -> str:
     if not model._can_set_attn_implementation():
         return NOT_REPLACEABLE
     try:
-        attention_shape(model.config)
+        attention.attention_shape(model.config)
     except Exception:  # of configs that we know nothing about
         return "its config does not give one size of attention for all layers"
     head = model.get_output_embeddings()
@@ -201,11 +201,6 @@ def _missing(path: Path, error: Exception) -> str:
     if not path.exists():
         return f"there is no such folder, and on the hub it was not found ({first_line(error)})"
     return first_line(error)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def loading_options(path: str | Path) -> dict[str, bool]:

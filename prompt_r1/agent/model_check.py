@@ -1,4 +1,4 @@
-"""Compare a loaded model with itself: our packed rows and KV cache against its own forward.
+"""Compare packed rows and KV cache of a loaded model with its own forward.
 
 The oracle is the unmodified model with transformers' eager attention, on the same weights, one game at a time
 and without a cache. On one CPU core it takes 0.04 s for the mini agent; for a random model of 0.6 B
@@ -8,7 +8,7 @@ parameters 4 s in float32 and 3 s in bfloat16, and the peak of memory does not g
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
-from prompt_r1.agent.attention import UnsupportedAttention
-from prompt_r1.agent.decode_kernels import Chunk, Kernel, RaggedBatch
+from prompt_r1.agent.attention import UnsupportedAttention, attention_shape
+from prompt_r1.agent.decode_kernels import Chunk, ragged_batch
 from prompt_r1.agent.fused_kernels import own_forwards
 from prompt_r1.agent.kv_cache import Arena, Move
 from prompt_r1.agent.packing import pack
-from prompt_r1.agent.policy import Policy, attention_shape
-from prompt_r1.errors import UsageError
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.types import Completion, Question, Trajectory
 
 OPENING = 5  # tokens that both games begin with
@@ -54,35 +54,34 @@ def _check(policy: Policy) -> Difference:
     model = policy.model
     text = model.config.get_text_config()
     games = _random_games(text.vocab_size, padding=getattr(text, "pad_token_id", None))
-    try:
+    with _refusing(model.config, "its own forward fails"):
         expected = _own_logprobs(policy, games)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of a model that we know nothing about
-        raise unsupported(model.config, f"its own forward fails ({_summary(error)})") from None
-    try:
+    with _refusing(model.config, "its layers do not take our rows"):
         cached = _cached_logprobs(policy, games)
         packed = _packed_logprobs(policy, games)
-    except torch.OutOfMemoryError:
-        raise
-    except UnsupportedAttention as error:
-        raise unsupported(model.config, str(error)) from None
-    except Exception as error:  # of a model that we know nothing about
-        raise unsupported(model.config, f"its layers do not take our rows ({_summary(error)})") from None
     return Difference(
         packed=_compare(policy, "games packed into one row", packed, expected),
         cached=_compare(policy, "turns over the KV cache", cached, expected),
     )
 
 
+@contextmanager
+def _refusing(config: PretrainedConfig, what: str) -> Iterator[None]:
+    """Refuse a model whose forward fails in any way: we know nothing about it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except UnsupportedAttention as error:
+        raise unsupported(config, str(error)) from None
+    except Exception as error:
+        cause = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise unsupported(config, f"{what} ({cause})") from None
+
+
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
     """The error for a model that we would compute wrongly; `cause` completes the sentence."""
     return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")
-
-
-def _summary(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
 
 
 def _random_games(vocabulary: int, *, padding: int | None) -> list[list[int]]:
@@ -157,50 +156,52 @@ def _packed_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
 
 
 @dataclass
-class _Counted:
-    """A kernel that counts its calls."""
+class _CachedGame:
+    """A game whose tokens are computed bit by bit."""
 
-    kernel: Kernel
-    calls: int = 0
-
-    def __call__(self, *arguments: object) -> Tensor:
-        self.calls += 1
-        return self.kernel(*arguments)  # type: ignore[arg-type]
+    tokens: list[int]
+    start: int  # its first row of the arena
+    cached: int = 0
+    hidden: list[Tensor] = field(default_factory=list)
 
 
 @torch.no_grad()
 def _cached_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     """The log-probabilities after the opening, from two turns over the KV cache, as the engine plays them."""
-    shape = attention_shape(policy.model.config)
-    kernel = _Counted(policy.decode_kernel())
+    layers = attention_shape(policy.model.config).layers
+    decode, calls = policy.attention.decode, 0
+
+    def counted(*arguments: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return decode(*arguments)
+
     arena = Arena(policy, sum(LENGTHS))
-    starts = (0, LENGTHS[0])
-    cached = [0, 0]  # tokens of each game
-    hidden: list[list[Tensor]] = [[], []]
+    first, second = _CachedGame(games[0], start=0), _CachedGame(games[1], start=LENGTHS[0])
     for ends in TURNS:
-        if ends[0] > cached[0] == TURNS[0][0]:  # the second game copies the opening, except its last token
-            cached[1] = OPENING - 1
-            arena.copy([Move(starts[0], starts[1], cached[1])])
-        moved = [game for game in (0, 1) if ends[game] > cached[game]]
-        tokens: list[int] = []
-        chunks: list[Chunk] = []
-        for game in moved:
-            new = games[game][cached[game] : ends[game]]
-            chunks.append(Chunk(len(tokens), len(new), starts[game], ends[game]))
-            tokens += new
-        batch = RaggedBatch(arena.keys, arena.values, chunks, policy.device, kernel)
-        kernel.calls = 0
-        row = torch.tensor([tokens], device=policy.device)
-        states = policy.hidden_states(row, position_ids=batch.positions[None], ragged=batch)[0]
-        if kernel.calls != shape.layers:
-            raise UnsupportedAttention(_explain_calls(kernel.calls, shape.layers))
-        for game, part in zip(moved, states.split([chunk.count for chunk in chunks]), strict=True):
-            hidden[game].append(part)
-        cached = list(ends)
+        if ends[0] > first.cached == TURNS[0][0]:  # the second game copies the opening, except its last token
+            second.cached = OPENING - 1
+            arena.copy([Move(first.start, second.start, second.cached)])
+        row: list[int] = []
+        new: list[tuple[_CachedGame, Chunk]] = []
+        for game, end in zip((first, second), ends, strict=True):
+            if end > game.cached:
+                new.append((game, Chunk(len(row), end - game.cached, game.start, end)))
+                row += game.tokens[game.cached : end]
+                game.cached = end
+        batch = ragged_batch([chunk for _, chunk in new], counted, policy.device, arena.keys, arena.values)
+        calls = 0
+        tokens = torch.tensor([row], device=policy.device)
+        states = policy.hidden_states(tokens, position_ids=batch.positions[None], ragged=batch.attend)[0]
+        if calls != layers:
+            raise UnsupportedAttention(_explain_calls(calls, layers))
+        for game, chunk in new:
+            game.hidden.append(states[chunk.column : chunk.column + chunk.count])
     found: list[Tensor] = []
-    for tokens, parts in zip(games, hidden, strict=True):
-        new = tokens[OPENING - 1 :]
-        found.append(_logprobs(policy.logits(torch.cat(parts))[-len(new) :], new, policy.temperature))
+    for game in (first, second):
+        after = game.tokens[OPENING - 1 :]
+        logits = policy.logits(torch.cat(game.hidden)[-len(after) :])
+        found.append(_logprobs(logits, after, policy.temperature))
     return found
 
 

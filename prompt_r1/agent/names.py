@@ -5,41 +5,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.agent.remote import Prompts, parse_remote
-from prompt_r1.config.fields import CallConfig
-from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_yaml
+from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.train import agent_preset
+from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
-from prompt_r1.options.routes import AGENT_ROUTE
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
-MINI_AGENTS = ("mini", "mini-route")
 
 
 def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
-    if name in MINI_AGENTS:
+    if name == "mini":
         import torch
         from transformers.utils import logging
 
         from prompt_r1.miniworld.agent import mini_agent
-        from prompt_r1.miniworld.routing.agent import mini_route_agent
 
         logging.disable_progress_bar()  # of writing its weights
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
         try:
-            return mini_agent(seed, CACHE) if name == "mini" else mini_route_agent(seed, CACHE)
+            return mini_agent(seed, CACHE)
         finally:
             torch.set_num_threads(threads)
     folder = Path(name)
     return folder / "agent" if (folder / "agent" / "config.json").exists() else name
 
 
-def trained_config(path: str | Path) -> TrainConfig | None:
-    """The settings that an exported agent was trained with; None for a model that was not trained here."""
+def trained_config(path: str | Path) -> AgentConfig | None:
+    """How an exported agent plays and was trained; None for a model that was not trained here."""
     file = Path(path) / GAME_FILE
-    return TrainConfig(**read_yaml(file, TrainConfig)) if file.is_file() else None
+    return read_agent_config(file) if file.is_file() else None
 
 
 def exported_step(folder: Path) -> int:
@@ -70,21 +67,11 @@ class AgentSpec:
     """An agent that a user named."""
 
     path: str | Path  # folder, hub id, or MODEL@URL of an endpoint
-    config: TrainConfig  # of the run that trained it, or the preset whose game it plays
+    config: AgentConfig  # of the run that trained it, or the preset whose game it plays
     start: str  # the agent before training; its own name if it was not trained here
     tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
     prompts: Prompts = "tokens"  # the form in which an endpoint takes prompts
     is_newest: bool = False  # nobody named it: it is the newest mini run
-
-    def asking(self, environment: str, calls: CallConfig) -> "AgentSpec":
-        """The same agent, if it chooses environments: told the names and prices of these.
-
-        `environment` is a SPEC; "", and no prices: those of its training.
-        """
-        if AGENT_ROUTE not in (self.config.route, calls.route):
-            return self
-        env, price = environment or self.config.env, calls.env_price or self.config.env_price
-        return replace(self, config=replace(self.config, route=AGENT_ROUTE, env=env, env_price=price))
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, with which environment and seed, and why this one."""
@@ -110,7 +97,7 @@ def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: st
         local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
-    config = trained or TrainConfig(**PRESETS["mini" if local == "mini" else "paper"])
+    config = trained or agent_preset("mini" if local == "mini" else "paper")
     config = replace(config, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
     if remote is None:

@@ -1,18 +1,25 @@
-"""Pack several games into one row without padding; games of a question share their opening.
+"""Pack several games into one row, with shared openings and no padding.
 
     tokens      [opening | game 1 | game 2 | … ][opening | game 1 | … ]      one row of T tokens
                  \\__________ group __________/
 
 Each token attends to the opening of its group and to the earlier tokens of its own game. The last token of a
-game is only a target, so it is not in the row.
+game is only a target, so it is not in the row. Attention has three implementations with the same result:
+`merged` on CPUs, `varlen` on GPUs in 16 bits, and the reference `game_by_game` on any device.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from prompt_r1.agent.attention import PLAIN, ScoreRules, attend_by_rules
 from prompt_r1.types import Trajectory
 
 
@@ -27,6 +34,23 @@ class Group:
     @property
     def end(self) -> int:
         return self.start + self.opening + sum(self.games)
+
+    @property
+    def longest_game(self) -> int:
+        return self.opening + max(self.games, default=0)
+
+    @property
+    def opening_columns(self) -> slice:
+        return slice(self.start, self.start + self.opening)
+
+    @property
+    def game_columns(self) -> Iterator[slice]:
+        """The columns of each game after the opening; games without any are left out."""
+        start = self.start + self.opening
+        for length in self.games:
+            if length:
+                yield slice(start, start + length)
+            start += length
 
 
 @dataclass(frozen=True)
@@ -82,22 +106,25 @@ def fill(games: Sequence[Trajectory], tokens_per_batch: int) -> list[list[list[i
     """
     parts: list[list[int]] = []
     for group in by_opening(games):
-        parts += _split(games, group, tokens_per_batch)
+        longest_first = sorted(group, key=lambda number: len(games[number].tokens), reverse=True)
+        parts += first_fit(longest_first, lambda part: _length(games, part) <= tokens_per_batch)
     parts.sort(key=lambda part: _length(games, part), reverse=True)
-    batches: list[list[list[int]]] = []
-    free: list[int] = []  # tokens that still fit into each batch
-    for part in parts:
-        length = _length(games, part)
-        fitting = [number for number, room in enumerate(free) if length <= room]
-        if fitting:
-            number = fitting[0]
+    return first_fit(parts, lambda batch: sum(_length(games, part) for part in batch) <= tokens_per_batch)
+
+
+Item = TypeVar("Item")
+
+
+def first_fit(items: Iterable[Item], fits: Callable[[list[Item]], bool]) -> list[list[Item]]:
+    """Put each item into the first bin that still fits with it, or into a new one."""
+    bins: list[list[Item]] = []
+    for item in items:
+        fitting = next((one for one in bins if fits([*one, item])), None)
+        if fitting is None:
+            bins.append([item])
         else:
-            number = len(batches)
-            batches.append([])
-            free.append(tokens_per_batch)
-        batches[number].append(part)
-        free[number] -= length
-    return batches
+            fitting.append(item)
+    return bins
 
 
 def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
@@ -108,19 +135,186 @@ def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _split(games: Sequence[Trajectory], group: list[int], limit: int) -> list[list[int]]:
-    """Split a group into parts of at most `limit` tokens or a single game: first fit, longest games first."""
-    parts: list[list[int]] = []
-    for number in sorted(group, key=lambda number: len(games[number].tokens), reverse=True):
-        fitting = [part for part in parts if _length(games, [*part, number]) <= limit]
-        if fitting:
-            fitting[0].append(number)
-        else:
-            parts.append([number])
-    return parts
-
-
 def _length(games: Sequence[Trajectory], part: list[int]) -> int:
     """Columns that the games of a group take in a row."""
     opening = games[part[0]].opening
     return opening + sum(len(games[number].tokens) - 1 - opening for number in part)
+
+
+# Attention over a packed row
+
+Groups = tuple[Group, ...]
+GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, ScoreRules], Tensor]
+"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's rules →
+(H, T, D).
+"""
+
+
+def game_by_game(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
+    """Compute each game separately, its opening included, with torch's SDPA: any device, dtype and rules."""
+    out: list[Tensor] = []
+    for group in groups:
+        shared = group.opening_columns
+        out.append(_causal(query[:, shared], key[:, shared], value[:, shared], scale, rules))
+        for own in group.game_columns:
+            q, k, v = (torch.cat([rows[:, shared], rows[:, own]], 1) for rows in (query, key, value))
+            out.append(_causal(q, k, v, scale, rules)[:, group.opening :])
+    return torch.cat(out, 1)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules) -> Tensor:
+    if rules.applies(query.shape[1]):
+        return attend_by_rules(query, key, value, scale, rules)
+    return F.scaled_dot_product_attention(
+        query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=len(query) != len(key)
+    )[0]
+
+
+def merged(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
+    """Attend to the opening and to a game's own tokens separately, and merge by their log-sum-exps (CPU).
+
+    Nothing is computed twice or copied, and only the causal triangles compute masked entries. Layers whose
+    rules matter for these games are computed game by game.
+    """
+    if rules.applies(max(group.longest_game for group in groups)):
+        return game_by_game(groups, query, key, value, scale, rules)
+    return _Merged.apply(groups, query, key, value, scale)
+
+
+class _Merged(torch.autograd.Function):
+    """Softmax over two sets of keys = the two softmaxes, weighted by exp(log-sum-exp) of each.
+
+    Backward: given the final output and log-sum-exp of a query, FlashAttention's backward returns the exact
+    gradient through any subset of its keys.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out = torch.empty_like(query)
+        sums = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
+        for queries, keys in _blocks(groups):
+            causal = queries == keys
+            rows = (query[None, :, queries], key[None, :, keys], value[None, :, keys])
+            part, logsumexp = (result[0] for result in flash(*rows, 0.0, causal, scale=scale))
+            if causal:  # the first block of these queries
+                out[:, queries], sums[:, queries] = part, logsumexp
+            else:
+                share = torch.sigmoid(logsumexp - sums[:, queries])[..., None].to(part.dtype)
+                out[:, queries].lerp_(part, share)
+                sums[:, queries] = torch.logaddexp(sums[:, queries], logsumexp)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.groups, ctx.scale = groups, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        query, key, value, out, sums = ctx.saved_tensors
+        grad_query, grad_key, grad_value = (torch.empty_like(rows) for rows in (query, key, value))
+        for queries, keys in _blocks(ctx.groups):
+            causal = queries == keys
+            part_query, part_key, part_value = flash(
+                grad[None, :, queries],
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                out[None, :, queries],
+                sums[None, :, queries],
+                0.0,  # dropout
+                causal,
+                scale=ctx.scale,
+            )
+            if causal:  # the first block of these columns
+                grad_query[:, queries] = part_query[0]
+                grad_key[:, keys] = part_key[0]
+                grad_value[:, keys] = part_value[0]
+            else:
+                grad_query[:, queries] += part_query[0]
+                grad_key[:, keys] += part_key[0]
+                grad_value[:, keys] += part_value[0]
+        return None, grad_query, grad_key, grad_value, None
+
+
+def _blocks(groups: Groups) -> Iterator[tuple[slice, slice]]:
+    """Columns of queries, and the columns of keys that they see: per group the opening and each game with
+    themselves (causal), then all its games with the opening.
+    """
+    for group in groups:
+        opening = group.opening_columns
+        yield opening, opening
+        for own in group.game_columns:
+            yield own, own
+        if opening.stop < group.end:
+            yield slice(opening.stop, group.end), opening
+
+
+def varlen(
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+) -> Tensor:
+    """One call of torch's FlashAttention; each game gets a copy of its opening's keys and values.
+
+    Not measured. Causal with fewer queries than keys is aligned at the bottom right. Layers with soft caps or
+    sinks are computed game by game.
+    """
+    if rules.explicit:
+        return game_by_game(groups, query, key, value, scale, rules)
+    from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
+
+    blocks = row_offsets(groups, query.device)
+    keys, values = (rows.transpose(0, 1).index_select(0, blocks.columns) for rows in (key, value))
+    # Older versions of torch share key heads without being told.
+    takes_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    attend = partial(varlen_attn, enable_gqa=True) if takes_gqa else varlen_attn
+    out = attend(
+        query.transpose(0, 1).contiguous(),
+        keys,
+        values,
+        blocks.queries,
+        blocks.keys,
+        blocks.longest_query,
+        blocks.longest_key,
+        scale=scale,
+        window_size=(-1 if rules.window is None else rules.window - 1, 0),
+    )
+    assert isinstance(out, Tensor), "the log-sum-exp was not requested"
+    return out.transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class RowOffsets:
+    """The causal blocks of a packed row in the form that FlashAttention reads."""
+
+    queries: Tensor  # (blocks + 1,) first columns
+    keys: Tensor  # (blocks + 1,) first rows among the copied keys
+    columns: Tensor  # the column of the row that each copied key comes from
+    longest_query: int
+    longest_key: int
+
+
+@lru_cache(maxsize=1)  # the same for all layers of a forward
+def row_offsets(groups: Groups, device: torch.device) -> RowOffsets:
+    """Where each causal block of a packed row begins and ends, for variable-length kernels."""
+    columns: list[int] = []
+    queries, keys = [0], [0]
+    for group in groups:
+        opening = range(group.start, group.start + group.opening)
+        columns += opening
+        queries.append(opening.stop)
+        keys.append(len(columns))
+        for own in group.game_columns:
+            columns += [*opening, *range(own.start, own.stop)]
+            queries.append(own.stop)
+            keys.append(len(columns))
+    return RowOffsets(
+        torch.tensor(queries, dtype=torch.int32, device=device),
+        torch.tensor(keys, dtype=torch.int32, device=device),
+        torch.tensor(columns, device=device),
+        max(end - start for start, end in pairwise(queries)),
+        max(end - start for start, end in pairwise(keys)),
+    )

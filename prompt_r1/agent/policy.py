@@ -1,6 +1,6 @@
 """The agent's weights: tokens in, log-probabilities out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from prompt_r1.agent.decode_kernels import Kernel, can_share_rows, choose_kernel
-from prompt_r1.agent.packed_attention import choose_attention
+from prompt_r1.agent.attention import attention_shape
+from prompt_r1.agent.attention_choice import AttentionChoice, Place, choose_attention
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed.fsdp import full_tensor, shard
 
@@ -29,40 +29,6 @@ class TokenScores(NamedTuple):
 
     logprobs: Tensor  # (N,) float32 nats of each token given all before
     entropy: Tensor  # (N,) nats of the distribution at each token, without gradient
-
-
-Scorer = Callable[[Packed], TokenScores]
-"""A policy, or a frozen model in its place."""
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The sizes of a model's attention."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    dim: int  # of a head
-    windows: bool  # some layers have a sliding window
-
-    @property
-    def cache_entries(self) -> int:
-        """Numbers in the KV cache for each token: keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.dim
-
-
-def attention_shape(config: PretrainedConfig) -> AttentionShape:
-    """The sizes of the attention of a model with this config."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    shared = 1 if getattr(text, "multi_query", False) else heads
-    return AttentionShape(
-        layers=text.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or shared,
-        dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        windows=getattr(text, "sliding_window", None) is not None,
-    )
 
 
 def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -111,13 +77,8 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        shape = attention_shape(self.model.config)
-        attend = choose_attention(
-            self.device, self.compute, shape.heads, shape.kv_heads, shape.dim, windows=shape.windows
-        )
-        hidden = self.hidden_states(
-            packed.tokens[None], position_ids=packed.positions[None], packed=partial(attend, packed.groups)
-        )
+        attend = partial(self.attention.packed, packed.groups)
+        hidden = self.hidden_states(packed.tokens[None], position_ids=packed.positions[None], packed=attend)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
         scale, cap = self.logit_scale / self.temperature, self.logit_cap / self.temperature
@@ -135,24 +96,11 @@ class Policy(nn.Module):
         out = torch.empty(len(hidden), len(head), dtype=torch.float32, device=hidden.device)
         return _logits(hidden.to(self.compute), head, self.logit_scale, self.logit_cap, out=out)
 
-    def decode_kernel(self) -> Kernel:
-        """The kernel with which new tokens attend to the KV cache."""
+    @property
+    def attention(self) -> AttentionChoice:
+        """How attention is computed where the policy computes now."""
         shape = attention_shape(self.model.config)
-        return choose_kernel(
-            self.device,
-            self.compute,
-            shape.heads,
-            shape.kv_heads,
-            shape.dim,
-            windows=shape.windows,
-            explicit=self.explicit_scores,
-        )
-
-    def can_share_rows(self, kernel: Kernel) -> bool:
-        """Whether the games of a group may share the rows of their prompt in the KV cache."""
-        shape = attention_shape(self.model.config)
-        sizes = (shape.heads, shape.kv_heads, shape.dim)
-        return not shape.windows and can_share_rows(kernel, self.device, self.compute, *sizes)
+        return choose_attention(Place(shape, self.device, self.compute, self.explicit_scores))
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""

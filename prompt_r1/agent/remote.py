@@ -1,4 +1,4 @@
-"""An agent behind an OpenAI-compatible completions endpoint, such as vLLM's: `--agent MODEL@http://host:port/v1`.
+"""An agent behind a completions endpoint: `--agent MODEL@http://host:port/v1`.
 
 It replaces the engine of an agent in this process: all tokens so far in, the tokens of the next turn out. The
 prompt is sent as token ids, so that the server reads exactly the game's tokens and no text from outside can
@@ -10,12 +10,12 @@ Log-probabilities of the sampled tokens are not requested: such an agent can pla
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from prompt_r1.chat_template import special_ids, text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
-from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
+from prompt_r1.endpoint.request import ApiKey, Request
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Completion
@@ -59,10 +59,8 @@ class RemoteEngine:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
-        key = os.environ.get(KEY, "")
-        self._client = EndpointClient(
-            model, base_url, api_key=key, key_variable=KEY, fields=fields, transport=transport
-        )
+        key = ApiKey(os.environ.get(KEY, ""), variable=KEY)
+        self._client = EndpointClient(model, base_url, key=key, fields=fields, transport=transport)
 
     async def generate(
         self,
@@ -73,8 +71,9 @@ class RemoteEngine:
         temperature: float = 1.0,
         top_p: float = 1.0,
         stop: tuple[str, ...] = (),
+        watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """Generate the next turn. Its log-probabilities are unknown and set to 0.
+        """Generate the next turn. Its log-probabilities are unknown and set to 0. `watch` is not called.
 
         Raises Resumable for an endpoint that does not answer, FatalEnvError for one that never can.
         """
@@ -85,12 +84,13 @@ class RemoteEngine:
             "top_p": top_p,
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
         }
-        outcome = await self._client.send(Request(PATH, content, len(tokens) + max_new))
+        outcome = await self._client.send(Request(PATH, content))
         if outcome.verdict == "fatal":
             raise FatalEnvError(f"the agent {self.name} cannot be used: {outcome.reason}")
         if outcome.verdict == "retry":
             raise Resumable(f"the agent {self.name} did not answer: {outcome.reason}; try again later")
-        new = list(outcome.token_ids) or self._encode(outcome.text)
+        new = list(outcome.token_ids)
+        new = new or self._codec.encode_trusted(outcome.text.partition(self._turn_end)[0])
         finished = outcome.finish == "stop"
         if finished and (not new or new[-1] not in self._codec.stop_ids):
             # The server stopped at this token but did not return it, or at another one of the model's.
@@ -104,14 +104,7 @@ class RemoteEngine:
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError for an endpoint that plainly cannot play."""
-        await self._client.check(Request(PATH, {"prompt": "Hi", "max_tokens": 1}, USUAL_REPLY_TOKENS))
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    def _encode(self, text: str) -> list[int]:
-        text = text.partition(self._turn_end)[0]
-        return self._codec.encode_trusted(text)
+        await self._client.check(Request(PATH, {"prompt": "Hi", "max_tokens": 1}))
 
     def _end_of_first_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
         """The number of tokens up to the end of the first stop string; None if there is none.

@@ -1,4 +1,4 @@
-"""Sample one token for each row of logits: greedy, or at a temperature, with top-k and top-p."""
+"""Sample one token for each row of logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a sequence samples its next token. Top-k is applied before top-p."""
+    """How a sequence samples its next token."""
 
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability; 1: all
-    top_k: int = 0  # sample from this many of the most likely tokens; 0: all
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0):
-            raise ValueError(f"{self}: temperature and top_k must be at least 0, top_p in (0, 1]")
+        if not (self.temperature >= 0 and 0 < self.top_p <= 1):
+            raise ValueError(f"{self}: the temperature must be at least 0, and top_p in (0, 1]")
 
     @property
     def truncated(self) -> bool:
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+        return self.temperature > 0 and self.top_p < 1
 
 
 LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
@@ -33,7 +32,7 @@ class SamplingMix:
 
     greedy: bool
     sampled: bool
-    truncated: bool  # some rows are sampled with top-k or top-p
+    truncated: bool  # some rows are sampled with top-p
 
     @staticmethod
     def of(samplings: Sequence[Sampling]) -> "SamplingMix":
@@ -43,52 +42,48 @@ class SamplingMix:
 
 
 def settings_row(sampling: Sampling, uniform: float) -> list[float]:
-    """What `draw` reads of a row: its number in [0, 1), temperature (0: greedy), top-p and top-k."""
+    """What `draw` reads of a row: its number in [0, 1), temperature (0: greedy) and top-p."""
     temperature = sampling.temperature and max(sampling.temperature, LOWEST_TEMPERATURE)
-    return [uniform, temperature, sampling.top_p, sampling.top_k]
+    return [uniform, temperature, sampling.top_p]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One sampled token for each of R rows."""
+def draw(logits: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
+    """Sample one token for each of R rows, by inverting its cumulative distribution at its number in [0, 1).
 
-    tokens: Tensor  # (R,)
-    logprobs: Tensor  # (R,) nats under softmax(logits / temperature), over the whole vocabulary
+    Returns (R, 2) float64, so that one copy brings both to the host: the tokens, and their log-probabilities
+    in nats under softmax(logits / temperature) over the whole vocabulary.
 
-
-def draw(logits: Tensor, settings: Tensor, mix: SamplingMix) -> Drawn:
-    """Sample by inverting each row's cumulative distribution at its number in [0, 1).
-
-    `logits` is (R, V) float32, and `settings` (R, 4) float64, the `settings_row` of each row. Reads no value
+    `logits` is (R, V) float32, and `settings` (R, 3) float64, the `settings_row` of each row. Reads no value
     on the host, so that a CUDA graph can record it.
     """
     if not mix.sampled:
         largest, tokens = logits.max(-1)
-        return Drawn(tokens, largest - logits.logsumexp(-1))
-    numbers, temperatures, top_p, top_k = settings.float()[:, :, None].unbind(1)  # (R, 1) each
+        return _pairs(tokens, largest - logits.logsumexp(-1))
+    numbers, temperatures, top_p = settings.float()[:, :, None].unbind(1)  # (R, 1) each
     greedy = temperatures == 0
     if mix.greedy:  # their log-probabilities are those at temperature 1
         temperatures = temperatures.masked_fill(greedy, 1.0)
     largest = logits.amax(
         -1, keepdim=True
-    )  # ten times faster on a CPU than `max`, which also returns the index
+    )  # on a CPU ten times as fast as `max`, which returns the index too
     weights = (logits - largest).div_(temperatures).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
     tokens = _invert(cumulative, numbers)
     if mix.truncated:
-        truncated = (top_p < 1) | (top_k > 0)
-        tokens = torch.where(truncated, _draw_truncated(weights, top_p, top_k, numbers), tokens)
+        tokens = torch.where(top_p < 1, _draw_truncated(weights, top_p, numbers), tokens)
     if mix.greedy:
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
     shifted = logits.gather(1, tokens) - largest
-    return Drawn(tokens[:, 0], (shifted / temperatures - cumulative[:, -1:].log())[:, 0])
+    return _pairs(tokens[:, 0], (shifted / temperatures - cumulative[:, -1:].log())[:, 0])
 
 
-def _draw_truncated(weights: Tensor, top_p: Tensor, top_k: Tensor, numbers: Tensor) -> Tensor:
-    """Sample from the tokens that remain after top-k, then top-p. weights (R, V) → tokens (R, 1)."""
+def _pairs(tokens: Tensor, logprobs: Tensor) -> Tensor:
+    return torch.stack([tokens.double(), logprobs.double()], dim=1)
+
+
+def _draw_truncated(weights: Tensor, top_p: Tensor, numbers: Tensor) -> Tensor:
+    """Sample from the tokens that remain after top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(weights.shape[1], device=weights.device)
-    ranked = ranked * ((ranks < top_k) | (top_k == 0))
     cumulative = ranked.cumsum(-1)
     # A token remains if those before it have less than top_p, so the one that reaches top_p is included.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])

@@ -1,11 +1,11 @@
-"""What the engine computes next: admission of jobs, memory of the arena, and the tokens of a step.
+"""What the engine computes next: jobs, memory, tokens of a step.
 
 A sequence takes rows of the arena as it grows. The calls of one asyncio task are taken to be the turns of one
 game, which is over when the task has ended. The oldest games are served first: a job takes rows from
 sequences of games that are over, then from newer games, the newest first, whether they wait for a reply or
 run. A running job that loses its rows is preempted: it waits again with its sampled tokens, and their keys
-and values are recomputed when it returns. So the oldest game never waits for memory, every game becomes the
-oldest in time, and little is computed twice, because the games that have rows keep them to their end.
+and values are recomputed when it returns. So the oldest game never waits for memory, no game starves, and
+little is computed twice, because the games that have rows keep them to their end.
 
 A caller that plays its games differently gets the same results, only with more tokens computed twice.
 """
@@ -81,7 +81,7 @@ class Schedule:
         new = job.tokens[cached : cached + count]
         assert cached + count <= segment.capacity, f"{cached} + {count} tokens of {segment.capacity}"
         segment.tokens += new
-        shared_start = segment.opening.start if segment.opening is not None else 0
+        shared_start = segment.parent.start if segment.parent is not None else 0
         self.chunks.append(
             Chunk(len(self.tokens), count, segment.start, cached + count, segment.shared, shared_start)
         )
@@ -161,7 +161,7 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Drop every cached sequence. Running jobs wait again."""
-        for segment in sorted(self._arena.segments, key=lambda segment: segment.is_opening):  # users first
+        for segment in sorted(self._arena.segments, key=lambda segment: segment.is_parent):  # children first
             self._evict(segment)
 
     # Admission
@@ -196,41 +196,9 @@ class Scheduler:
         return self._index.find(job.key)
 
     def _start(self, job: Job, prefix: Prefix | None) -> bool:
-        """Run a job in a segment that begins with a cached prefix. False if the job does not fit.
-
-        A prefix that is a whole sequence is continued where it is, a part of one is shared or copied. If
-        there is no room for both, the sequence is cut to the prefix, or evicted.
-        """
-        source = prefix.segment if prefix is not None else None
-        length = prefix.usable_by(job.tokens) if prefix is not None else 0
-        whole = (
-            source is not None and not source.busy and not source.is_opening and length == len(source.tokens)
-        )
-        capacity = self._wanted_capacity(job)
-        shared = self._shareable(source, min(length, capacity - 1)) if source is not None and not whole else 0
-        needed = capacity if whole or not self.running else capacity + self._reserve
-        if source is not None and not whole and self._make_room(needed - shared, job, keep=source):
-            segment = Segment(job.game)
-            if shared:
-                segment.opening = self._opening(source, shared)
-                segment.tokens = segment.opening.tokens[:]
-            self._arena.resize(segment, capacity)
-            self._arena.copy_prefix(source, segment, length)
-        elif (
-            source is not None
-            and (whole or source.is_abandoned)
-            and length >= source.shared
-            and self._make_room(needed - source.capacity, job, keep=source)
-        ):
-            segment = source
-            segment.game.forget(segment)
-            segment.is_opening = False
-            segment.cut(length)
-            self._arena.resize(segment, capacity)
-        elif self._make_room(needed, job):
-            segment = Segment(job.game)
-            self._arena.resize(segment, capacity)
-        else:
+        """Run a job in a segment that begins with a cached prefix. False if the job does not fit."""
+        segment = self._place(job, prefix)
+        if segment is None:
             return False
         segment.game, job.game.segment = job.game, segment
         segment.busy = True
@@ -238,24 +206,76 @@ class Scheduler:
         self.running[job] = segment
         return True
 
+    def _place(self, job: Job, prefix: Prefix | None) -> Segment | None:
+        """The segment of a job that starts; None if the job does not fit.
+
+        A sequence that the prompt extends is continued. Of any other, the prefix is shared or copied, or the
+        sequence is cut to it, whichever there is room for first. Otherwise the job begins without a prefix.
+        """
+        capacity = self._wanted_capacity(job)
+        needed = capacity + self._reserve if self.running else capacity
+        if prefix is None:
+            return self._begin(job, needed)
+        source, length = prefix.segment, prefix.usable_by(job.tokens)
+        if length == len(source.tokens) and not source.busy and not source.is_parent:
+            return self._continue(job, source, length, capacity) or self._begin(job, capacity)
+        segment = self._share_or_copy(job, source, length, needed)
+        if segment is None and source.is_abandoned and length >= source.shared:
+            segment = self._continue(job, source, length, needed)
+        return segment or self._begin(job, needed)
+
+    def _continue(self, job: Job, source: Segment, length: int, needed: int) -> Segment | None:
+        """Let a job extend a sequence where it is, after its first tokens; None without room."""
+        if not self._make_room(needed - source.capacity, job, keep=source):
+            return None
+        source.game.leave(source)
+        source.is_parent = False
+        source.truncate(length)
+        self._arena.resize(source, self._wanted_capacity(job))
+        return source
+
+    def _share_or_copy(self, job: Job, source: Segment, length: int, needed: int) -> Segment | None:
+        """A new sequence with the first tokens of another: those of a prompt are shared, the rest is copied.
+        None without room.
+        """
+        capacity = self._wanted_capacity(job)
+        shared = self._shareable(source, min(length, capacity - 1))
+        if not self._make_room(needed - shared, job, keep=source):
+            return None
+        segment = Segment(job.game)
+        if shared:
+            segment.parent = self._parent(source, shared)
+            segment.tokens = segment.parent.tokens[:]
+        self._arena.resize(segment, capacity)
+        self._arena.copy_prefix(source, segment, length)
+        return segment
+
+    def _begin(self, job: Job, needed: int) -> Segment | None:
+        """A new sequence without a prefix; None without room."""
+        if not self._make_room(needed, job):
+            return None
+        segment = Segment(job.game)
+        self._arena.resize(segment, self._wanted_capacity(job))
+        return segment
+
     def _shareable(self, source: Segment, length: int) -> int:
-        """How many first tokens of a sequence another one may share: its opening, or else a prompt in it."""
+        """How many first tokens of a sequence another one may share: its parent's, or else a prompt in it."""
         if not self._share_prompts:
             return 0
-        if source.is_opening or source.opening is not None:
-            opening = source.opening or source
-            return len(opening.tokens) if length >= len(opening.tokens) else 0
+        if source.is_parent or source.parent is not None:
+            parent = source.parent or source
+            return len(parent.tokens) if length >= len(parent.tokens) else 0
         ends = [end for end in source.end_states if end <= length and end < source.size]
         return max(ends, default=0)
 
-    def _opening(self, source: Segment, shared: int) -> Segment:
-        """The opening with so many first tokens of a sequence."""
-        opening = source if source.is_opening else source.opening
-        if opening is None:
-            opening = self._arena.split_opening(source, shared)
-            self._index.add(prefix_key(opening.tokens), opening)
-        opening.last_used = self._steps
-        return opening
+    def _parent(self, source: Segment, shared: int) -> Segment:
+        """The segment that holds so many first tokens of a sequence, for it and others."""
+        parent = source if source.is_parent else source.parent
+        if parent is None:
+            parent = self._arena.split_parent(source, shared)
+            self._index.add(prefix_key(parent.tokens), parent)
+        parent.last_used = self._steps
+        return parent
 
     def _wanted_capacity(self, job: Job) -> int:
         """Room for the tokens of a job and some more; never more than it can come to need."""
@@ -269,10 +289,10 @@ class Scheduler:
             if missing > 0 and segment is not keep:
                 evicted[segment] = None
                 missing -= segment.size
-            opening = segment.opening
-            if missing > 0 and opening and opening is not keep and opening.users <= evicted.keys():
-                evicted[opening] = None
-                missing -= opening.size
+            parent = segment.parent
+            if missing > 0 and parent and parent is not keep and parent.children <= evicted.keys():
+                evicted[parent] = None
+                missing -= parent.size
         if missing > 0:
             return False
         for segment in evicted:
@@ -301,7 +321,7 @@ class Scheduler:
             del self.running[job]
             self._requeue(job)
         segment.busy = False
-        segment.game.forget(segment)
+        segment.game.leave(segment)
         self._arena.remove(segment)
         self._index.remove(segment)
 

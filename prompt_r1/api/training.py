@@ -1,8 +1,8 @@
 """Train from Python: `prompt_r1.train("mini", steps=20, on_step=print)` is `python train.py --steps 20`."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,7 +14,6 @@ from prompt_r1.config.functions import name_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.training.launch import start
-from prompt_r1.training.run import Run
 
 OnStep = Callable[[dict[str, float]], object]
 PACKAGE = Path(__file__).parents[1]
@@ -31,16 +30,8 @@ def train(config: str | Path = "mini", *, on_step: OnStep | None = None, **setti
     Raises UsageError, FatalEnvError and Resumable, for which the command line has the exit codes 2, 2 and 75.
     """
     values, name = train_config(["--config", str(config), *_flags(settings)])
-    script, folders = _train_script(), []
-
-    def train_with_callback(run: Run) -> None:
-        folders.append(run.folder)
-        if on_step is not None:
-            run.log.on_metrics = on_step
-        script.train(run)
-
-    _outside_event_loop(lambda: start(values, name, train_with_callback))
-    return folders[0]
+    train_steps = _train_script().train
+    return _outside_event_loop(lambda: start(values, name, train_steps, on_metrics=on_step))
 
 
 def _flags(settings: Mapping[str, object]) -> list[str]:
@@ -75,22 +66,11 @@ def _train_script() -> ModuleType:
     return module
 
 
-def _outside_event_loop(work: Callable[[], None]) -> None:
+def _outside_event_loop(work: Callable[[], Path]) -> Path:
     """Call `work`; in a new thread if this one runs an event loop, as in a notebook: training has its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="prompt-r1-train")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1, "prompt-r1-train") as thread:
+        return thread.submit(work).result()

@@ -1,4 +1,4 @@
-"""`evaluate.py --dry-run`: the calls, tokens and dollars of each system, before its answers and for them.
+"""`evaluate.py --dry-run`: the calls, tokens and dollars of each system.
 
 Calls follow from the algorithms. Where they also depend on the models, the estimate is a range:
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
-from prompt_r1.baselines.cot import STEP_BY_STEP, TRIES_PER_SHOT
+from prompt_r1.baselines.ask_once import STEP_BY_STEP, TRIES_PER_SHOT
 from prompt_r1.baselines.make import (
     OPTIMIZER_FIELDS,
     choose_answer_format,
@@ -28,17 +28,19 @@ from prompt_r1.baselines.make import (
 from prompt_r1.baselines.opro import MAX_LENGTH
 from prompt_r1.baselines.optimise import SearchPart, parts_of
 from prompt_r1.baselines.self_consistency import MEASURED_GAMES
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SEARCHES
-from prompt_r1.environments.budget import Spending
 from prompt_r1.environments.opening import parse_fields
 from prompt_r1.evaluation.systems import LEARNING, WITHOUT_ENVIRONMENT, SystemSetup
-from prompt_r1.training.cost_estimate import (
+from prompt_r1.spending import Spending
+from prompt_r1.training.dry_run import (
     LONGEST_REPLY,
     SYSTEM_TOKENS,
+    cost_cells,
     price_at,
     short_texts,
+    span,
     spending_of_game,
 )
 from prompt_r1.types import Question
@@ -63,44 +65,24 @@ def estimate_evaluation(
     validation: Sequence[Question] = []
     if any(setup.system.method in LEARNING for setup in setups):
         train, validation = preparation_questions(config, config.data, seed)
-    return [estimate_system(setup, questions, train, validation, config) for setup in setups]
-
-
-def estimate_system(
-    setup: SystemSetup,
-    questions: Sequence[Question],
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    config: EvaluateConfig,
-) -> CostRow:
-    """The row of one system."""
-    ends = [SystemCost(setup, config, high=high) for high in (False, True)]
-    before = [end.before(questions, train, validation) for end in ends]
-    return CostRow(str(setup.system), before, [end.answers(questions) for end in ends])
+    rows = []
+    for setup in setups:
+        ends = [SystemCost(setup, config, high=high) for high in (False, True)]
+        before = [end.before(questions, train, validation) for end in ends]
+        rows.append(CostRow(str(setup.system), before, [end.answers(questions) for end in ends]))
+    return rows
 
 
 def cost_rows_table(rows: Sequence[CostRow], *, priced: bool) -> str:
-    """The rows and their sum as a Markdown table."""
+    """The rows and their sum as a table for the terminal."""
     spendings = [[*row.before, *row.answers] for row in rows]
     sums = [sum(column, Spending()) for column in zip(*spendings, strict=True)]
     lines = []
     for row in [*rows, CostRow("together", sums[:2], sums[2:])]:
         low, high = map(Spending.__add__, row.before, row.answers)
-        lines.append(
-            [
-                row.label,
-                _span(row.before[0].calls, row.before[1].calls),
-                _span(row.answers[0].calls, row.answers[1].calls),
-                _span(low.tokens, high.tokens),
-                _span(low.usd, high.usd, ".2f") if priced else "no --env-price",
-            ]
-        )
-    return markdown_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], lines)
-
-
-def _span(low: float, high: float, form: str = ".0f") -> str:
-    """A range; one number if both ends look alike."""
-    return " to ".join(dict.fromkeys([f"{low:,{form}}", f"{high:,{form}}"]))
+        calls = [span(first.calls, last.calls) for first, last in (row.before, row.answers)]
+        lines.append([row.label, *calls, *cost_cells(low, high, priced=priced)[1:]])
+    return fitted_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], lines)
 
 
 class SystemCost:
@@ -132,7 +114,7 @@ class SystemCost:
         if self.method in ("untrained", "prompt-r1"):
             one = self._game
         elif self.method == "self-consistency":
-            one = self._call(questions).times(config.samples or self._game.calls)
+            one = self._call(questions) * (config.samples or self._game.calls)
         elif self.method == "cot-few-shot":
             examples = config.shots * self._case(questions) if self._high else 0
             one = self._call(questions, also=examples)
@@ -140,7 +122,7 @@ class SystemCost:
             one = self._call(questions, also=self._prompt)
         elif self.method not in WITHOUT_ENVIRONMENT:
             one = self._call(questions)
-        return one.times(config.repeats * len(questions))
+        return one * (config.repeats * len(questions))
 
     def before(
         self, questions: Sequence[Question], train: Sequence[Question], validation: Sequence[Question]
@@ -149,9 +131,9 @@ class SystemCost:
         config = self._config
         if self.method == "cot-few-shot":
             asked = config.shots * TRIES_PER_SHOT if self._high else config.shots
-            return self._call(train).times(min(len(train), asked))
+            return self._call(train) * min(len(train), asked)
         if self.method == "self-consistency" and not config.samples:
-            return self._game.times(min(MEASURED_GAMES, len(validation)))
+            return self._game * min(MEASURED_GAMES, len(validation))
         if self.method not in SEARCHES:
             return Spending()
         datasets = list(dict.fromkeys(question.dataset for question in questions))
@@ -186,9 +168,9 @@ class SystemCost:
         # A second request of textgrad for the same rewrite may exceed the budget by one call.
         most = max(first, budget + 1 if high else budget - unused)
         if not budget or task + optimizer <= most:
-            return task_call.times(task) + optimizer_call.times(optimizer)
+            return task_call * task + optimizer_call * optimizer
         cheap, dear = sorted((task_call, optimizer_call), key=lambda call: (call.usd, call.tokens))
-        return (dear if high else cheap).times(most)
+        return (dear if high else cheap) * most
 
     def _call(self, questions: Sequence[Question], *, also: int = 0) -> Spending:
         """The mean call of an environment that is asked once; `also` are tokens besides the question."""

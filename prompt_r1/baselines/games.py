@@ -8,73 +8,41 @@ grpo-only    an agent trained without an environment (train.py --env none), in i
 sft          an agent fine-tuned on gold answers, also in one turn
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.baselines.method import Ledger, Meter
-from prompt_r1.environments.metered import MuteEnvironment
+from prompt_r1.baselines.method import Method
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import MuteEnvironment
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed
-from prompt_r1.rollout import play
-from prompt_r1.types import Environment, Question, Trajectory
+from prompt_r1.types import Question, Trajectory
 
 
-class AgentMethod:
+@dataclass
+class AgentMethod(Method):
     """Answers each question by a game. Without an environment the agent learns nothing in it."""
 
-    def __init__(
-        self,
-        name: str,
-        load: Callable[[], Agent],
-        environment: Pool | None,
-        *,
-        rule: Rule,
-        temperature: float,
-        top_p: float = 1.0,
-        thinks: bool = True,
-    ) -> None:
-        """`load` returns the agent; with `thinks` a turn without a think block is not well-formed."""
-        self.name = name
-        self.ledger = Ledger()
-        self._load = load
-        self._environment = environment
-        self._rule = rule
-        self._temperature = temperature
-        self._top_p = top_p
-        self._thinks = thinks
-
-    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        pass
+    load: Callable[[], Agent]
+    environment: Pool | None
+    rule: Rule
+    how: PlaySettings
+    thinks: bool = True  # a turn without a think block is not well-formed
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        if self._environment is None:
-            return self._prediction(await self._play(question, MuteEnvironment(), sample, seed))
-        meter = Meter(self._environment)
-        trajectory = await self._play(question, meter, sample, seed)
-        return meter.spent.bill(self._prediction(trajectory))
-
-    async def _play(self, question: Question, environment: Environment, sample: int, seed: str) -> Trajectory:
-        agent = self._load()
-        generate = partial(agent.generate, temperature=self._temperature, top_p=self._top_p)
-        ask = partial(environment.ask, sample=sample, session=question.id)
-        return await play(question, generate, ask, agent.codec, agent.game, seed=seed)
-
-    def _prediction(self, trajectory: Trajectory) -> Prediction:
-        prediction = Prediction(
-            trajectory.question,
-            trajectory.answer,
-            dialogue_text(trajectory),
-            stop=trajectory.stop,
-            turns=len(trajectory.turns),
-        )
-        if trajectory.stop == "env_error":
-            return replace(prediction, error=trajectory.error or "the environment failed")
-        formatted = well_formed(trajectory) if self._thinks else trajectory.answer is not None
-        reward = score(trajectory, rule=self._rule).total
-        return replace(prediction, format=float(formatted), reward=reward)
+        agent, environment = self.load(), self.environment or pool_of(MuteEnvironment())
+        game = await play_question(agent, environment, question, self.how, seed=seed, sample=sample)
+        text, turns = dialogue_text(game), len(game.turns)
+        prediction = Prediction(question, game.answer, text, stop=game.stop, turns=turns)
+        if self.environment is not None:
+            prediction = prediction.billed(game.spent)
+        if game.stop == "env_error":
+            return replace(prediction, error=game.error or "the environment failed")
+        formatted = well_formed(game) if self.thinks else game.answer is not None
+        return replace(prediction, format=float(formatted), reward=score(game, rule=self.rule).total)
 
 
 def dialogue_text(trajectory: Trajectory) -> str:

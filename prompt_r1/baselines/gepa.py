@@ -1,4 +1,4 @@
-"""`gepa` (Agrawal et al. 2025): prompts evolve by reflection on their errors, from a Pareto front.
+"""`gepa` (Agrawal et al. 2025): prompts evolve by reflection, from a Pareto front.
 
 Each iteration draws a parent from the prompts that are best on some validation question, runs it on 3
 training questions, lets the optimiser rewrite it in view of the errors, and runs the child on the same 3. A
@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, task_score
+from prompt_r1.baselines.ask_once import task_score
+from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -77,7 +78,7 @@ async def gepa(
     pool = [await validate(config.seed_prompt, iteration=0)]
     iteration = 0
     calls_per_iteration = 2 * config.gepa_batch + 1 + len(held_out)
-    while search.ledger.task_calls < config.gepa_calls and search.can_afford(calls_per_iteration):
+    while search.ledger.task.calls < config.gepa_calls and search.can_afford(calls_per_iteration):
         iteration += 1
         parent = draw_parent(pool, rng)
         batch = next(batches)

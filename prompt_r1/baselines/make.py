@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ import torch
 from prompt_r1.agent.agent import Agent, open_agent
 from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
 from prompt_r1.agent.remote import parse_remote
-from prompt_r1.baselines.cot import ChainOfThought
-from prompt_r1.baselines.direct import FORMATS, AnswerFormat, Direct
+from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.method import Method
@@ -21,12 +20,14 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
+from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
-from prompt_r1.data.named import find_questions, sample_questions
+from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
+from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
@@ -73,12 +74,6 @@ class AgentCache:
             return self.load(self.spec)
         return self.load(AgentSpec(find_agent(start, config.seed), config, start))
 
-    async def close(self) -> None:
-        """Close the connections of agents behind endpoints, and forget all agents."""
-        for agent in self._loaded.values():
-            await agent.close()
-        self._loaded.clear()
-
 
 @dataclass(frozen=True)
 class MethodContext:
@@ -89,15 +84,20 @@ class MethodContext:
     environments: Environments  # opens other ones
     datasets: Sequence[str]  # of the questions that will be answered
     agents: AgentCache
-    config: MethodConfig
-    temperature: float  # of the agents
-    top_p: float
+    config: EvaluateConfig
     seed: int  # of what a method draws while it prepares
     folder: Path | None  # prepared results are in folder/SPEC/METHOD; None: they are not kept
 
     def subfolder(self, name: str) -> Path | None:
         """The folder for what a method prepares."""
         return self.folder / folder_name(self.spec) / name if self.folder else None
+
+    def agent_method(
+        self, load: Callable[[], Agent], environment: Pool | None, *, rule: str, thinks: bool = True
+    ) -> AgentMethod:
+        """A method that plays games with an agent; the other arguments are those of `AgentMethod`."""
+        how = PlaySettings(self.config.temperature, self.config.top_p)
+        return AgentMethod(load, environment, RULES[rule], how, thinks)
 
 
 def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, object]:
@@ -121,67 +121,54 @@ def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, 
 def make_method(name: str, context: MethodContext) -> Method:
     """The method called `name`. Raises UsageError for an unknown name."""
     config, agents, environment = context.config, context.agents, context.environment
-    answer_format = choose_answer_format(config, context.spec)
-    play = partial(
-        AgentMethod,
-        rule=RULES[agents.spec.config.rule],
-        temperature=context.temperature,
-        top_p=context.top_p,
-    )
+    answer_format, rule = choose_answer_format(config, context.spec), agents.spec.config.rule
     match name:
         case "direct":
-            return Direct(environment, answer_format)
+            return AskOnce(environment, answer_format)
         case "cot":
-            return ChainOfThought(name, environment, answer_format)
+            return AskOnce(environment, answer_format, hint=STEP_BY_STEP)
         case "cot-few-shot":
-            return ChainOfThought(name, environment, answer_format, shots=config.shots, seed=context.seed)
+            shots, seed = config.shots, context.seed
+            return AskOnce(environment, answer_format, hint=STEP_BY_STEP, shots=shots, seed=seed)
         case "self-consistency":
-            agent = play("prompt-r1", agents.trained, environment)
-            chain = ChainOfThought("cot", environment, answer_format)
+            chain = AskOnce(environment, answer_format, hint=STEP_BY_STEP)
+            agent = context.agent_method(agents.trained, environment, rule=rule)
             return SelfConsistency(chain, agent, samples=config.samples)
         case "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
         case "sft":
             return fine_tuned(context)
         case "grpo-only":
-            return trained_alone(context)
+            load = partial(agents.load, trained_alone(config.grpo_agent))
+            return context.agent_method(load, None, rule="alone")
         case "untrained":
-            return play(name, agents.untrained, environment)
+            return context.agent_method(agents.untrained, environment, rule=rule)
         case "agent-only":
-            return play(name, agents.trained, None)
+            return context.agent_method(agents.trained, None, rule=rule)
         case "prompt-r1":
-            return play(name, agents.trained, environment)
+            return context.agent_method(agents.trained, environment, rule=rule)
     raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
 
 
-def trained_alone(context: MethodContext) -> Method:
-    """`grpo-only`: the agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
-    name = context.config.grpo_agent
+def trained_alone(name: str) -> AgentSpec:
+    """The agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
     spec = resolve_agent(name, kv_tokens=0) if name else None
     if spec is None or spec.config.env != "none":
         raise UsageError(
             "grpo-only needs an agent that was trained without environment: run `python train.py --env none` "
             "and give --grpo-agent RUN"
         )
-    load = partial(context.agents.load, spec)
-    return AgentMethod(
-        "grpo-only",
-        load,
-        None,
-        rule=RULES["alone"],
-        temperature=context.temperature,
-        top_p=context.top_p,
-    )
+    return spec
 
 
 def fine_tuned(context: MethodContext) -> Method:
     """`sft`: the agent of --sft-agent, or the user's agent, which is fine-tuned from its start."""
     config, agents = context.config, context.agents
-    from prompt_r1.baselines.sft import FineTuned, fine_tuned_method  # here, because it is also a program
+    from prompt_r1.baselines.sft import FineTuned, one_turn_config  # here, because it is also a program
 
     if config.sft_agent:
-        spec = resolve_agent(config.sft_agent, kv_tokens=0)
-        return fine_tuned_method(partial(agents.load, spec), context.temperature, context.top_p)
+        load = partial(agents.load, resolve_agent(config.sft_agent, kv_tokens=0))
+        return context.agent_method(load, None, rule="alone", thinks=False)
     if parse_remote(agents.spec.start):
         raise UsageError("sft cannot fine-tune an agent behind an endpoint: give a fine-tuned --sft-agent")
     folder = context.subfolder("sft")
@@ -195,7 +182,9 @@ def fine_tuned(context: MethodContext) -> Method:
         checkpointing=agents.device.type == "cuda",
         device=str(agents.device),
     )
-    return FineTuned(settings, folder, load=agents.load, temperature=context.temperature, top_p=context.top_p)
+    spec = AgentSpec(folder / "agent", one_turn_config(settings), start=settings.agent)
+    agent = context.agent_method(partial(agents.load, spec), None, rule="alone", thinks=False)
+    return FineTuned(settings, folder, agent)
 
 
 def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:
@@ -221,7 +210,7 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
 
     algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)
     datasets = context.datasets if config.search_per == "dataset" else ()
-    return OptimisedPrompt(name, algorithm, open_search, optimizer.close, datasets)
+    return OptimisedPrompt(algorithm, open_search, datasets)
 
 
 def folder_name(text: str) -> str:

@@ -1,65 +1,58 @@
-"""What the prompt optimisers share: trying prompts, asking the optimiser, answering with the best prompt.
+"""What the prompt optimisers share.
 
-As their authors do, they search a prompt for each dataset. Datasets without training questions get the
-prompt of one more search, over the mixture of all. The optimised text is the system message; the user message
-requests the answer format as in all other methods. Apart from the models a search is deterministic, and every
-call is in the run's journal, so a search that is repeated (after a kill, for example) pays for no call twice.
+As their authors do, OPRO, TextGrad and GEPA search a prompt for each dataset. Datasets without training
+questions get the prompt of one more search, over the mixture of all. The optimised text is the system
+message; the user message requests the answer format as in all other methods. Apart from the models a search
+is deterministic, and every call is in the run's journal, so a search that is repeated (after a kill, for
+example) pays for no call twice.
 """
 
 import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from prompt_r1.baselines.direct import AnswerFormat, ask_once
-from prompt_r1.baselines.method import Ledger
+from prompt_r1.baselines.ask_once import AnswerFormat, ask_once, task_score
+from prompt_r1.baselines.method import Ledger, Method
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.types import Message, Question
 
 
+@dataclass
 class PromptSearch:
     """Tries prompts on an environment, asks an optimiser for new ones, and records both.
 
     `max_calls` limits the calls of both models in the whole search; 0: as many as the algorithm makes.
     """
 
-    def __init__(
-        self,
-        name: str,  # of the method, and of the dataset if there is one
-        environment: Pool,
-        optimizer: Pool,
-        answer_format: AnswerFormat,
-        *,
-        max_calls: int = 0,
-        folder: Path | None = None,
-    ) -> None:
-        self.name = name
-        self.ledger = Ledger()
-        self._environment = environment
-        self._optimizer = optimizer
-        self._format = answer_format
-        self._max_calls = max_calls
-        self._folder = folder
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "history.jsonl").write_text("", "utf-8")  # a resumed search writes it again
+    name: str  # of the method, and of the dataset if there is one
+    environment: Pool
+    optimizer: Pool
+    answer_format: AnswerFormat
+    max_calls: int = 0
+    folder: Path | None = None
+    ledger: Ledger = field(init=False, default_factory=Ledger)
+
+    def __post_init__(self) -> None:
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "history.jsonl").write_text("", "utf-8")  # a resumed search writes it again
 
     def can_afford(self, calls: int) -> bool:
         """Whether the limit allows this many more calls."""
-        return not self._max_calls or self.ledger.calls + calls <= self._max_calls
+        return not self.max_calls or self.ledger.total.calls + calls <= self.max_calls
 
     async def answer(self, prompt: str, question: Question, sample: int = 0) -> Prediction:
         """Answer a question with one call of the environment, with `prompt` as its system message."""
         messages: list[Message] = [
             {"role": "system", "content": prompt},
-            self._format.user_message(question.text),
+            self.answer_format.user_message(question.text),
         ]
-        return await ask_once(self._environment, messages, self._format, question, sample)
+        return await ask_once(self.environment, messages, self.answer_format, question, sample)
 
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
         """Answer the questions concurrently, one call each.
@@ -70,7 +63,7 @@ class PromptSearch:
 
     async def _try_on(self, prompt: str, question: Question) -> Prediction:
         prediction = await self.answer(prompt, question)
-        self.ledger.add_prediction(prediction)
+        self.ledger.task += prediction.spent
         if prediction.error:
             raise Resumable(f"the environment failed while {self.name} searched a prompt: {prediction.error}")
         return prediction
@@ -82,24 +75,25 @@ class PromptSearch:
             {"role": "user", "content": request},
         ]
         try:
-            reply = await self._optimizer.call(messages, sample=sample, session=self.name)
+            reply = await self.optimizer.call(messages, sample=sample, session=self.name)
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        self.ledger.add(reply, optimizer=True)
+        self.ledger.optimizer += reply.spent
         return reply.text
 
     def record(self, **event: object) -> None:
         """Append an event to history.jsonl, with the number of calls so far."""
-        if self._folder:
-            calls = {"task_calls": self.ledger.task_calls, "optimizer_calls": self.ledger.optimizer_calls}
-            with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
+        if self.folder:
+            row = self.ledger.row
+            calls = {name: row[name] for name in ("task_calls", "optimizer_calls")}
+            with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
 
     def finish(self, prompt: str) -> None:
         """Write prompt.txt and ledger.json."""
-        if self._folder:
-            (self._folder / "prompt.txt").write_text(prompt, "utf-8")
-            (self._folder / "ledger.json").write_text(json.dumps(asdict(self.ledger)), "utf-8")
+        if self.folder:
+            (self.folder / "prompt.txt").write_text(prompt, "utf-8")
+            (self.folder / "ledger.json").write_text(json.dumps(self.ledger.row), "utf-8")
 
 
 Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]
@@ -109,39 +103,27 @@ Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awa
 MIXTURE = ""  # in place of a dataset: the questions of all datasets
 
 
-class OptimisedPrompt:
+@dataclass
+class OptimisedPrompt(Method):
     """Searches for prompts, then answers each question with one call under the prompt of its dataset.
 
     `datasets` are those that get a search of their own, where they have training questions.
     """
 
-    def __init__(
-        self,
-        name: str,
-        algorithm: Algorithm,
-        open_search: Callable[[str], PromptSearch],
-        close_optimizer: Callable[[], Awaitable[None]],
-        datasets: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.ledger = Ledger()
-        self.prompts: dict[str, str] = {}  # dataset or MIXTURE → prompt
-        self._algorithm = algorithm
-        self._open_search = open_search
-        self._close_optimizer = close_optimizer
-        self._datasets = datasets
-        self._searches: dict[str, PromptSearch] = {}
+    algorithm: Algorithm
+    open_search: Callable[[str], PromptSearch]
+    datasets: Sequence[str]
+    prompts: dict[str, str] = field(init=False, default_factory=dict)  # dataset or MIXTURE → prompt
+    _searches: dict[str, PromptSearch] = field(init=False, default_factory=dict)
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        try:
-            for part in parts_of(self._datasets, train, validation):
-                search = self._searches[part.dataset] = self._open_search(part.dataset)
-                prompt = await self._algorithm(search, part.train, part.validation)
-                search.finish(prompt)
-                self.ledger.add_ledger(search.ledger)
-                self.prompts[part.dataset] = prompt
-        finally:
-            await self._close_optimizer()
+        for part in parts_of(self.datasets, train, validation):
+            search = self._searches[part.dataset] = self.open_search(part.dataset)
+            prompt = await self.algorithm(search, part.train, part.validation)
+            search.finish(prompt)
+            self.ledger.task += search.ledger.task
+            self.ledger.optimizer += search.ledger.optimizer
+            self.prompts[part.dataset] = prompt
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.prompts, "prepare was not awaited"
@@ -171,13 +153,6 @@ def parts_of(
     if not datasets or len(parts) < len(datasets):
         parts.append(SearchPart(MIXTURE, train, validation))
     return parts
-
-
-def task_score(prediction: Prediction) -> float:
-    """The score that searches maximise: F1 for free texts, exact match for the others."""
-    question = prediction.question
-    metric = f1 if question.kind == "text" else exact_match
-    return metric(prediction.answer or "", question.answers)
 
 
 def mean_score(predictions: Sequence[Prediction]) -> float:

@@ -1,4 +1,4 @@
-"""`self-consistency` (Wang et al. 2023): sample several chains of thought and take the most frequent answer.
+"""`self-consistency` (Wang et al. 2023): the most frequent of several answers.
 
 A fair comparison for an agent that asks several times: it makes as many calls per question as the trained
 agent does on average. It needs an environment that samples; a deterministic one gives equal answers.
@@ -7,29 +7,28 @@ agent does on average. It needs an environment that samples; a deterministic one
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean
 
-from prompt_r1.baselines.cot import ChainOfThought
+from prompt_r1.baselines.ask_once import AskOnce
 from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.baselines.method import Ledger
+from prompt_r1.baselines.method import Method
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.metrics.text import f1, normalise
+from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 
 MEASURED_GAMES = 64  # validation questions that the agent plays, to measure how many calls it makes
 
 
-class SelfConsistency:
+@dataclass
+class SelfConsistency(Method):
     """`samples` chains of thought per question; 0: as many as the average number of the agent's calls."""
 
-    def __init__(self, chain: ChainOfThought, agent: AgentMethod, *, samples: int = 0) -> None:
-        self.name = "self-consistency"
-        self.ledger = Ledger()
-        self.samples = samples
-        self._chain = chain
-        self._agent = agent
+    chain: AskOnce
+    agent: AgentMethod
+    samples: int = 0
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
         """Count the agent's calls on validation questions, unless the number of samples was given."""
@@ -42,29 +41,27 @@ class SelfConsistency:
             )
         predictions = await asyncio.gather(
             *(
-                self._agent.answer(question, sample=0, seed=f"validation/{question.id}")
+                self.agent.answer(question, sample=0, seed=f"validation/{question.id}")
                 for question in validation[:MEASURED_GAMES]
             )
         )
-        for prediction in predictions:
-            self.ledger.add_prediction(prediction)
+        self.ledger.task = sum((prediction.spent for prediction in predictions), Spending())
         self.samples = max(1, round(mean(prediction.calls for prediction in predictions)))
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.samples, "prepare was not awaited"
         numbers = range(sample * self.samples, (sample + 1) * self.samples)
         predictions = await asyncio.gather(
-            *(self._chain.answer(question, sample=number, seed=seed) for number in numbers)
+            *(self.chain.answer(question, sample=number, seed=seed) for number in numbers)
         )
-        spent = Ledger()
-        for prediction in predictions:
-            spent.add_prediction(prediction)
+        spent = sum((prediction.spent for prediction in predictions), Spending())
         answered = [prediction for prediction in predictions if not prediction.error]
         if not answered:
-            return spent.bill(predictions[0])
+            return predictions[0].billed(spent)
         answers = [prediction.answer or "" for prediction in answered]
         winner = answered[vote(answers, free_text=question.kind == "text")]
-        return spent.bill(replace(winner, raw="\n\n".join(prediction.raw for prediction in answered)))
+        raw = "\n\n".join(prediction.raw for prediction in answered)
+        return replace(winner, raw=raw).billed(spent)
 
 
 def vote(answers: Sequence[str], *, free_text: bool) -> int:

@@ -1,4 +1,4 @@
-"""`sft`: supervised fine-tuning of the agent on questions and gold answers, with LoRA.
+"""`sft`: fine-tune the agent on gold answers, with LoRA.
 
     python -m prompt_r1.baselines.sft --agent mini --data mini --out runs/mini-sft
 
@@ -11,41 +11,41 @@ A fine-tuned agent is a folder like any other: evaluate.py takes it as --sft-age
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from prompt_r1.agent.adapters import add_lora, merge_lora
-from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import AgentSpec, exported_step, find_agent, trained_config
+from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.names import exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.baselines.method import Ledger
+from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import parse_arguments, run_program
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import check_ranges
 from prompt_r1.config.methods import SftConfig
-from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.data.named import find_questions
-from prompt_r1.data.sampler import QuestionSampler
+from prompt_r1.config.train import agent_preset
+from prompt_r1.data.questions import find_questions
+from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import check_no_links
 from prompt_r1.protocol import Codec
-from prompt_r1.reward import RULES
 from prompt_r1.storage.export import export_agent
 from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")
-QUESTIONS_FILE = "questions.sha256"  # a digest of the training questions
+QUESTIONS_FILE = "questions.sha256"  # a digest of the training questions, and the learning rate
 
 
 def main(arguments: list[str]) -> None:
@@ -56,11 +56,11 @@ def main(arguments: list[str]) -> None:
     if not config.data:
         raise UsageError("no training questions: give --data FILE …, or --data mini")
     questions = find_questions(config.data, "train", config.seed)
-    folder = fine_tune(questions, config, Path(config.out or f"runs/sft-seed{config.seed}"), quiet=False)
+    folder = fine_tune_agent(questions, config, Path(config.out or f"runs/sft-seed{config.seed}"))
     print(f"The agent is saved in {folder}. Score it:\npython evaluate.py --method sft --sft-agent {folder}")
 
 
-def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, quiet: bool) -> Path:
+def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
     """Fine-tune an agent on questions; the folder of the result. Writes metrics.jsonl beside it."""
     check_ranges(config)
     _make_folder(out)
@@ -77,7 +77,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
     examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
     lines = []
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for line in train_adapters(agent.policy, trainable, examples, config, quiet=quiet):
+        for line in train_adapters(agent.policy, trainable, examples, config):
             file.write(json.dumps(line) + "\n")
             lines.append(line)
     merge_lora(agent.policy.model)
@@ -92,7 +92,7 @@ def fine_tune(questions: Sequence[Question], config: SftConfig, out: Path, *, qu
         lines=lines,
         ranks=alone,
         frame=agent.codec.frame,
-        card=model_card(config),
+        card=lambda lines, base: model_card(config),
     )
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
@@ -124,9 +124,9 @@ def model_card(config: SftConfig) -> str:
     )
 
 
-def one_turn_config(config: SftConfig) -> TrainConfig:
+def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
-    preset = TrainConfig(**PRESETS["mini" if config.agent == "mini" else "paper"])
+    preset = agent_preset("mini" if config.agent == "mini" else "paper")
     return replace(
         preset,
         agent=config.agent,
@@ -136,7 +136,6 @@ def one_turn_config(config: SftConfig) -> TrainConfig:
         instruction="answer",
         seed=config.seed,
         data=config.data,
-        lr=config.lr,
     )
 
 
@@ -157,8 +156,6 @@ def train_adapters(
     trainable: list[nn.Parameter],
     examples: Sequence[Trajectory],
     config: SftConfig,
-    *,
-    quiet: bool,
 ) -> Iterator[dict[str, float]]:
     """AdamW steps over `batch_size` × `accumulate` examples each; yields the metrics of each step."""
     examples = [example for example in examples if any(example.sampled)]
@@ -167,32 +164,30 @@ def train_adapters(
             f"no answer is left to train on: every question takes {config.cutoff} tokens or more"
         )
     per_step = config.batch_size * config.accumulate
-    steps = config.epochs * math.ceil(len(examples) / per_step)
-    optimizer = torch.optim.AdamW(trainable, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     rng = random.Random(f"sft {config.seed}")
     batches = []
     for _ in range(config.epochs):
         epoch = rng.sample(examples, len(examples))
         batches += [epoch[first : first + per_step] for first in range(0, len(epoch), per_step)]
-    for step, batch in enumerate(tqdm(batches, desc="sft", unit="step", disable=True if quiet else None)):
-        lr = config.lr * schedule(step, steps)
-        optimizer.param_groups[0]["lr"] = lr
-        targets = sum(sum(example.sampled) for example in batch)
-        loss = 0.0
-        for start in range(0, len(batch), config.batch_size):
-            micro_batch = batch[start : start + config.batch_size]
-            part = negative_log_likelihood(policy, micro_batch) / targets
-            part.backward()
-            loss += part.item()
-        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield {"step": step + 1, "loss": loss, "lr": lr}
+
+    def rate(step: int) -> float:
+        return config.lr * schedule(step, len(batches))
+
+    losses = fine_tune(
+        trainable,
+        tqdm(batches, desc="sft", unit="step", disable=None),
+        partial(negative_log_likelihood, policy),
+        rate=rate,
+        betas=(0.9, 0.999),
+        micro_batch=config.batch_size,
+    )
+    for step, loss in enumerate(losses):
+        yield {"step": step + 1, "loss": loss, "lr": rate(step)}
 
 
 def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
-    """The sum over the tokens of the answers, in nats."""
-    return -policy(pack([[example] for example in examples], policy.device)).logprobs.sum()
+    """The mean over the tokens of the answers, in nats."""
+    return -policy(pack([[example] for example in examples], policy.device)).logprobs.mean()
 
 
 def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:
@@ -203,42 +198,25 @@ def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
-def fine_tuned_method(load: Callable[[], Agent], temperature: float, top_p: float) -> AgentMethod:
-    """The method `sft` with an agent that is already fine-tuned."""
-    return AgentMethod(
-        "sft", load, None, rule=RULES["alone"], temperature=temperature, top_p=top_p, thinks=False
-    )
-
-
-class FineTuned:
+@dataclass
+class FineTuned(Method):
     """Answers with an agent that it fine-tunes, unless its folder holds one with these settings."""
 
-    def __init__(
-        self,
-        config: SftConfig,
-        folder: Path,
-        *,
-        load: Callable[[AgentSpec], Agent],
-        temperature: float,
-        top_p: float,
-    ) -> None:
-        self.name = "sft"
-        self.ledger = Ledger()
-        self._config = config
-        self._folder = folder
-        spec = AgentSpec(folder / "agent", one_turn_config(config), start=config.agent)
-        self._method = fine_tuned_method(partial(load, spec), temperature, top_p)
+    config: SftConfig
+    folder: Path
+    agent: AgentMethod  # plays with the agent that will be in `folder`
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        file, digest = self._folder / QUESTIONS_FILE, QuestionSampler(train, seed=0).digest if train else ""
-        same_questions = file.is_file() and file.read_text("utf-8", errors="replace") == digest
-        if not same_questions or trained_config(self._folder / "agent") != one_turn_config(self._config):
+        file = self.folder / QUESTIONS_FILE
+        learned = f"{digest_of(train) if train else ''} with learning rate {self.config.lr}"
+        same_lesson = file.is_file() and file.read_text("utf-8", errors="replace") == learned
+        if not same_lesson or trained_config(self.folder / "agent") != one_turn_config(self.config):
             file.unlink(missing_ok=True)
-            fine_tune(train, self._config, self._folder, quiet=False)
-            file.write_text(digest, "utf-8")
+            fine_tune_agent(train, self.config, self.folder)
+            file.write_text(learned, "utf-8")
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        return await self._method.answer(question, sample=sample, seed=seed)
+        return await self.agent.answer(question, sample=sample, seed=seed)
 
 
 if __name__ == "__main__":

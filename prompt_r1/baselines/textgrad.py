@@ -1,4 +1,4 @@
-"""`textgrad` (Yuksekgonul et al. 2024): a model criticises the answers, then the prompt, then rewrites it.
+"""`textgrad` (Yuksekgonul et al. 2024): a model criticises answers and rewrites the prompt.
 
 3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
 optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.
@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, task_score, text_between
+from prompt_r1.baselines.ask_once import task_score
+from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, text_between
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction

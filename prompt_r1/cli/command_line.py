@@ -1,4 +1,4 @@
-"""The command line of the entry points: flags from the fields of a config, error messages, exit codes."""
+"""The command line of the programs: flags from config fields, error messages, exit codes."""
 
 import argparse
 import errno
@@ -17,21 +17,24 @@ from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
+from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS, TrainConfig, check
 from prompt_r1.config.yaml_files import read_yaml
-from prompt_r1.errors import (
-    NO_CPU_MEMORY,
-    FatalEnvError,
-    InternalError,
-    Resumable,
-    UsageError,
-    out_of_memory,
-)
+from prompt_r1.errors import NO_CPU_MEMORY, FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
 
 Config = TypeVar("Config")
 CONSOLE_COMMAND = "prompt-r1"
+MORE_CPU_MEMORY = (
+    "start fewer processes on this machine, give a smaller --tokens-per-batch or less --offload, and resume "
+    "from the last checkpoint; otherwise take a smaller agent"
+)
+MORE_GPU_MEMORY = (
+    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload all, or more GPUs "
+    "(--dry-run estimates the memory) and resume from the last checkpoint; otherwise take a smaller agent or "
+    "--device cpu"
+)
 
 
 def run_program(main: Callable[[list[str]], None]) -> NoReturn:
@@ -65,19 +68,8 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         sentence = out_of_memory(error)
         if not sentence:
             raise
-        if NO_CPU_MEMORY in sentence:
-            _exit(
-                2,
-                f"{sentence}: in training, start fewer processes on this machine, give a smaller "
-                "--tokens-per-batch or less --offload, and resume from the last checkpoint; otherwise take a "
-                "smaller agent",
-            )
-        _exit(
-            2,
-            f"{sentence}: in training, give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp "
-            "--offload all, or more GPUs (--dry-run estimates the memory) and resume from the last "
-            "checkpoint; otherwise take a smaller agent or --device cpu",
-        )
+        advice = MORE_CPU_MEMORY if NO_CPU_MEMORY in sentence else MORE_GPU_MEMORY
+        _exit(2, f"{sentence}: in training, {advice}")
     except KeyboardInterrupt:
         _exit(130, "interrupted; the same command resumes from the last checkpoint")
     sys.exit(0)
@@ -201,21 +193,27 @@ def parse_arguments(kind: type[Config], program: str, description: str, argument
     return config
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Explains a wrong command line in one sentence, also one with a flag of an older version."""
+
     def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        """The values of the flags. Raises UsageError."""
         given, unknown = self.parse_known_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
+            if sentence := removed_sentence(flag):
+                raise UsageError(sentence)
             self.error(f"unknown argument {flag}{did_you_mean(flag, self._option_string_actions)}")
         return given
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
         raise UsageError(f"{message}; `{self.prog} --help` lists the flags")
 
 
-def _new_parser(program: str, description: str) -> _Parser:
+def _new_parser(program: str, description: str) -> Parser:
     program = program_name(program)
-    parser = _Parser(
+    parser = Parser(
         program,
         f"{program} [--FLAG VALUE ...]",
         description,
@@ -237,20 +235,23 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _add_flags(
-    parser: _Parser, kind: type[Any], arguments: list[str], preset: dict[str, Any] | None = None
+    parser: Parser, kind: type[Any], arguments: list[str], preset: dict[str, Any] | None = None
 ) -> None:
     """Add a flag for each field; --help-all shows all of them by groups, --help only the everyday ones.
 
     A config without everyday fields has only --help, which shows every flag.
     """
     # A config's own fields first, then those that it shares with others.
-    flags = sorted(fields(kind), key=lambda f: f.name not in kind.__annotations__)
+    order = [name for base in kind.__mro__[:-1] for name in base.__annotations__]
+    flags = sorted(fields(kind), key=lambda f: order.index(f.name))
     has_everyday = any(f.metadata["everyday"] for f in flags)
     show_all = not has_everyday or "--help-all" in arguments
     section: argparse._ActionsContainer = parser
+    sections: dict[str, argparse._ActionsContainer] = {}
     for f in flags:
-        if show_all and f.metadata["group"]:
-            section = parser.add_argument_group(f.metadata["group"])
+        if show_all and (group := f.metadata["group"]):
+            section = sections.get(group) or parser.add_argument_group(group)
+            sections[group] = section
         options = _options(f, preset or {})
         if not show_all and not f.metadata["everyday"]:
             options["help"] = argparse.SUPPRESS

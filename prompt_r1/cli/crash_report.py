@@ -1,4 +1,4 @@
-"""The report of an error that nobody foresaw: one file with the traceback, without keys."""
+"""The report of a bug: one file with the traceback, without keys."""
 
 import errno
 import os
@@ -12,14 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from prompt_r1.errors import (
-    EnvError,
-    FatalEnvError,
-    InternalError,
-    Resumable,
-    UsageError,
-    out_of_memory,
-)
+from prompt_r1.errors import EnvError, FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
 from prompt_r1.terminal import SHORTEST_SECRET, scrub
 from prompt_r1.version import installed_version
 

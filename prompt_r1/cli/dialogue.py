@@ -1,9 +1,11 @@
-"""Show a game as text while it is played, and describe a finished one for programs."""
+"""Show a game as text while it is played, and describe a finished one."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
+from prompt_r1.errors import INTERRUPTED
+from prompt_r1.spending import Spending
 from prompt_r1.terminal import colour, printable
 from prompt_r1.types import Trajectory
 
@@ -90,68 +92,35 @@ class Dialogue:
         self._write(colour(name, text) if self._colours else text)
 
 
-@dataclass(frozen=True)
-class GameCost:
+def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:
     """The calls of a game (or of several), their tokens and price, and the time of the whole game."""
-
-    calls: float
-    tokens_in: float
-    tokens_out: float
-    usd: float | None  # None: no price was given
-    seconds: float
-    lost_usd: float = 0.0  # attempts without a reply that may have been billed, at most
-
-    def __str__(self) -> str:
-        parts = [f"{self.calls:.0f} call" if self.calls == 1 else f"{self.calls:.0f} calls"]
-        if self.tokens_in or self.tokens_out:
-            parts.append(f"{self.tokens_in:,.0f} + {self.tokens_out:,.0f} tokens")
-        if self.usd is not None:
-            more = f" (at most ${self.lost_usd:.4f} more for lost attempts)" if self.lost_usd else ""
-            parts.append(f"${self.usd:.4f}{more}")
-        parts.append(f"{self.seconds:.1f} s")
-        return ", ".join(parts)
+    parts = [f"{spent.calls} call" if spent.calls == 1 else f"{spent.calls} calls"]
+    if spent.tokens:
+        parts.append(f"{spent.tokens_in:,} + {spent.tokens_out:,} tokens")
+    if priced:
+        more = f" (at most ${spent.lost_usd:.4f} more for lost attempts)" if spent.lost_usd else ""
+        parts.append(f"${spent.usd:.4f}{more}")
+    parts.append(f"{seconds:.1f} s")
+    return ", ".join(parts)
 
 
-def total_cost(costs: Sequence[GameCost]) -> GameCost:
-    """The sum of the costs of some games, of which all or none have a price."""
-    prices = [cost.usd for cost in costs if cost.usd is not None]
-    return GameCost(
-        calls=sum(cost.calls for cost in costs),
-        tokens_in=sum(cost.tokens_in for cost in costs),
-        tokens_out=sum(cost.tokens_out for cost in costs),
-        usd=sum(prices) if prices else None,
-        seconds=sum(cost.seconds for cost in costs),
-        lost_usd=sum(cost.lost_usd for cost in costs),
-    )
+def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) -> dict[str, object]:
+    """A game for programs. `answer` is null if the agent did not answer, `usd` if no price was given.
 
-
-@dataclass(frozen=True)
-class FinishedGame:
-    """A game that ended, or that the user interrupted, and its cost."""
-
-    trajectory: Trajectory
-    cost: GameCost
-    interrupted: bool
-
-    @property
-    def stop(self) -> str:
-        """How the game ended: a `types.Stop` or "interrupted"."""
-        return "interrupted" if self.interrupted else self.trajectory.stop
-
-    @property
-    def error(self) -> str:
-        """Why the environment failed; "" if it did not."""
-        return "" if self.interrupted else self.trajectory.error
-
-    def as_json(self, *, agent: str, environment: str) -> dict[str, object]:
-        """The game for programs. `answer` is null if the agent did not answer."""
-        return {
-            "question": self.trajectory.question.text,
-            "answer": self.trajectory.answer,
-            "stop": self.stop,
-            "error": self.error,
-            "turns": [asdict(turn) for turn in self.trajectory.turns],
-            "agent": agent,
-            "environment": environment,
-            **asdict(self.cost),
-        }
+    `names` are those of agent and environment.
+    """
+    interrupted = game.error == INTERRUPTED
+    return {
+        "question": game.question.text,
+        "answer": game.answer,
+        "stop": INTERRUPTED if interrupted else game.stop,
+        "error": "" if interrupted else game.error,
+        "turns": [asdict(turn) for turn in game.turns],
+        **names,
+        "calls": game.spent.calls,
+        "tokens_in": game.spent.tokens_in,
+        "tokens_out": game.spent.tokens_out,
+        "usd": game.spent.usd if priced else None,
+        "seconds": game.seconds,
+        "lost_usd": game.spent.lost_usd,
+    }

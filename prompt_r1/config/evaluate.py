@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prompt_r1.config.fields import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    EnvironmentConfig,
-    Range,
-    ServedConfig,
-    setting,
-)
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, Range, ServedConfig, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
 SAMPLING_METHODS = ("self-consistency", "sft", "grpo-only", "untrained", "agent-only", "prompt-r1")
@@ -35,9 +28,7 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
         (), "methods to score (direct untrained prompt-r1; with --tables all)", choices=METHODS, everyday=True
     )
     agent: tuple[str, ...] = setting(
-        (),
-        "run or model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)",
-        everyday=True,
+        (), "run or model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)", everyday=True
     )
     env: tuple[str, ...] = setting((), "environments (default: the agents' own)", everyday=True)
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")

@@ -1,4 +1,4 @@
-"""Fields of the settings: default, help line and range of each; and the settings that programs share."""
+"""Fields of the settings: default, help line, range."""
 
 import math
 import reprlib
@@ -22,7 +22,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-small", "mini-advice", "mini-mute")
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
 LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
@@ -44,15 +44,8 @@ def setting(
     run must have the same value, and the answers of an evaluation are reused only with the same value.
     `methods` are those compared methods whose answers depend on this field (None: all, if it `identifies`).
     """
-    metadata = {
-        "help": help,
-        "range": range,
-        "choices": choices,
-        "everyday": everyday,
-        "identifies": identifies,
-        "methods": methods,
-        "group": group,
-    }
+    metadata: dict[str, Any] = {"help": help, "range": range, "choices": choices, "group": group}
+    metadata |= {"everyday": everyday, "identifies": identifies, "methods": methods}
     return field(default=default, metadata=metadata)
 
 
@@ -161,8 +154,8 @@ class ServedConfig:
 
 
 @dataclass(frozen=True)
-class CallConfig:
-    """Settings of each call of the environment, shared by all programs."""
+class EnvironmentConfig:
+    """Settings of the environment: its calls, rate limits, budget and journal; shared by all programs."""
 
     env_args: str = setting(
         "",
@@ -171,25 +164,15 @@ class CallConfig:
         identifies=True,
     )
     route: str = setting(
-        "session",
-        "choice among several environments: session, uniform, weights (3,1) or agent",
-        identifies=True,
+        "session", "choice among several environments: session, uniform or weights (3,1)", identifies=True
     )
     env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
     env_price: tuple[str, ...] = setting(
         (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True
     )
-
-
-@dataclass(frozen=True)
-class EnvironmentConfig(CallConfig):
-    """Settings of the environment's rate limits, budget and journal, in training and in evaluation."""
-
     env_concurrency: int = setting(64, "concurrent calls on each rank", range=POSITIVE)
     env_rpm: float = setting(0.0, "most requests per minute on each rank; 0: no limit", range=NOT_NEGATIVE)
-    env_tpm: float = setting(0.0, "most tokens per minute on each rank; 0: no limit", range=NOT_NEGATIVE)
     max_env_calls: int = setting(0, "most calls; 0: no limit", range=NOT_NEGATIVE)
-    max_env_tokens: int = setting(0, "most tokens, sent and received; 0: no limit", range=NOT_NEGATIVE)
     max_env_usd: float = setting(
         0.0, "most dollars (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True
     )

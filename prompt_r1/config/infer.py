@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.fields import NOT_NEGATIVE, CallConfig, ServedConfig, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, EnvironmentConfig, ServedConfig, setting
 
 
 @dataclass(frozen=True)
-class InferConfig(CallConfig, ServedConfig):
+class InferConfig(EnvironmentConfig, ServedConfig):
     """Settings of infer.py."""
 
     question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
     questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
     agent: str = setting(
-        "",
-        "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)",
-        everyday=True,
+        "", "run folder, model folder, hub id, mini, or MODEL@URL (default: newest mini run)", everyday=True
     )
     env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
     json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)

@@ -1,4 +1,4 @@
-"""Settings of the compared methods and of supervised fine-tuning."""
+"""Settings of the compared methods and of `sft`."""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,7 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, R
 
 @dataclass(frozen=True)
 class ServeConfig(EnvironmentConfig, ServedConfig):
-    """Settings of `prompt-r1 serve`. --max-env-calls, -tokens and -usd are limits of the whole server."""
+    """Settings of `prompt-r1 serve`. --max-env-calls and -usd are limits of the whole server."""
 
     agent: str = setting(
         "", "run or model folder, hub id, mini, or MODEL@URL (default: newest mini run)", everyday=True

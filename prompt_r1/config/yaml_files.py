@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.config.fields import typed_value
+from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.fields import flag_of, typed_value
+from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS
 from prompt_r1.errors import UsageError
 
@@ -30,6 +32,16 @@ def read_mapping(path: Path) -> dict[str, object]:
     return {str(key): value for key, value in values.items()}
 
 
+def read_agent_config(path: Path) -> AgentConfig:
+    """How the agent of an exported folder plays: its settings without those of its training.
+
+    Its training, perhaps by another version, had other settings too. Raises UsageError.
+    """
+    known = {f.name for f in fields(AgentConfig)}
+    values = {name: value for name, value in read_mapping(path).items() if name in known}
+    return AgentConfig(**_typed(path, values, AgentConfig))
+
+
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
     """Read the fields in a YAML file.
 
@@ -40,10 +52,15 @@ def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
         values = read_mapping(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; presets are {', '.join(sorted(PRESETS))}") from None
+    return _typed(path, values, kind)
+
+
+def _typed(path: Path, values: dict[str, object], kind: type[Any]) -> dict[str, Any]:
     known = {f.name: f for f in fields(kind)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise UsageError(f"{path}: unknown key {unknown[0]!r}; `train.py --help-all` lists the fields")
+        reason = f"unknown key {unknown[0]!r}; `train.py --help-all` lists the fields"
+        raise UsageError(f"{path}: {removed_sentence(flag_of(unknown[0])) or reason}")
     try:
         return {key: typed_value(known[key], value) for key, value in values.items()}
     except UsageError as error:

@@ -5,6 +5,5 @@ training mix, and checks files.
 """
 
 from prompt_r1.data.files import load_questions
-from prompt_r1.data.sampler import QuestionSampler
 
-__all__ = ["QuestionSampler", "load_questions"]
+__all__ = ["load_questions"]

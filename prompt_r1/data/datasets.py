@@ -1,7 +1,7 @@
-"""Convert one row of each dataset's raw dump to a question and its gold answers, as in the paper.
+"""The paper's twelve datasets: how a row of each dump becomes a question.
 
-`DATASETS` has them by their names for `convert --from`. The functions raise LeftOut for a row that the
-dataset itself marks as unusable, and BadRow for a row that does not have the dataset's layout.
+The functions raise LeftOut for a row that the dataset itself marks as unusable, and BadRow for a row that
+does not have the dataset's layout.
 """
 
 import json
@@ -9,18 +9,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prompt_r1.data.fields import (
-    BadRow,
-    Fields,
-    describe,
-    gold_answers,
-    text_field,
-    text_or_number,
-    without_dapo_wrapper,
-)
+from prompt_r1.data.files import without_dapo_wrapper
+from prompt_r1.data.rows import BadRow, Fields, describe, gold_answers, text_field, text_or_number
 
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
+OPTION_LETTER = re.compile(r"(?<![^\s,\['\"])([a-e]) \) ")  # "a ) 38 , b ) 27.675"
 
 
 class LeftOut(Exception):
@@ -38,25 +32,26 @@ class Draft:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset: its name in the paper, the columns to read, and the function that converts a row."""
+    """A dataset: its name in the paper, how to convert a row, and from which columns."""
 
     name: str
-    columns: tuple[str, ...]
     convert: Callable[[Fields], Draft]
+    columns: tuple[str, ...]
+    trained: bool = True  # part of the training mix; the others are out-of-distribution tests
 
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
-    return Draft(text_field(row, "question"), (_answer(row, "answer"),), _id(row, "_id", "id"))
+    return Draft(text_field(row, "question"), _golds(row.get("answer"), "answer"), _id(row, "_id", "id"))
 
 
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
     if row.get("answerable") is False:
         raise LeftOut("unanswerable")
-    answer = _answer(row, "answer")
+    text, golds = text_field(row, "question"), _golds(row.get("answer"), "answer")
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
-    return Draft(text_field(row, "question"), _unique([answer, *aliases], "answer_aliases"), _id(row, "id"))
+    return Draft(text, _golds([*golds, *aliases], "answer_aliases"), _id(row, "id"))
 
 
 def popqa(row: Fields) -> Draft:
@@ -67,7 +62,7 @@ def popqa(row: Fields) -> Draft:
             value = json.loads(value)
         except ValueError:
             raise BadRow("the field possible_answers is not a JSON list") from None
-    golds = _unique(_list(value, "possible_answers"), "possible_answers")
+    golds = _golds(_list(value, "possible_answers"), "possible_answers")
     return Draft(text_field(row, "question"), golds, _id(row, "id"))
 
 
@@ -95,24 +90,14 @@ def booksum(row: Fields) -> Draft:
     """BookSum: book and chapter → summary written by people.
 
     A model wrote the paper's titles and texts from the chapters. They cannot be reproduced from the dump,
-    but are in the paper's published files. Reads kmfoda/booksum (.csv) and ubaada/booksum-complete-cleaned.
+    but are in the paper's published files.
     """
-    if "book_title" in row:
-        title = f"{text_field(row, 'book_title')}, {text_field(row, 'chapter_id')}"
-        summaries = _list(row.get("summary"), "summary")
-        texts = [part.get("text") for part in summaries if isinstance(part, dict)]
-    else:
-        if "summary_path" in row and not {"summary_text", "chapter", "content"} & row.keys():
-            raise BadRow(
-                "this file of Salesforce/booksum has the paths of the texts, not the texts; give a CSV of "
-                "kmfoda/booksum (or ubaada/booksum-complete-cleaned), which has them"
-            )
-        title = text_field(row, "book_id").replace(".", ", ")
-        texts = [row.get("summary_text")]
-    golds = [text for text in texts if isinstance(text, str) and text.strip()]
-    if not golds:
+    if "summary_text" not in row:  # the file of Salesforce/booksum has the paths of the texts, not the texts
+        raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
+    title, summary = text_field(row, "book_id").replace(".", ", "), row["summary_text"]
+    if not isinstance(summary, str) or not summary.strip():
         raise LeftOut("no summary")
-    return Draft(f"Please write a short article based on the given title: {title}.", tuple(golds))
+    return Draft(f"Please write a short article based on the given title: {title}.", (summary,))
 
 
 def writingprompts(row: Fields) -> Draft:
@@ -126,33 +111,22 @@ def writingprompts(row: Fields) -> Draft:
 
 def mathqa(row: Fields) -> Draft:
     """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
-    options = text_field(row, "options")
-    letters = list(re.finditer(r"(?<![^\s,\['\"])([a-e]) \) ", options))  # "a ) 38 , b ) 27.675"
-    ends = [letter.start() for letter in letters[1:]] + [len(options)]
-    texts = {
-        letter[1]: options[letter.end() : end].strip(" ,[]'\"")
-        for letter, end in zip(letters, ends, strict=True)
-    }
-    gold = texts.get(text_field(row, "correct").strip())
+    _, *pieces = OPTION_LETTER.split(text_field(row, "options"))
+    options = dict(zip(pieces[::2], pieces[1::2], strict=True))
+    gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
     if not gold:
         raise LeftOut("no text of the right option")
     return Draft(text_field(row, "Problem"), (gold,))
 
 
-def squad(row: Fields, *, with_context: bool = False, unanswerable: str = "") -> Draft:
-    """SQuAD v2, without contexts as in the paper unless `with_context`.
-
-    A question without gold answers is unanswerable. It is left out, unless `unanswerable` gives its gold.
-    """
+def squad(row: Fields) -> Draft:
+    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable."""
     answers = row.get("answers")
     golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
     golds = [text_field(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
-    if not golds and not unanswerable:
+    if not golds:
         raise LeftOut("unanswerable")
-    text = text_field(row, "question")
-    if with_context:
-        text = f"{text_field(row, 'context')}\n\n{text}"
-    return Draft(text, _unique(golds or [unanswerable], "answers"), _id(row, "id"))
+    return Draft(text_field(row, "question"), _golds(golds, "answers"), _id(row, "id"))
 
 
 def triviaqa(row: Fields) -> Draft:
@@ -162,9 +136,8 @@ def triviaqa(row: Fields) -> Draft:
     if not isinstance(answer, dict):
         raise LeftOut(NO_ANSWER)
     answer = {key.lower(): value for key, value in answer.items()}
-    value = _answer(answer, "value")
-    aliases = _list(answer.get("aliases") or [], "aliases")
-    golds = _unique([value, *aliases], "aliases")
+    golds = _golds(answer.get("value"), "value")
+    golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
     return Draft(text_field(row, "question"), golds, _id(row, "question_id", "questionid"))
 
 
@@ -174,36 +147,6 @@ def xsum(row: Fields) -> Draft:
     if not isinstance(document, str) or not document.strip():
         raise LeftOut("no article")
     return Draft(f"Please write an article: {summary}", (document,), _id(row, "id"))
-
-
-def narrativeqa(row: Fields) -> Draft:
-    """NarrativeQA, without its books. Reads qaps.csv, or the hub's nested rows."""
-    question = row.get("question")
-    if isinstance(question, dict):
-        golds = _list(row.get("answers"), "answers")
-        golds = [text_field(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
-        return Draft(text_field(question, "text"), _unique(golds, "answers"))
-    golds = [row[name] for name in ("answer1", "answer2") if name in row]
-    return Draft(text_field(row, "question"), _unique(golds, "answer1"))
-
-
-DATASETS = {
-    "2wiki": Dataset("2WikiMultihopQA", ("_id", "id", "question", "answer", "answer_id"), hotpotqa),
-    "booksum": Dataset(
-        "BookSum", ("book_id", "summary_text", "book_title", "chapter_id", "summary"), booksum
-    ),
-    "dapo": Dataset("DAPO-Math", ("prompt", "reward_model", "solution"), dapo),
-    "gsm8k": Dataset("GSM8K", ("question", "answer"), gsm8k),
-    "hotpotqa": Dataset("HotpotQA", ("_id", "id", "question", "answer"), hotpotqa),
-    "mathqa": Dataset("MathQA", ("Problem", "options", "correct"), mathqa),
-    "musique": Dataset("MuSiQue", ("id", "question", "answer", "answer_aliases", "answerable"), musique),
-    "narrativeqa": Dataset("NarrativeQA", ("question", "answers"), narrativeqa),
-    "popqa": Dataset("PopQA", ("id", "question", "possible_answers"), popqa),
-    "squad": Dataset("SQuAD v2", ("id", "question", "answers", "context"), squad),
-    "triviaqa": Dataset("TriviaQA", ("question_id", "question", "answer"), triviaqa),
-    "writingprompts": Dataset("WritingPrompts", ("prompt", "story"), writingprompts),
-    "xsum": Dataset("XSum", ("id", "document", "summary"), xsum),
-}
 
 
 def detokenise(text: str) -> str:
@@ -223,28 +166,38 @@ def _list(value: object, field: str) -> list[object]:
     return value
 
 
-def _answer(row: Fields, field: str) -> str:
-    """The answer of a row. Raises LeftOut if it is empty, as in test splits."""
-    if row.get(field) in (None, "", "<unk>"):
-        raise LeftOut(NO_ANSWER)
-    return text_or_number(row[field], field)
+def _golds(value: object, field: str) -> tuple[str, ...]:
+    """The gold answers in a field, which holds one or a list, without blank ones and repeats.
 
-
-def _unique(golds: list[object], field: str) -> tuple[str, ...]:
-    """The gold answers in their order, without blank ones and repeats. Raises LeftOut if none is left."""
-    texts = []
-    for gold in golds:
-        if isinstance(gold, str) and not gold.strip():
-            continue
-        texts.append(text_or_number(gold, field))
-    if not texts:
+    Raises LeftOut if none is left, as in test splits.
+    """
+    values = value if isinstance(value, list) else [value]
+    filled = [gold for gold in values if gold not in (None, "<unk>") and str(gold).strip()]
+    if not filled:
         raise LeftOut(NO_ANSWER)
-    return tuple(dict.fromkeys(texts))
+    return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
 def _id(row: Fields, *fields: str) -> str:
     """The first of these fields that is set, or "" if none is."""
-    for field in fields:
-        if row.get(field) not in (None, ""):
-            return text_or_number(row[field], field)
-    return ""
+    found = [(field, row[field]) for field in fields if row.get(field) not in (None, "")]
+    return text_or_number(found[0][1], found[0][0]) if found else ""
+
+
+TWO_HOPS = ("_id", "id", "question", "answer")
+MUSIQUE = ("id", "question", "answer", "answer_aliases", "answerable")
+DATASETS = {
+    "2wiki": Dataset("2WikiMultihopQA", hotpotqa, TWO_HOPS),
+    "hotpotqa": Dataset("HotpotQA", hotpotqa, TWO_HOPS),
+    "gsm8k": Dataset("GSM8K", gsm8k, ("question", "answer")),
+    "dapo": Dataset("DAPO-Math", dapo, ("prompt", "reward_model", "solution")),
+    "musique": Dataset("MuSiQue", musique, MUSIQUE),
+    "popqa": Dataset("PopQA", popqa, ("id", "question", "possible_answers")),
+    "booksum": Dataset("BookSum", booksum, ("book_id", "summary_text")),
+    "writingprompts": Dataset("WritingPrompts", writingprompts, ("prompt", "story")),
+    "mathqa": Dataset("MathQA", mathqa, ("Problem", "options", "correct"), trained=False),
+    "squad": Dataset("SQuAD v2", squad, ("id", "question", "answers"), trained=False),
+    "triviaqa": Dataset("TriviaQA", triviaqa, ("question_id", "question", "answer"), trained=False),
+    "xsum": Dataset("XSum", xsum, ("id", "document", "summary"), trained=False),
+}
+PAPER_MIX = tuple(dataset.name for dataset in DATASETS.values() if dataset.trained)

@@ -1,22 +1,12 @@
-"""Draw the training mix: equally many questions of each dataset (in the paper, 5,120 of each of eight)."""
+"""Draw the training mix: equally many questions of each dataset."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.data.fields import id_from_text, question_key
+from prompt_r1.data.datasets import PAPER_MIX
+from prompt_r1.data.files import id_from_text, question_key
 from prompt_r1.types import Question
-
-PAPER_DATASETS = (
-    "2WikiMultihopQA",
-    "HotpotQA",
-    "GSM8K",
-    "DAPO-Math",
-    "MuSiQue",
-    "PopQA",
-    "BookSum",
-    "WritingPrompts",
-)
 
 
 @dataclass(frozen=True)
@@ -37,12 +27,17 @@ def mix(
     space count as one, and questions in `exclude` (the test files) are never drawn.
     """
     seen = {question_key(question.text) for question in exclude}
+    ids: set[str] = set()
     by_dataset: dict[str, list[Question]] = {}
     for question in questions:
         key = question_key(question.text)
-        if key not in seen:
-            seen.add(key)
-            by_dataset.setdefault(question.dataset, []).append(question)
+        if key in seen:
+            continue
+        if question.id in ids:  # two datasets may use the same ids
+            question = replace(question, id=id_from_text(question.text))
+        seen.add(key)
+        ids.add(question.id)
+        by_dataset.setdefault(question.dataset, []).append(question)
     parts: list[list[Question]] = [[] for _ in sizes]
     drawn: dict[str, list[int]] = {}
     for dataset, candidates in sorted(by_dataset.items()):
@@ -57,32 +52,17 @@ def mix(
             start += len(chosen)
     for index, part in enumerate(parts):
         random.Random(f"mix {seed} {index}").shuffle(part)
-    available = {dataset: len(candidates) for dataset, candidates in sorted(by_dataset.items())}
-    return Mix([_with_unique_ids(part) for part in parts], available, drawn)
+    return Mix(parts, {dataset: len(by_dataset[dataset]) for dataset in drawn}, drawn)
 
 
-def mix_report(result: Mix, sizes: Sequence[int], wanted: Sequence[str] = PAPER_DATASETS) -> str:
+def mix_report(result: Mix, sizes: Sequence[int]) -> str:
     """One line per dataset with the number of questions drawn, and one with the datasets that are missing."""
     lines = []
     for dataset, counts in result.drawn.items():
         line = f"  {dataset}: {' + '.join(f'{count:,}' for count in counts)} of {result.available[dataset]:,}"
         short = sum(sizes) - sum(counts)
-        if short:
-            line += f" ({short:,} fewer than requested)"
-        lines.append(line)
-    missing = [dataset for dataset in wanted if dataset not in result.drawn]
+        lines.append(f"{line} ({short:,} fewer than requested)" if short else line)
+    missing = [dataset for dataset in PAPER_MIX if dataset not in result.drawn]
     if missing:
         lines.append(f"  datasets of the paper's mix that are missing: {', '.join(missing)}")
     return "\n".join(lines)
-
-
-def _with_unique_ids(questions: list[Question]) -> list[Question]:
-    """Replace ids that occur twice: two datasets may use the same ones."""
-    ids: set[str] = set()
-    result = []
-    for question in questions:
-        if question.id in ids:
-            question = replace(question, id=id_from_text(question.text))
-        ids.add(question.id)
-        result.append(question)
-    return result

@@ -3,61 +3,41 @@
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import lru_cache
 
-from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
 
-class QuestionSampler:
-    """Yields questions in shuffled epochs. The order depends only on the seed, and can be resumed."""
+def questions_of_step(questions: Sequence[Question], step: int, *, count: int, seed: int) -> list[Question]:
+    """The `count` questions of a training step, from 1: the next ones of shuffled epochs.
 
-    def __init__(self, questions: Sequence[Question], *, seed: int) -> None:
-        assert questions, "no questions to sample from"
-        self.questions = questions
-        self.seed = seed
-        self._start_epoch(0)
+    They depend on the arguments alone, so a resumed run continues where it stopped.
+    """
+    assert questions, "no questions to sample from"
+    taken: list[Question] = []
+    epoch, position = divmod((step - 1) * count, len(questions))
+    while len(taken) < count:
+        order = _order_of_epoch(len(questions), seed, epoch)
+        taken += [questions[index] for index in order[position : position + count - len(taken)]]
+        epoch, position = epoch + 1, 0
+    return taken
 
-    @cached_property
-    def digest(self) -> str:
-        """Identifies the questions, their answers and their order."""
-        digest = hashlib.sha256()
-        for question in self.questions:
-            digest.update(json.dumps(asdict(question)).encode() + b"\n")
-        return digest.hexdigest()[:32]
 
-    def take(self, count: int) -> list[Question]:
-        """The next `count` questions, continuing into the next epoch if necessary."""
-        taken: list[Question] = []
-        while len(taken) < count:
-            if self.position == len(self.questions):
-                self._start_epoch(self.epoch + 1)
-            chosen = self.order[self.position : self.position + count - len(taken)]
-            taken += [self.questions[index] for index in chosen]
-            self.position += len(chosen)
-        return taken
+@lru_cache(maxsize=2)  # each step asks for the order of its epoch, when it plays and when it trains
+def _order_of_epoch(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(count))
+    random.Random(f"questions {seed} {epoch}").shuffle(order)
+    return tuple(order)
 
-    def state(self) -> dict[str, int]:
-        """The position in the data. The order of the epoch follows from the seed."""
-        return {"epoch": self.epoch, "position": self.position}
 
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Continue from `state`. Raises UsageError if the data is now shorter than its position."""
-        if not 0 <= state["position"] <= len(self.questions):
-            raise UsageError(
-                f"the checkpoint stopped at question {state['position']}, but the data has only "
-                f"{len(self.questions)} questions: give the same --data as when the run began"
-            )
-        self._start_epoch(state["epoch"])
-        self.position = state["position"]
-
-    def _start_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.position = 0
-        self.order = list(range(len(self.questions)))
-        random.Random(f"questions {self.seed} {epoch}").shuffle(self.order)
+def digest_of(questions: Sequence[Question]) -> str:
+    """Identifies questions, their answers and their order."""
+    digest = hashlib.sha256()
+    for question in questions:
+        digest.update(json.dumps(asdict(question)).encode() + b"\n")
+    return digest.hexdigest()[:32]
 
 
 def stratified(questions: Sequence[Question]) -> list[Question]:

@@ -1,4 +1,4 @@
-"""Sharding with FSDP2: each rank keeps a slice of every weight, of its gradient and of Adam's states.
+"""Sharding with FSDP2: slices of weights, gradients and Adam's states on each rank.
 
 The weights of a block are gathered for its forward and its backward pass, and freed afterwards. Therefore
 every forward and every backward of a sharded module is called by all ranks or by none.

@@ -1,4 +1,4 @@
-"""Ranks, the processes that torchrun starts (without it, one), and the collectives of training.
+"""Ranks, the processes that torchrun starts, and the collectives of training.
 
 Every collective is called by all ranks or by none.
 """
@@ -9,25 +9,23 @@ import os
 import pickle
 import re
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.distributed.fsdp import full_tensor
-from prompt_r1.distributed.lost_ranks import Watch
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 
 T = TypeVar("T")
 
 SHARDED = ("fsdp", "hsdp")  # values of --parallel that shard the weights
-BUCKET_ENTRIES = 2**24  # of gradients that are copied to be summed together: 67 MB in float32
 # What NCCL and gloo say of connections, not of wrong calls or of the GPU. Their errors share one class.
 NETWORK_ERRORS = (
     "ncclRemoteError",
@@ -38,8 +36,9 @@ NETWORK_ERRORS = (
     "Broken pipe",
     "Connection closed by peer",
     "Connection reset by peer",
+    "Timed out waiting",  # gloo, of its own receive
+    "Application timeout caused pair closure",  # gloo, after another collective has timed out
 )
-NOTICE = 5.0  # seconds until the loss of a rank is known that has broken a collective
 
 
 class RankLost(Resumable):
@@ -58,7 +57,6 @@ class Ranks:
     mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
     monitored_group: dist.ProcessGroup | None = None  # of `wait_for_all`; gloo, which names a missing rank
     timeout: float = 3600.0  # seconds that a rank waits for another
-    watch: Watch | None = None  # ends this rank when another has died
 
     @property
     def first(self) -> bool:
@@ -67,17 +65,17 @@ class Ranks:
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sums over the ranks, in float64."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.count > 1:
-            dist.all_reduce(total)
-        return total.tolist()
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: list[float]) -> list[float]:
         """Element-wise maxima over the ranks, in float64."""
-        top = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        result = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.count > 1:
-            dist.all_reduce(top, op=dist.ReduceOp.MAX)
-        return top.tolist()
+            dist.all_reduce(result, op=how)
+        return result.tolist()
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0; return its result, or raise its error for the user, on every rank."""
@@ -121,20 +119,16 @@ class Ranks:
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.
 
-        This happens after the last micro-batch, in place of DDP's hooks in every backward. Small gradients
-        are summed together, through a copy of at most `BUCKET_ENTRIES`. The gradients of sharded weights need
-        no sum: FSDP sums them in the backward.
+        This happens after the last micro-batch, in place of DDP's hooks in every backward. The gradients of
+        sharded weights need no sum: FSDP sums them in the backward.
         """
         if self.count == 1 or self.mesh is not None:
             return
-        gradients = [_gradient(parameter) for parameter in module.parameters() if parameter.requires_grad]
-        for bucket in _buckets(gradients, BUCKET_ENTRIES):
-            if len(bucket) == 1:
-                dist.all_reduce(bucket[0])
-                continue
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            dist.all_reduce(flat)
-            _copy_back(flat, bucket)
+        for weight in module.parameters():
+            if weight.requires_grad:
+                if weight.grad is None:  # no token of this rank used it
+                    weight.grad = torch.zeros_like(weight)
+                dist.all_reduce(weight.grad)
 
     def clip_gradients(self, module: nn.Module, limit: float) -> float:
         """Scale the gradients down to a norm of at most `limit`; returns their norm before.
@@ -168,33 +162,6 @@ class Ranks:
             dist.barrier()
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:  # no token of this rank used it
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _buckets(gradients: Iterable[Tensor], entries: int) -> Iterator[list[Tensor]]:
-    """Gradients in order, in lists of at most `entries` entries or a single gradient."""
-    bucket: list[Tensor] = []
-    size = 0
-    for gradient in gradients:
-        if bucket and size + gradient.numel() > entries:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel()
-    if bucket:
-        yield bucket
-
-
-def _copy_back(flat: Tensor, gradients: Iterable[Tensor]) -> None:
-    start = 0
-    for gradient in gradients:
-        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-        start += gradient.numel()
-
-
 def pick_device(name: str) -> torch.device:
     """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
 
@@ -209,11 +176,12 @@ def pick_device(name: str) -> torch.device:
         device = torch.device("meta")  # which is none either
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
-    if device.type == "cuda":
-        expand_segments(os.environ)
-    if device.type == "cuda" and device.index is None:
+    expand_segments(os.environ)
+    if device.index is None:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         return torch.device("cuda", number_of_gpu(local_rank, torch.cuda.device_count()))
     return device
@@ -267,10 +235,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
             backend, timeout=timedelta(seconds=timeout), store=dist.HashStore(), rank=0, world_size=1
         )
     mesh = make_mesh(mode, count, device, timeout=timeout)
-    ranks = Ranks(rank, count, device, mesh, monitored_group, timeout)
-    if count == 1:
-        return ranks
-    return replace(ranks, watch=Watch(rank, count, lambda item: ranks.from_first(lambda: item)))
+    return Ranks(rank, count, device, mesh, monitored_group, timeout)
 
 
 def check_own_address(environment: Mapping[str, str]) -> None:
@@ -300,25 +265,19 @@ def _is_loopback(name: str) -> bool:
 
 
 @contextmanager
-def lost_ranks_named(ranks: Ranks) -> Iterator[None]:
-    """Raise RankLost in place of the error of a collective that another rank has left by dying.
-
-    An error of the network that names no lost rank becomes RankLost too.
-    """
+def network_errors_resumable(ranks: Ranks) -> Iterator[None]:
+    """Raise RankLost in place of a collective's network error: another rank has died, hangs or is cut off."""
     try:
         yield
-    except (FatalEnvError, Resumable, UsageError):
-        raise
     except RuntimeError as error:
-        if ranks.watch is not None and ranks.watch.lost.wait(NOTICE):
-            raise RankLost(ranks.watch.sentence) from None
-        if ranks.count > 1 and any(text in str(error) for text in NETWORK_ERRORS):
-            first, _, last = str(error).partition("Last error:")  # where NCCL explains itself
-            line = (last.strip() or first.strip()).splitlines()[0]
-            raise RankLost(
-                f"the ranks could not communicate ({line}); the same command resumes from the last checkpoint"
-            ) from None
-        raise
+        if ranks.count == 1 or not any(text in str(error) for text in NETWORK_ERRORS):
+            raise
+        first, _, last = str(error).partition("Last error:")  # where NCCL explains itself
+        line = (last.strip() or first.strip()).splitlines()[0]
+        raise RankLost(
+            f"the ranks could not communicate ({line}): one of them has died or hangs; the same command "
+            "resumes from the last checkpoint"
+        ) from None
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:
@@ -359,8 +318,6 @@ def stop_ranks(ranks: Ranks) -> None:
     """Leave the process group. Without the barrier, gloo can abort a process whose work was done."""
     if ranks.count > 1 or ranks.mesh is not None:
         dist.barrier()
-        if ranks.watch is not None:
-            ranks.watch.say_goodbye()
         dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1, which preempted machines send: save and exit with code 75.
+"""SIGTERM and SIGUSR1: save and exit with code 75.
 
 Before training begins the run exits at once. Afterwards, running games are cancelled with their pending
 calls, but an update is finished; the ranks agree on the step (`Ranks.gather`), save and exit. Ctrl-C exits at

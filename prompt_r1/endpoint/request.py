@@ -1,4 +1,4 @@
-"""Requests to an endpoint and responses from it; checks of its URL and key before anything is sent."""
+"""Requests to an endpoint and responses from it; checks of URL and key."""
 
 import ipaddress
 import re
@@ -11,7 +11,6 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 
-USUAL_REPLY_TOKENS = 200  # estimate for the limit of tokens per minute, corrected after the response
 LONGEST_REASON = 300  # characters of a provider's error message
 LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
 
@@ -31,18 +30,28 @@ class Request:
 
     path: str
     content: Mapping[str, object]
-    tokens: int  # estimate of prompt and reply together
 
 
-def checked_key(key: str, variable: str) -> str:
+@dataclass(frozen=True)
+class ApiKey:
+    """A key, and the environment variable that holds it. The note of a key that was not sent says why."""
+
+    text: str = ""
+    variable: str = "OPENAI_API_KEY"
+    note: str = ""  # the end of fatal errors
+
+
+def checked_key(key: ApiKey) -> ApiKey:
     """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
 
-    httpx would raise too, with the key in its exception. `variable` is the environment variable of the key.
+    httpx would raise too, with the key in its exception.
     """
-    key = key.strip()
-    if key and not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise UsageError(f"{variable} contains a line break, a blank or a non-ASCII character: copy it again")
-    return key
+    text = key.text.strip()
+    if text and not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise UsageError(
+            f"{key.variable} contains a line break, a blank or a non-ASCII character: copy it again"
+        )
+    return replace(key, text=text)
 
 
 def checked_base_url(base_url: str) -> str:
@@ -68,18 +77,18 @@ def is_loopback(base_url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def scrub_outcome(outcome: Outcome, key: str) -> Outcome:
-    """Remove the key from the texts of an outcome, and cut them.
+def scrubbed(outcome: Outcome, key: ApiKey) -> Outcome:
+    """Remove the key from the texts of an outcome, and cut them. A fatal one says why no key was sent.
 
     Servers echo headers in errors, and some in replies. A reply of megabytes would be copied many times.
     """
     # Scrub before cutting: half a key would not be found.
-    reason = scrub(outcome.reason, key)[:LONGEST_TEXT]
-    secret = key if len(key) >= SHORTEST_SECRET else ""
+    reason = printable(" ".join(scrub(outcome.reason, key.text)[:LONGEST_TEXT].split()))[:LONGEST_REASON]
+    secret = key.text if len(key.text) >= SHORTEST_SECRET else ""
     return replace(
         outcome,
         text=scrub(outcome.text, secret)[:LONGEST_TEXT],
-        reason=printable(" ".join(reason.split()))[:LONGEST_REASON],
+        reason=f"{reason}; {key.note}" if outcome.verdict == "fatal" and key.note else reason,
         reasoning=scrub(outcome.reasoning, secret)[:LONGEST_TEXT],
         finish=scrub(outcome.finish, secret)[:LONGEST_REASON],
         written=len(outcome.text) + len(outcome.reasoning),

@@ -2,20 +2,45 @@
 
 import logging
 import math
+import os
+import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from prompt_r1.endpoint.client import EndpointClient
-from prompt_r1.endpoint.request import USUAL_REPLY_TOKENS, Request
+from prompt_r1.endpoint.client import ClientLimits, EndpointClient
+from prompt_r1.endpoint.request import ApiKey, Request, checked_base_url, is_loopback
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 
+OPENAI_URL = "https://api.openai.com/v1"
 PATH = "/chat/completions"
-CHARACTERS_PER_TOKEN = 4  # of English text; only for the limit of tokens per minute
 MOST_CHARACTERS_PER_TOKEN = 20  # on average over a text; a count that means more is too low
+
+
+def open_chat(
+    name: str, *, key: ApiKey, fields: Mapping[str, object], limits: ClientLimits, rng: random.Random
+) -> "ChatEnvironment":
+    """Open a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI). Raises UsageError."""
+    match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", name)
+    if match is None:
+        raise UsageError(
+            f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
+        )
+    model, url = match.groups()
+    base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+    if not key.text and not url and not is_loopback(base_url):
+        raise UsageError(
+            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
+            "or MODEL@http://host:port/v1"
+        )
+    client = EndpointClient(model, base_url, key=key, fields=fields, limits=limits, rng=rng)
+    return ChatEnvironment(client, system=ENVIRONMENT_SYSTEM)
 
 
 class ChatEnvironment:
@@ -33,16 +58,12 @@ class ChatEnvironment:
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
         characters = sum(len(message["content"]) for message in messages)
-        tokens = characters // CHARACTERS_PER_TOKEN + USUAL_REPLY_TOKENS
-        outcome = await self._client.send(Request(PATH, {"messages": messages}, tokens))
+        outcome = await self._client.send(Request(PATH, {"messages": messages}))
         return self._with_checked_usage(outcome, characters)
 
     async def check(self) -> None:
         hello = {"messages": [{"role": "user", "content": "Hi"}]}
-        await self._client.check(Request(PATH, hello, USUAL_REPLY_TOKENS))
-
-    async def close(self) -> None:
-        await self._client.close()
+        await self._client.check(Request(PATH, hello))
 
     def _with_checked_usage(self, outcome: Outcome, characters: int) -> Outcome:
         """Replace token counts that are missing, or too low for the texts, by estimates for the budget.

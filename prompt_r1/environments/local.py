@@ -1,4 +1,4 @@
-"""A frozen Hugging Face causal model in this process as an environment: `--env hf:DIR`.
+"""A Hugging Face model in this process as an environment: `--env hf:DIR`.
 
 It generates with our own engine and shares the event loop with the agent's: they take turns, one forward pass
 at a time. The texts of the dialogue are encoded separately from the chat template, so that no prompt of the
@@ -6,6 +6,7 @@ agent can become a control token.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +27,16 @@ LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
 MOST_SLOTS = 16
 
 
+@dataclass(frozen=True)
+class ReplySettings:
+    """What shapes the replies of a local model."""
+
+    max_tokens: int = MAX_TOKENS
+    temperature: float = 0.0
+    seed: int = 0
+    system: str = ""
+
+
 class LocalEnvironment:
     """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does."""
 
@@ -37,22 +48,15 @@ class LocalEnvironment:
         name: str,
         slots: int = MOST_SLOTS,
         capacity: int = LONGEST_DIALOGUE,
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int = 0,
-        system: str = "",
+        settings: ReplySettings | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise UsageError(
                 f"the environment {name}: its tokenizer has no chat template; use an instruct model"
             )
         self.name = name
-        self.parameters: Mapping[str, object] = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "system": system,
-        }
+        self._settings = settings or ReplySettings()
+        self.parameters: Mapping[str, object] = asdict(self._settings)
         self._tokenizer = tokenizer
         self._accepts_system = self._can_render(
             [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
@@ -61,10 +65,6 @@ class LocalEnvironment:
         self._encoder = PieceEncoder(tokenizer)
         self._stop_ids = stop_ids(policy, tokenizer)
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
-        self._max_tokens = max_tokens
-        self._temperature = temperature
-        self._seed = seed
-        self._system = system
 
     async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
         """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
@@ -75,9 +75,9 @@ class LocalEnvironment:
             return Outcome("outcome", label="context_length", reason=reason, tokens_in=len(tokens))
         completion = await self._engine.generate(
             tokens,
-            max_new=min(room, self._max_tokens),
-            seed=f"{self._seed}/{sample}/{len(tokens)}/{messages[-1]['content']}",
-            temperature=self._temperature,
+            max_new=min(room, self._settings.max_tokens),
+            seed=f"{self._settings.seed}/{sample}/{len(tokens)}/{messages[-1]['content']}",
+            temperature=self._settings.temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
@@ -98,8 +98,8 @@ class LocalEnvironment:
 
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""
-        if self._system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": self._system}, *messages]
+        if self._settings.system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self._settings.system}, *messages]
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
@@ -115,9 +115,6 @@ class LocalEnvironment:
         return tokens + self._encoder.trusted(rest)
 
     async def check(self) -> None:
-        pass
-
-    async def close(self) -> None:
         pass
 
     def _can_render(self, messages: list[Message]) -> bool:
@@ -137,20 +134,23 @@ def split_reasoning(written: str) -> tuple[str, str]:
 
 
 def load_local(
-    folder: Path, *, fields: Mapping[str, object], seed: int, slots: int, device: torch.device
+    name: str, *, fields: Mapping[str, object], seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
-    """Load the model in a folder. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
-    settings: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+    """Load the model of hf:DIR. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
+    folder = Path(name.removeprefix("hf:"))
+    if not (folder / "config.json").exists():
+        raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
+    given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     for name, value in fields.items():
-        if name not in settings or not isinstance(value, int | float) or value < 0:
+        if name not in given or not isinstance(value, int | float) or value < 0:
             raise UsageError(
                 f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}"
             )
-        settings[name] = value
+        given[name] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
-    warn_if_slow(policy, f"hf:{folder}")
+    warn_if_slow(policy.attention, f"hf:{folder}")
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(
@@ -159,10 +159,7 @@ def load_local(
         name=f"hf:{folder.resolve().name}",
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        max_tokens=int(settings["max_tokens"]),
-        temperature=settings["temperature"],
-        seed=seed,
-        system=ENVIRONMENT_SYSTEM,
+        settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, ENVIRONMENT_SYSTEM),
     )
 
 

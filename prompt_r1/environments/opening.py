@@ -4,44 +4,59 @@ import json
 import math
 import os
 import random
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.environments.budget import Budget, parse_prices
+from prompt_r1.endpoint.client import ClientLimits
+from prompt_r1.endpoint.request import ApiKey
+from prompt_r1.environments.budget import Budget, Price, parse_prices
+from prompt_r1.environments.chat import open_chat
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import FreeSource, MeteredEnvironment, MuteEnvironment, ReplySource
-from prompt_r1.environments.mini_optimizer import MiniOptimizer
-from prompt_r1.environments.own import open_own
+from prompt_r1.environments.local import load_local
+from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import Answering, FreeSource, MuteEnvironment, ReplySource, open_own
 from prompt_r1.errors import UsageError
-from prompt_r1.options.routes import AGENT_ROUTE, names_in
-from prompt_r1.types import Environment
+from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
+from prompt_r1.miniworld.world import make_world
 
-OPENAI_URL = "https://api.openai.com/v1"
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
 def open_for_agent(
-    spec: str, trained: TrainConfig, calls: EnvironmentConfig, *, seed: int, device: torch.device
+    spec: str,
+    trained: AgentConfig,
+    calls: EnvironmentConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    stops_on_failures: bool = True,
 ) -> Pool:
     """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
 
     `trained` are the settings of the agent's training, which may come from anyone.
     """
-    route = AGENT_ROUTE if trained.route == AGENT_ROUTE else calls.route  # it names environments anyway
-    calls = replace(calls, env_args=calls.env_args or trained.env_args, route=route)
+    calls = replace(calls, env_args=calls.env_args or trained.env_args)
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
-    return environments.open(spec or trained.env)
+    return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
+
+
+def pool_of(own: Answering) -> Pool:
+    """A pool of one object, without journal, price and limits."""
+    journal, budget = Journal(None), Budget()
+    source = FreeSource(own, seed=0)
+    return Pool([MeteredEnvironment(source, journal=journal, budget=budget, price=Price())], budget=budget)
 
 
 class Environments:
@@ -50,14 +65,13 @@ class Environments:
     A SPEC is one of these names, or several of them, separated by commas, for a pool with a route:
 
         mini, mini-b, mini-mute    the mini world of `seed`
-        mini-small                 the same without reasoning: a cheap environment beside a dear one
         mini-advice                the mini world with a reader of instructions
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR                     a Hugging Face model in this process
-        py:MODULE:NAME             an object of yours with `ask` (own.py); never from an agent's folder
+        py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
     its URL only if the run opens no MODEL without URL, whose key it would be: `other_specs` are the other
@@ -87,8 +101,8 @@ class Environments:
         self._config = config
         self._seed = seed
         self._device = ranks.device
-        self._other_specs = tuple(other_specs)
-        self._user_names = None if user_specs is None else set(_names_of(user_specs))
+        self._other_names = ",".join(other_specs).split(",") if other_specs else []
+        self._user_names = None if user_specs is None else ",".join(user_specs).split(",")
         self._journal = Journal(
             folder / "journal" if folder else None,
             mode=config.journal,
@@ -97,7 +111,6 @@ class Environments:
         )
         self._budget = Budget(
             max_calls=config.max_env_calls,
-            max_tokens=config.max_env_tokens,
             max_usd=config.max_env_usd,
             spent=self._journal.spent,
             ranks=ranks.count,
@@ -109,11 +122,10 @@ class Environments:
         *,
         fields: Mapping[str, object] | None = None,
         prices: tuple[str, ...] = (),
-        route: str = "",
+        stops_on_failures: bool = True,
     ) -> Pool:
-        """Open the environments of a SPEC. The others replace --env-args, --env-price and --route."""
+        """Open the environments of a SPEC. `fields` and `prices` replace --env-args and --env-price."""
         names = spec.split(",")
-        route = route or self._config.route
         price_of_each = parse_prices(prices or self._config.env_price)
         if len(price_of_each) == 1:
             price_of_each *= len(names)
@@ -123,7 +135,7 @@ class Environments:
             fields = parse_fields(self._config.env_args)
         members = [
             MeteredEnvironment(
-                self._open_source(name, fields, key=self._key_for(name, names)),
+                self._open_source(name, fields, names),
                 journal=self._journal,
                 budget=self._budget,
                 price=price,
@@ -133,89 +145,49 @@ class Environments:
         return Pool(
             members,
             budget=self._budget,
-            route=route,
+            route=self._config.route,
             journal=self._journal,
-            names=names_in(spec) if route == AGENT_ROUTE else (),
+            stops_on_failures=stops_on_failures,
         )
 
-    def _open_source(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
+    def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> ReplySource:
+        config, seed = self._config, self._seed
         if name in BUILT_IN:
-            return _open_built_in(name, self._seed, priced=bool(self._config.env_price))
+            return _open_built_in(name, seed, priced=bool(config.env_price))
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
             )
-        if name.startswith("hf:"):
-            return self._open_local(name, fields)
         if name.startswith(OBJECT_PREFIX):
             if not self._is_from_user(name):  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
-            return FreeSource(open_own(name), seed=self._seed)
-        return self._open_chat(name, fields, key=key)
-
-    def _open_local(self, name: str, fields: Mapping[str, object]) -> ReplySource:
-        folder = Path(name.removeprefix("hf:"))
-        if not (folder / "config.json").exists():
-            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
-
-        from prompt_r1.environments.local import load_local
-
-        slots = self._config.env_concurrency
-        return load_local(folder, fields=fields, seed=self._seed, slots=slots, device=self._device)
-
-    def _open_chat(self, name: str, fields: Mapping[str, object], *, key: str) -> ReplySource:
-        match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", name)
-        if match is None:
-            raise UsageError(
-                f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
-            )
-        model, url = match.groups()
-
-        # Only here: `--help` and the mini world do without httpx.
-        from prompt_r1.endpoint.client import ClientLimits, EndpointClient
-        from prompt_r1.endpoint.request import checked_base_url, is_loopback
-        from prompt_r1.environments.chat import ChatEnvironment
-        from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-
-        base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-        if not key and not url and not is_loopback(base_url):
-            raise UsageError(
-                f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
-                "or MODEL@http://host:port/v1"
+            return open_own(name, seed=seed)
+        if name.startswith("hf:"):
+            return load_local(
+                name, fields=fields, seed=seed, slots=config.env_concurrency, device=self._device
             )
         limits = ClientLimits(
-            concurrency=self._config.env_concurrency,
-            attempt_timeout=self._config.env_timeout,
-            requests_per_minute=self._config.env_rpm,
-            tokens_per_minute=self._config.env_tpm,
+            concurrency=config.env_concurrency,
+            attempt_timeout=config.env_timeout,
+            requests_per_minute=config.env_rpm,
         )
-        rng = random.Random(self._seed)
-        note = ""
-        if url and not self._is_from_user(name):
-            note = (
-                "no key was sent, because this URL comes from the agent's folder; to send it OPENAI_API_KEY, "
-                f"give --env {name!r}"
-            )
-        client = EndpointClient(
-            model, base_url, api_key=key, key_note=note, fields=fields, limits=limits, rng=rng
-        )
-        return ChatEnvironment(client, system=ENVIRONMENT_SYSTEM)
+        key = self._key_for(name, names)
+        return open_chat(name, key=key, fields=fields, limits=limits, rng=random.Random(seed))
 
-    def _key_for(self, name: str, names: Collection[str]) -> str:
-        """OPENAI_API_KEY, or "" for an endpoint that must not get it."""
+    def _key_for(self, name: str, names: Sequence[str]) -> ApiKey:
+        """OPENAI_API_KEY; empty for an endpoint that must not get it. `names` are opened with this one."""
         if not _is_at_default_endpoint(name):
-            opened = [*names, *_names_of(self._other_specs)]
-            if any(map(_is_at_default_endpoint, opened)) or not self._is_from_user(name):
-                return ""
-        return os.environ.get("OPENAI_API_KEY", "").strip()
+            if not self._is_from_user(name):
+                return ApiKey(
+                    note="no key was sent, because this URL comes from the agent's folder; to send it "
+                    f"OPENAI_API_KEY, give --env {name!r}"
+                )
+            if any(map(_is_at_default_endpoint, [*names, *self._other_names])):
+                return ApiKey()
+        return ApiKey(os.environ.get("OPENAI_API_KEY", "").strip())
 
     def _is_from_user(self, name: str) -> bool:
         return self._user_names is None or name in self._user_names
-
-
-def _names_of(specs: Iterable[str]) -> list[str]:
-    """The environments of several SPECs."""
-    return [name for spec in specs for name in spec.split(",")]
 
 
 def parse_fields(text: str, *, flag: str = "--env-args") -> dict[str, object]:
@@ -250,18 +222,10 @@ def _open_built_in(name: str, seed: int, *, priced: bool) -> ReplySource:
         return FreeSource(MuteEnvironment(), seed=seed)
     if name == "mini-mute":
         return FreeSource(MuteEnvironment(name), seed=seed)
-
-    from prompt_r1.miniworld.advice import AdvisedEnvironment
-    from prompt_r1.miniworld.environment import MiniEnvironment
-    from prompt_r1.miniworld.routing.small import SmallEnvironment
-    from prompt_r1.miniworld.world import make_world
-
     world = make_world(seed)
     counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
     if name == "mini-advice":
-        environment: Environment = AdvisedEnvironment(world, seed=seed)
-    elif name == "mini-small":
-        environment = SmallEnvironment(world, seed=seed)
+        environment: Answering = AdvisedEnvironment(world, seed=seed)
     else:
         environment = MiniEnvironment(world, "B" if name == "mini-b" else "A", seed=seed)
     return FreeSource(environment, seed=seed, characters_per_token=counted)

@@ -1,58 +1,40 @@
-"""One or several environments behind one interface: routing (paper, eqs 18-19), fallback, and the alarm.
+"""Several environments behind one interface: routing (eqs 18-19), fallback, alarm.
 
     session   draw an environment for each question; all games of the question use it
     uniform   draw one for each game, all with the same probability
     3,1,…     draw one for each game, with these weights
-    agent     ask the one that the agent names in its prompt, or the first one (options/routes.py)
 
 A game keeps its environment unless that one is down, and then the next one is used. The draw depends only on
 the question and the number of the game, so a resumed run uses the same environments.
 """
 
+import asyncio
 import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
+from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget
-from prompt_r1.environments.deadline import TimedGame
-from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import MeteredEnvironment, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.options.routes import AGENT_ROUTE, address
-from prompt_r1.types import Ask, Message
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 
 DOWN_SECONDS = 60.0  # how long an environment that failed is tried last
 WATCHED = 200  # most recent calls
+LATE = "late"  # the label of a late game in the journal
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls among the last WATCHED
-
-
-class GameCalls:
-    """The calls of one game: its `Ask`, and what its replies have cost so far."""
-
-    def __init__(self, call: Callable[[list[Message]], Awaitable[Reply]]) -> None:
-        self.usd = 0.0
-        self.ask: Ask = self.pay
-        self._call = call
-
-    async def __call__(self, messages: list[Message]) -> str:
-        return await self.ask(messages)
-
-    async def pay(self, messages: list[Message]) -> str:
-        """The text of a reply, whose cost is added."""
-        reply = await self._call(messages)
-        self.usd += reply.usd
-        return reply.text
 
 
 class Pool:
     """One or several environments. Raises UsageError for a route that does not match their number.
 
-    `journal` records which games were late; `names` are those that an agent writes to choose an environment.
+    `journal` records which games were late. With `stops_on_failures`, too many failed calls raise Resumable.
     """
 
     def __init__(
@@ -62,43 +44,26 @@ class Pool:
         budget: Budget,
         route: str = "session",
         journal: Journal | None = None,
-        names: Sequence[str] = (),
+        stops_on_failures: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = ",".join(member.name for member in members)
         self.members = list(members)
         self.budget = budget
-        self.stops_on_failures = True  # raise Resumable when too many calls fail
+        self.journal = journal or Journal(None)
+        self._stops_on_failures = stops_on_failures
         self._route = route
-        self._names = tuple(names)
-        self._unaddressed = 0  # prompts without the name of an environment, since `take_metrics`
         self._weights = parse_weights(route, len(members))
         self._clock = clock
         self._down_until = [0.0] * len(members)
         self._failed: deque[bool] = deque(maxlen=WATCHED)
         self._warned = False
-        self._journal = journal or Journal(None)
         self._late_games = 0  # since `take_metrics`
         self._warned_of_late = False
 
-    def ask_in_game(self, seed: str, *, sample: int, session: str, deadline: float) -> GameCalls:
-        """`ask` for one game, with the seed of that game; it counts what its replies cost.
-
-        It raises EnvError once the game has waited `deadline` seconds in all for its replies (0: no limit).
-        """
-        calls = GameCalls(partial(self.call, sample=sample, session=session))
-        if deadline:
-            game = TimedGame(
-                calls.pay,
-                self._journal,
-                seconds=deadline,
-                seed=seed,
-                sample=sample,
-                session=session,
-                report_late=self._record_late_game,
-            )
-            calls.ask = game.ask
-        return calls
+    def ask_in_game(self, seed: str = "", *, sample: int, session: str, deadline: float = 0.0) -> "GameCalls":
+        """`ask` for one game. Its seed identifies it where it has a deadline."""
+        return GameCalls(self, seed, sample=sample, session=session, deadline=deadline)
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The text of the reply of `call`."""
@@ -110,13 +75,8 @@ class Pool:
         Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
         is used up or too many calls fail.
         """
-        named = None
-        if self._route == AGENT_ROUTE:
-            addressed = address(messages, self._names)
-            messages, named = addressed.messages, addressed.environment
-            self._unaddressed += named is None
         failures: list[EnvError | FatalEnvError] = []
-        for index in self._order(session, sample, named):
+        for index in self._order(session, sample):
             try:
                 reply = await self.members[index].call(messages, sample=sample, session=session)
             except (EnvError, FatalEnvError) as error:
@@ -133,15 +93,8 @@ class Pool:
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call of one of the environments can succeed."""
-        try:
-            for member in self.members:
-                await member.check()
-        finally:
-            await self.close()
-
-    async def close(self) -> None:
         for member in self.members:
-            await member.close()
+            await member.check()
 
     def most_usd(self, messages: list[Message]) -> float:
         """The estimate from above of what a call with these messages costs, in dollars."""
@@ -158,8 +111,6 @@ class Pool:
             for name in ("paid", "lost", "reused", "tokens_in", "tokens_out")
         }
         metrics["env/late_games"], self._late_games = float(self._late_games), 0
-        if self._route == AGENT_ROUTE:
-            metrics["env/unaddressed"], self._unaddressed = float(self._unaddressed), 0
         if len(self.members) == 1:
             return metrics
         for number, (member, counts) in enumerate(zip(self.members, counts_of_each, strict=True), start=1):
@@ -167,11 +118,11 @@ class Pool:
                 metrics[f"env/{number}:{member.name}/{name}"] = value
         return metrics
 
-    def _order(self, session: str, sample: int, named: int | None) -> list[int]:
-        """Indices of the environments: the named or routed one, then the others; those that are down last."""
+    def _order(self, session: str, sample: int) -> list[int]:
+        """Indices of the environments: the routed one, then the others; those that are down last."""
         rng = random.Random(session if self._route == "session" else f"{session}/{sample}")
         count = len(self.members)
-        first = rng.choices(range(count), self._weights)[0] if named is None else named
+        first = rng.choices(range(count), self._weights)[0]
         order = [(first + shift) % count for shift in range(count)]
         now = self._clock()
         return sorted(order, key=lambda index: self._down_until[index] > now)
@@ -182,7 +133,7 @@ class Pool:
             logger.warning("%s; using the next environment", error)
         self._down_until[index] = float("inf") if isinstance(error, FatalEnvError) else now + DOWN_SECONDS
 
-    def _record_late_game(self, repeated: bool) -> None:
+    def record_late_game(self, *, repeated: bool) -> None:
         """Count a late game. Unless it is `repeated` from the journal, its call has failed now."""
         self._late_games += 1
         if not self._warned_of_late:
@@ -198,17 +149,67 @@ class Pool:
         """Record whether a call failed. Warns of, or raises Resumable for, too many failures."""
         self._failed.append(failed)
         failures = sum(self._failed)
-        if failures > STOP_ABOVE * WATCHED and self.stops_on_failures:
+        if failures > STOP_ABOVE * WATCHED and self._stops_on_failures:
             raise Resumable(f"{failures} of the last {WATCHED} calls of {self.name} failed")
         if failures > WARN_ABOVE * WATCHED and not self._warned:
             logger.warning("%d of the last %d calls of %s failed", failures, WATCHED, self.name)
         self._warned = failures > WARN_ABOVE * WATCHED
 
 
+class GameCalls:
+    """The calls of one game: its `Ask`. `spent` is what they have cost so far.
+
+    A game that waits longer than `deadline` seconds in all for its replies (0: no limit) is late, and leaves
+    its group. Time in a queue counts: for a free slot, a rate limit, the budget, or an equal call of another
+    game.
+
+    Whether a game is late depends on the clock, and a resumed run must repeat what was decided, or it would
+    train on other games. So the decision is written to the journal, under the seed of the game and its
+    messages. The key of the call would not do: a later epoch makes the same call again.
+    """
+
+    def __init__(self, pool: Pool, seed: str, *, sample: int, session: str, deadline: float = 0.0) -> None:
+        self.spent = Spending()
+        self._pool = pool
+        self._seed = seed
+        self._sample = sample
+        self._session = session
+        self._deadline = deadline
+        self._left = deadline or None  # seconds
+
+    async def __call__(self, messages: list[Message]) -> str:
+        """Return the reply. Raises EnvError if the game is late; otherwise what `Pool.call` raises."""
+        decision = Call(LATE, messages, {"game": self._seed}, self._sample, self._session)
+        recorded = self._pool.journal.find(decision) if self._deadline else None
+        if recorded is not None:
+            self._pool.record_late_game(repeated=True)
+            raise EnvError(recorded.reason)
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        try:
+            async with asyncio.timeout(self._left) as limit:
+                reply = await self._pool.call(messages, sample=self._sample, session=self._session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            reason = (
+                f"the game was late: it waited {self._deadline:g} s for the environment (--game-deadline)"
+            )
+            outcome = Outcome("outcome", label=LATE, reason=reason)
+            self._pool.journal.write(decision, outcome, spent=Spending(), latency=loop.time() - begin)
+            self._pool.record_late_game(repeated=False)
+            raise EnvError(reason) from None
+        except EnvError:
+            self.spent += Spending(calls=1)
+            raise
+        if self._left is not None:
+            self._left -= loop.time() - begin
+        self.spent += reply.spent
+        return reply.text
+
+
 def parse_weights(route: str, count: int) -> list[float]:
     """The weights of the environments in a route. Raises UsageError."""
-    if route == AGENT_ROUTE:
-        return [1.0] + [0.0] * (count - 1)  # of a prompt that names no environment
     if route in ("session", "uniform"):
         return [1.0] * count
     try:
@@ -216,7 +217,5 @@ def parse_weights(route: str, count: int) -> list[float]:
     except ValueError:
         weights = []
     if len(weights) != count or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise UsageError(
-            f"--route takes session, uniform, agent or {count} weights (such as 3,1), not {route!r}"
-        )
+        raise UsageError(f"--route takes session, uniform or {count} weights (such as 3,1), not {route!r}")
     return weights

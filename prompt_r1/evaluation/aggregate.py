@@ -1,4 +1,4 @@
-"""Score predictions, and average them by system and dataset with confidence intervals."""
+"""Score predictions, and average them with confidence intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -70,6 +70,12 @@ class Results:
         """The names of the metrics in tables; the user's own metric only if there is one."""
         measured = any(OWN in one.metrics for group in self.groups.values() for one in group)
         return LABELS | {OWN: OWN} if measured else LABELS
+
+    @property
+    def lacks_similarity(self) -> bool:
+        """Whether there are free texts, and none was scored by SSim."""
+        measured = any("ssim" in one.metrics for group in self.groups.values() for one in group)
+        return "text" in self.kinds.values() and not measured
 
     def errors(self, system: System, datasets: Sequence[str]) -> int:
         """The number of a system's predictions for which the environment failed."""

@@ -1,4 +1,4 @@
-"""The numbers in the paper's Tables 2 to 5 (arXiv 2511.01016), in percent, printed beside ours.
+"""The numbers in the paper's Tables 2 to 5, in percent.
 
 The environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is over 128 questions; the paper
 reports no intervals. Datasets have the names of `prompt_r1/data`, metrics those of `aggregate.py`.
@@ -88,15 +88,11 @@ def metrics_of(dataset: str) -> tuple[str, str]:
     return ("f1", "ssim") if dataset in TEXTS else ("em", "f1")
 
 
-def main_result(column: str, dataset: str, metric: str) -> float | None:
-    """A number of Table 2 or 3; None if the paper does not report it."""
-    row = MAIN_RESULTS.get((dataset, metric))
-    return row[COLUMNS.index(column)] if row and column in COLUMNS else None
-
-
-def average(column: str, datasets: tuple[str, ...], metric: str) -> float | None:
-    """A number in a row "Average" of Table 2 or 3; None if the paper does not report it."""
-    row = AVERAGES.get((datasets, metric))
+def main_result(column: str, dataset: str | tuple[str, ...], metric: str) -> float | None:
+    """A number of Table 2 or 3, of a dataset or the average of several; None if it is not reported."""
+    row = (
+        AVERAGES.get((dataset, metric)) if isinstance(dataset, tuple) else MAIN_RESULTS.get((dataset, metric))
+    )
     return row[COLUMNS.index(column)] if row and column in COLUMNS else None
 
 

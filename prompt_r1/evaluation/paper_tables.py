@@ -1,4 +1,4 @@
-"""The paper's Tables 2 to 5 from scored predictions, with intervals and the paper's own numbers.
+"""The paper's Tables 2 to 5, from scored predictions.
 
 table2, table3    results on the trained datasets and out of distribution; one column per method
 table4            ablations; one row each
@@ -11,7 +11,7 @@ from statistics import mean
 
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results
-from prompt_r1.evaluation.predictions import System
+from prompt_r1.evaluation.predictions import System, system_names
 from prompt_r1.evaluation.tables import Entry, Label, Table
 
 GPT_4O_MINI = "GPT-4o-mini"  # the environment of the paper's Tables 2 to 4
@@ -42,19 +42,9 @@ ENVIRONMENTS = {
 FULL = "prompt-r1"  # the method that the others are compared with
 AVERAGE = "Average"
 
+Entries = dict[tuple[Label, Label], Entry]
 PaperNumber = Callable[[System, str, str], float | None]
 """System, dataset (or AVERAGE) and metric → the paper's number in percent."""
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A rate with its place: dataset and metric, and the system."""
-
-    dataset: str
-    metric: str
-    label: Label
-    system: System
-    entry: Entry
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Table]:
@@ -68,14 +58,14 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Tabl
         where = f", environment {environment}" if environment else ""
         if trained:
             title = f"Table 2: results{where}"
-            tables.append(_results_table(results, systems, environment, trained, f"table2{suffix}", title))
+            tables.append(_results_table(f"table2{suffix}", title, results, systems, environment, trained))
         if held_out:
             title = f"Table 3: results out of distribution{where}"
-            tables.append(_results_table(results, systems, environment, held_out, f"table3{suffix}", title))
+            tables.append(_results_table(f"table3{suffix}", title, results, systems, environment, held_out))
         methods = {system.method for system in systems}
         if FULL in methods and len(methods & set(ABLATIONS)) > 1:
             title = f"Table 4: ablations{where}"
-            tables.append(_ablations_table(results, systems, environment, f"table4{suffix}", title))
+            tables.append(_ablations_table(f"table4{suffix}", title, results, systems, environment))
     if len({system for system in results.systems if system.method == FULL}) > 1:
         tables.append(_transfer_table(results, trained_with))
     return tables
@@ -103,12 +93,12 @@ def costs(results: Results, system: System, datasets: Sequence[str]) -> dict[str
 
 
 def _results_table(
+    name: str,
+    title: str,
     results: Results,
     systems: Sequence[System],
     environment: str,
     datasets: Sequence[str],
-    name: str,
-    title: str,
 ) -> Table:
     """A row for each dataset and metric, then averages and costs; a column for each system.
 
@@ -120,32 +110,31 @@ def _results_table(
             return paper_numbers.main_result(column, dataset, metric)
         for table in (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION):
             if set(table) == set(datasets):
-                return paper_numbers.average(column, table, metric)
+                return paper_numbers.main_result(column, table, metric)
         return None
 
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
         column = COLUMNS.get((system.method, paper_name(system.environment)), "")
         return number_of_column(column, dataset, metric)
 
-    names = _names(systems, {})
-    entries: dict[tuple[Label, Label], Entry] = {}
-    measured = _measure(results, systems, datasets, paper_number)
-    for one in measured:
-        entries[one.label, (names[one.system],)] = one.entry
-    if paper_name(environment) == GPT_4O_MINI:
-        for one in measured:
+    names = system_names(systems, {})
+    entries: Entries = {}
+    for (dataset, metric), measured in _measure(results, systems, datasets, paper_number).items():
+        for system, entry in measured.entries.items():
+            entries[measured.label, (names[system],)] = entry
+        if paper_name(environment) == GPT_4O_MINI:
             for column in AGENT_ALONE:
-                number = number_of_column(column, one.dataset, one.metric)
+                number = number_of_column(column, dataset, metric)
                 if number is not None:
-                    entries[one.label, (f"{column}, paper",)] = Entry(paper=number)
+                    entries[measured.label, (f"{column}, paper",)] = Entry(paper=number)
     for system in systems:
         for label, number in costs(results, system, datasets).items():
             entries[(label, ""), (names[system],)] = Entry(number=number)
-    return _table(name, title, ("dataset", "metric"), entries, results, datasets)
+    return _table(name, title, ("dataset", "metric"), entries)
 
 
 def _ablations_table(
-    results: Results, systems: Sequence[System], environment: str, name: str, title: str
+    name: str, title: str, results: Results, systems: Sequence[System], environment: str
 ) -> Table:
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
         if paper_name(environment) != GPT_4O_MINI:
@@ -153,8 +142,7 @@ def _ablations_table(
         return paper_numbers.ablation(ABLATIONS[system.method], dataset, metric)
 
     chosen = [system for method in ABLATIONS for system in systems if system.method == method]
-    labels = _names(chosen, ABLATIONS)
-    return _table_by_system(name, title, labels, results, paper_number)
+    return _table_by_system(name, title, system_names(chosen, ABLATIONS), results, paper_number)
 
 
 def _transfer_table(results: Results, trained_with: Mapping[str, str]) -> Table:
@@ -180,39 +168,44 @@ def _table_by_system(
     name: str, title: str, labels: Mapping[System, str], results: Results, paper_number: PaperNumber
 ) -> Table:
     """A row for each system, a column for each dataset and metric."""
-    datasets, systems = list(results.kinds), list(labels)
-    measured = _measure(results, systems, datasets, paper_number)
-    entries: dict[tuple[Label, Label], Entry] = {}
-    for one in sorted(measured, key=lambda one: systems.index(one.system)):
-        entries[(labels[one.system],), one.label] = one.entry
-    return _table(name, title, ("",), entries, results, datasets)
+    measured = _measure(results, list(labels), list(results.kinds), paper_number).values()
+    entries: Entries = {}
+    for system, label in labels.items():
+        entries |= {((label,), one.label): one.entries[system] for one in measured}
+    return _table(name, title, ("",), entries)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A metric of a dataset, or an average: its label in the table, and the entry of each system."""
+
+    label: Label
+    entries: Mapping[System, Entry]
 
 
 def _measure(
     results: Results, systems: Sequence[System], datasets: Sequence[str], paper_number: PaperNumber
-) -> list[_Measured]:
+) -> dict[tuple[str, str], _Measured]:
     """The rates by dataset and metric, then the averages; the best of the systems are marked."""
     wanted = [(name, metric) for name in datasets for metric in REPORTED_METRICS[results.kinds[name]]]
     if len(datasets) > 1:
         wanted += [(AVERAGE, metric) for metric in LABELS]
-    measured = []
+    measured = {}
     for name, metric in wanted:
-        rates = {}
-        for system in systems:
-            if name == AVERAGE:
-                rates[system] = results.average(system, datasets, metric)
-            else:
-                rates[system] = results.rate(system, name, metric)
+        if name == AVERAGE:
+            rates = {system: results.average(system, datasets, metric) for system in systems}
+        else:
+            rates = {system: results.rate(system, name, metric) for system in systems}
         found = [rate for rate in rates.values() if rate is not None]
         if not found:
             continue
         n, best = max(rate.n for rate in found), max(rate.mean for rate in found)
-        label = (f"{name} (n = {n})", LABELS[metric])
+        entries = {}
         for system, rate in rates.items():
             is_best = rate is not None and rate.mean > best - 1e-12
             paper = paper_number(system, name, metric)
-            entry = Entry(rate, best=is_best, paper=paper, usual_n=n)
-            measured.append(_Measured(name, metric, label, system, entry))
+            entries[system] = Entry(rate, best=is_best, paper=paper, usual_n=n)
+        measured[name, metric] = _Measured((f"{name} (n = {n})", LABELS[metric]), entries)
     return measured
 
 
@@ -228,16 +221,6 @@ def _systems_with(environment: str, results: Results, trained_with: Mapping[str,
     return [system for system in systems if system.agent not in trained_with or system in at_home]
 
 
-def _names(systems: Sequence[System], renamed: Mapping[str, str]) -> dict[System, str]:
-    """The method of each system, with its agent if a method has several."""
-    methods = [system.method for system in systems]
-    names = {}
-    for system in systems:
-        agent = f" ({system.agent})" if methods.count(system.method) > 1 else ""
-        names[system] = renamed.get(system.method, system.method) + agent
-    return names
-
-
 def paper_name(environment: str) -> str:
     """The paper's name of an environment; other environments, also several at once, keep their names."""
     if "," in environment:
@@ -245,19 +228,7 @@ def paper_name(environment: str) -> str:
     return next((name for part, name in ENVIRONMENTS.items() if part in environment.lower()), environment)
 
 
-def _table(
-    name: str,
-    title: str,
-    headings: Label,
-    entries: Mapping[tuple[Label, Label], Entry],
-    results: Results,
-    datasets: Sequence[str],
-) -> Table:
+def _table(name: str, title: str, headings: Label, entries: Entries) -> Table:
     rows = list(dict.fromkeys(row for row, _ in entries))
     columns = list(dict.fromkeys(column for _, column in entries))
-    texts = any(results.kinds[dataset] == "text" for dataset in datasets)
-    measured = any("ssim" in one.metrics for group in results.groups.values() for one in group)
-    notes = []
-    if texts and not measured:
-        notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
-    return Table(name, title, headings, rows, columns, entries, notes)
+    return Table(name, title, headings, rows, columns, entries)

@@ -1,4 +1,4 @@
-"""The predictions of an evaluation: one JSON line for each answered question, appended as it is answered.
+"""The predictions of an evaluation: one JSON line for each answer.
 
 A repeated evaluation asks only the questions that are missing. A line belongs to its *setting*, a digest of
 everything that affects the answer: method, agent, environment and their settings. Lines of other settings
@@ -8,13 +8,14 @@ stay in the file but do not enter the tables.
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_args
 
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links, is_finite_number
+from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable_line
 from prompt_r1.types import Kind, Question
 
@@ -30,6 +31,24 @@ class System:
     def __str__(self) -> str:
         parts = [part for part in (self.environment, self.agent) if part]
         return printable_line(f"{self.method} ({', '.join(parts)})" if parts else self.method)
+
+
+def system_names(systems: Sequence[System], renamed: Mapping[str, str]) -> dict[System, str]:
+    """The method of each system, with its environment and agent if the method has several.
+
+    `renamed`: other names of methods.
+    """
+    names = {}
+    for system in systems:
+        same_method = [other for other in systems if other.method == system.method]
+        parts = []
+        if len({other.environment for other in same_method}) > 1:
+            parts.append(system.environment)
+        if len({other.agent for other in same_method}) > 1:
+            parts.append(system.agent)
+        name = renamed.get(system.method, system.method)
+        names[system] = f"{name} ({', '.join(parts)})" if parts else name
+    return names
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,16 @@ class Prediction:
     metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
     @property
+    def spent(self) -> Spending:
+        return Spending(self.calls, self.tokens_in, self.tokens_out, self.usd)
+
+    def billed(self, spent: Spending) -> "Prediction":
+        """The prediction with what its calls have cost."""
+        return replace(
+            self, calls=spent.calls, tokens_in=spent.tokens_in, tokens_out=spent.tokens_out, usd=spent.usd
+        )
+
+    @property
     def key(self) -> tuple[str, str, str, int]:
         return self.setting, self.question.dataset, self.question.id, self.sample
 
@@ -84,8 +113,12 @@ def to_row(prediction: Prediction) -> dict[str, object]:
     }
 
 
-def _from_rows(content: bytes) -> Iterator[Prediction]:
-    """The predictions in a file, without metrics, which follow from the answers. Skips damaged lines."""
+def _parse(content: bytes) -> dict[tuple[str, str, str, int], Prediction]:
+    """The predictions in a file by key, the last line of each. Skips damaged lines.
+
+    They have no metrics, which follow from the answers.
+    """
+    found = {}
     for line in content.split(b"\n"):
         try:
             row = json.loads(line)
@@ -99,7 +132,8 @@ def _from_rows(content: bytes) -> Iterator[Prediction]:
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
         if isinstance(row["answers"], list) and _has_valid_fields(prediction):
-            yield prediction
+            found[prediction.key] = prediction
+    return found
 
 
 def _has_valid_fields(one: Prediction) -> bool:
@@ -143,7 +177,7 @@ class PredictionFile:
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.write(self._file, b"\n")  # the process was killed while it wrote the last line
-        self._predictions = {prediction.key: prediction for prediction in _from_rows(content)}
+        self._predictions = _parse(content)
 
     def find(self, setting: str, question: Question, sample: int) -> Prediction | None:
         """The stored answer; None if there is none, if its call failed, or if the question has changed."""
@@ -173,12 +207,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         raise UsageError(
             f"{path}: there is no such file; evaluate.py writes predictions.jsonl into its --out"
         )
-    predictions = {prediction.key: prediction for prediction in _from_rows(path.read_bytes())}
+    predictions = _parse(path.read_bytes())
     if not predictions:
         raise UsageError(f"{path}: the file holds no predictions of evaluate.py")
     return list(predictions.values())
-
-
-def systems_of(predictions: Iterable[Prediction]) -> list[System]:
-    """The systems, in the order in which they first appear."""
-    return list(dict.fromkeys(prediction.system for prediction in predictions))

@@ -1,7 +1,7 @@
 """The files of an evaluation folder besides the predictions.
 
 results.md, results.json    every system and dataset: means with intervals, costs
-tables.md, tableN.csv/.tex  the paper's Tables 2 to 5; cells.csv has every rate with its interval
+tables.md, cells.csv        the paper's Tables 2 to 5; every rate in them with its interval
 comparisons.md              the full method against each other one, by dataset and pooled
 cost.svg                    quality against calls (or dollars) per question
 preparation.json            what preparing each method cost
@@ -9,37 +9,25 @@ preparation.json            what preparing each method cost
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.config.functions import Metric
-from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import OWN, Rate, Results, Similarity, score_predictions
+from prompt_r1.evaluation.aggregate import OWN, Rate, Results
 from prompt_r1.evaluation.comparison import (
     Comparison,
-    check_pairs,
     compare_systems,
     comparison_table,
+    printed_comparisons,
     with_holm,
 )
 from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
-from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, systems_of
-from prompt_r1.evaluation.printed import printed_comparisons, printed_pair, printed_results
-from prompt_r1.evaluation.tables import rates_to_csv, to_csv, to_latex, to_markdown
-from prompt_r1.metrics.text import Rules
-from prompt_r1.report.svg import Plot, Point, Series, svg
+from prompt_r1.evaluation.predictions import System, system_names
+from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
+from prompt_r1.report.svg import COLOURS, Plot, Point, Series, svg
 from prompt_r1.terminal import printable_line
-
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """The full method against another one: by dataset, then pooled if there are several datasets."""
-
-    full: System
-    other: System
-    comparisons: Sequence[Comparison]
 
 
 def write_results(
@@ -53,26 +41,30 @@ def write_results(
 
     Returns the text to print: a row for each system, and the pooled comparisons, fitted to the terminal.
     """
-    paper, comparisons = paper_tables(results, trained_with), paired_comparisons(results)
+    paper, pairs = paper_tables(results, trained_with), paired_comparisons(results)
+    pooled = pooled_by_full(pairs)
     notes = [printable_line(note) for note in notes]
-    result_list = "\n\n".join([results_table(results), *notes])
-    pooled = pooled_comparisons(comparisons)
+    if results.lacks_similarity:
+        notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
+    compared = [
+        f"### {full} (first) against the others (second), all datasets\n\n"
+        f"{comparison_table(rows, row_heading='second')}"
+        for full, rows in pooled.items()
+    ]
+    for (full, other), comparisons in pairs.items():
+        compared.append(f"### {full} (first) against {other} (second)\n\n{comparison_table(comparisons)}")
     files = {
-        "results.md": result_list,
+        "results.md": "\n\n".join([results_table(results), *notes]),
         "results.json": json.dumps(results_by_system(results), indent=1),
         "tables.md": "\n\n".join([*map(to_markdown, paper), *notes]),
         "cells.csv": rates_to_csv(paper),
-        "comparisons.md": "\n\n".join([*pooled, *map(comparison_by_dataset, comparisons)]),
+        "comparisons.md": "\n\n".join(compared),
     }
-    for table in paper:
-        name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in table.name)
-        files |= {f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
     for name, content in files.items():
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
     # Drawn last: the answers are paid for, and an error in the plot must not cost their tables.
     (folder / "cost.svg").write_text(svg(quality_against_cost(results)), "utf-8")
-    shown = printed_results(results, system_names(results.systems), results_by_system(results))
-    return "\n\n".join([shown, *(printed_comparisons(*one) for one in pooled_by_full(comparisons).items())])
+    return "\n\n".join([printed_results(results), *(printed_comparisons(*one) for one in pooled.items())])
 
 
 def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -> None:
@@ -92,24 +84,41 @@ def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -
 
 def results_table(results: Results) -> str:
     """A Markdown table: a row for each system and dataset, then one for all datasets of the system."""
-    rows = []
-    for system, name in system_names(results.systems).items():
-        datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
-        rows += [[name, dataset, *_result_cells(results, system, [dataset])] for dataset in datasets]
-        if len(datasets) > 1:
-            rows.append([f"**{name}**", "**all**", *_result_cells(results, system, datasets)])
     header = ["method", "dataset", "n", "errors", *results.labels.values()]
     header += ["format", "turns", "calls", "tokens", "$"]
+    rows = []
+    for system, name in system_names(results.systems, {}).items():
+        datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
+        rows += [[name, dataset, *_cells(results, system, [dataset]).values()] for dataset in datasets]
+        if len(datasets) > 1:
+            rows.append([f"**{name}**", "**all**", *_cells(results, system, datasets).values()])
     return markdown_table(header, rows, left=2)
 
 
-def _result_cells(results: Results, system: System, datasets: Sequence[str]) -> list[str]:
+def printed_results(results: Results) -> str:
+    """A row for each system, over all datasets, without the columns that nobody filled."""
+    table = []
+    for system, name in system_names(results.systems, {}).items():
+        cells = {"method": name, **_cells(results, system, list(results.kinds))}
+        for label in list(results.labels.values())[1:]:
+            cells[label] = cells[label].partition(" [")[0]  # the interval of the first metric is enough
+        table.append(cells)
+    empty = ("–", "0")
+    kept = [name for name in table[0] if name == "n" or any(row[name] not in empty for row in table)]
+    rows = [[row[name] for name in kept] for row in table]
+    return fitted_table(kept, rows, drop=["SM", "tokens", "turns", "format", "n", "F1", "SSim"])
+
+
+def _cells(results: Results, system: System, datasets: Sequence[str]) -> dict[str, str]:
+    """The cells of a system by column: its means over the questions of some datasets."""
     means = mean_values(results, system, datasets)
-    cells = [str(means["n"]), str(means["errors"])]
-    cells += [_rate_text(results.pooled(system, datasets, metric)) for metric in results.labels]
-    cells += [f"{means[name]:.2f}" if name in means else "–" for name in ("format", "turns", "calls")]
-    tokens = means.get("tokens_in", 0.0) + means.get("tokens_out", 0.0)
-    return [*cells, f"{tokens:,.0f}", f"{means.get('usd', 0.0):.2g}"]
+    cells = {"n": str(means["n"]), "errors": str(means["errors"])}
+    for metric, label in results.labels.items():
+        cells[label] = _rate_text(results.pooled(system, datasets, metric))
+    for name in ("format", "turns", "calls"):
+        cells[name] = f"{means[name]:.2f}" if name in means else "–"
+    cells["tokens"] = f"{means.get('tokens_in', 0.0) + means.get('tokens_out', 0.0):,.0f}"
+    return {**cells, "$": f"{means.get('usd', 0.0):.2g}"}
 
 
 def _rate_text(rate: Rate | None) -> str:
@@ -118,7 +127,7 @@ def _rate_text(rate: Rate | None) -> str:
 
 def results_by_system(results: Results) -> dict[str, dict[str, float]]:
     """For each system n, errors and the means over the questions of all datasets."""
-    names = system_names(results.systems)
+    names = system_names(results.systems, {})
     return {name: mean_values(results, system, list(results.kinds)) for system, name in names.items()}
 
 
@@ -138,122 +147,38 @@ def mean_values(results: Results, system: System, datasets: Sequence[str]) -> di
     return means
 
 
-def system_names(systems: Sequence[System]) -> dict[System, str]:
-    """The method of each system, with its environment and agent if the method has several."""
-    names = {}
-    for system in systems:
-        same_method = [other for other in systems if other.method == system.method]
-        parts = []
-        if len({other.environment for other in same_method}) > 1:
-            parts.append(system.environment)
-        if len({other.agent for other in same_method}) > 1:
-            parts.append(system.agent)
-        names[system] = f"{system.method} ({', '.join(parts)})" if parts else system.method
-    return names
-
-
-def paired_comparisons(results: Results) -> list[PairedComparison]:
-    """The full method against each other system of its environment."""
-    found = []
-    for full in results.systems:
-        if full.method != FULL:
-            continue
-        for other in results.systems:
-            if other.method == FULL or other.environment not in (full.environment, ""):
-                continue
-            comparisons = compare_systems((results, full), (results, other))
-            if comparisons:
-                found.append(PairedComparison(full, other, comparisons))
-    return found
-
-
-def pooled_by_full(pairs: Sequence[PairedComparison]) -> dict[System, list[Comparison]]:
-    """For each full system its pooled comparison with each other one; Holm's correction over them."""
+def paired_comparisons(results: Results) -> dict[tuple[System, System], list[Comparison]]:
+    """The full method against each other system of its environment: by dataset, then pooled."""
     found = {}
-    for full in dict.fromkeys(pair.full for pair in pairs):
-        rows = [replace(pair.comparisons[-1], dataset=str(pair.other)) for pair in pairs if pair.full == full]
-        found[full] = with_holm(rows)
-    return found
+    for full in [system for system in results.systems if system.method == FULL]:
+        for other in results.systems:
+            if other.method != FULL and other.environment in (full.environment, ""):
+                found[full, other] = compare_systems((results, full), (results, other))
+    return {pair: comparisons for pair, comparisons in found.items() if comparisons}
 
 
-def pooled_comparisons(pairs: Sequence[PairedComparison]) -> list[str]:
-    """Markdown: for each full system a row for each other one."""
-    parts = []
-    for full, rows in pooled_by_full(pairs).items():
-        table = comparison_table(rows, "first", "second", row_heading="second")
-        parts.append(f"### {full} (first) against the others (second), all datasets\n\n{table}")
-    return parts
-
-
-def comparison_by_dataset(pair: PairedComparison) -> str:
-    """Markdown: two systems, with a row for each dataset."""
-    table = comparison_table(pair.comparisons, "first", "second")
-    return f"### {pair.full} (first) against {pair.other} (second)\n\n{table}"
-
-
-def compare_files(
-    first: str,
-    second: str,
-    *,
-    rules: Rules = "strict",
-    similarity: Similarity | None = None,
-    own: Metric | None = None,
-) -> str:
-    """Two systems, given as FILE or FILE:METHOD[:ENV[:AGENT]], compared by every metric: text for a terminal.
-
-    Raises UsageError if a name does not select exactly one system, or if the questions differ.
-    """
-    predictions = [_select(first), _select(second)]
-    check_pairs(predictions[0], predictions[1], names=(first, second))
-    sides = [
-        (score_predictions(side, rules=rules, similarity=similarity, own=own), side[0].system)
-        for side in predictions
-    ]
-    parts = [f"A: {sides[0][1]}\nB: {sides[1][1]}"]
-    for metric, label in sides[0][0].labels.items():
-        comparisons = compare_systems(sides[0], sides[1], metric=metric)
-        if comparisons:
-            parts.append(printed_pair(comparisons, label))
-    parts.append(printed_pair(compare_systems(sides[0], sides[1])[-1:], "main metrics"))
-    parts.append(
-        "Rates in percent. p of each dataset with Holm's correction: McNemar's test where\n"
-        "answers are right or wrong, otherwise a sign-flip test."
-    )
-    return "\n\n".join(parts)
-
-
-def _select(text: str) -> list[Prediction]:
-    """The predictions of the system that FILE or FILE:METHOD[:ENV[:AGENT]] names."""
-    if Path(text).exists():
-        name, wanted = text, ""
-    else:
-        name, _, wanted = text.partition(":")
-    predictions = read_predictions(Path(name))
-    systems = systems_of(predictions)
-    chosen = [system for system in systems if not wanted or f"{selector(system)}:".startswith(f"{wanted}:")]
-    if len(chosen) != 1:
-        choices = ", ".join(f"{name}:{selector(system)}" for system in systems)
-        raise UsageError(f"--compare {text} names {len(chosen)} systems; choose one of {choices}")
-    found = [one for one in predictions if one.system == chosen[0]]
-    newest = list(dict.fromkeys(one.setting for one in found))[-1]
-    return [one for one in found if one.setting == newest]
-
-
-def selector(system: System) -> str:
-    """The name of a system for --compare."""
-    return ":".join((system.method, system.environment, system.agent)).rstrip(":")
+def pooled_by_full(
+    pairs: Mapping[tuple[System, System], Sequence[Comparison]],
+) -> dict[System, list[Comparison]]:
+    """For each full system its pooled comparison with each other one; Holm's correction over them."""
+    rows: dict[System, list[Comparison]] = {}
+    for (full, other), comparisons in pairs.items():
+        rows.setdefault(full, []).append(replace(comparisons[-1], dataset=str(other)))
+    return {full: with_holm(comparisons) for full, comparisons in rows.items()}
 
 
 def quality_against_cost(results: Results) -> Plot:
     """A point for each system: the mean of the datasets' main metrics, and calls or dollars per question."""
-    datasets, series = list(results.kinds), []
+    datasets = list(results.kinds)
+    series: list[Series] = []
     spent = {system: costs(results, system, datasets) for system in results.systems}
     paid = any(cost["$ / 1,000 questions"] for cost in spent.values() if cost)
     unit = "$ / 1,000 questions" if paid else "calls / question"
-    for system, name in system_names(results.systems).items():
+    for system, name in system_names(results.systems, {}).items():
         rate = results.main_average(system, datasets)
         if rate is not None:
             point = Point(spent[system][unit], rate.mean, rate.low, rate.high, rate.n)
-            series.append(Series(name, [point]))
-    quality = "EM (texts: F1), mean of the datasets"
-    return Plot("Quality against cost", unit, quality, series, names_at_points=True)
+            colours_repeat = len(series) >= len(COLOURS)
+            label = f"{name}  {rate.mean:.3f}"
+            series.append(Series(label, [point], dashed=colours_repeat, joined=False))
+    return Plot("Quality against cost", unit, "EM (texts: F1), mean of the datasets", series)

@@ -1,20 +1,25 @@
-"""Choose the systems of an evaluation: methods × environments × agents, with digests of their settings."""
+"""Choose the systems of an evaluation: methods × environments × agents.
+
+Warns of test questions that their agents and prompts were trained or chosen on.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, MethodConfig
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.files import load_questions, question_key
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.options.routes import AGENT_ROUTE
+from prompt_r1.types import Question
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
@@ -29,7 +34,7 @@ AGENT_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-NO_AGENT = AgentSpec("", TrainConfig(), "")
+NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,6 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed
         for environment in environments:
             for name in names:
                 agent = agents[name or next(iter(agents))] if agents else NO_AGENT
-                if method in GAMES and environment:
-                    agent = agent.asking(environment, config)
                 system = System(method, environment, _answering_agent(method, name, agent, config))
                 setup = SystemSetup(system, agent, _digest(system, agent, config, seed))
                 setups.setdefault(system, setup)
@@ -77,16 +80,6 @@ def methods_of(config: EvaluateConfig) -> tuple[str, ...]:
     if config.tables:
         return tuple(name for name in METHODS if name != "grpo-only" or config.grpo_agent)
     return DEFAULT_METHODS
-
-
-def note_on_missing_method(config: EvaluateConfig) -> str:
-    """With --tables, how to include grpo-only if it was left out."""
-    if config.method or not config.tables or "grpo-only" in methods_of(config):
-        return ""
-    return (
-        "\ngrpo-only is left out: train its agent with `python train.py --env none`, and give --grpo-agent "
-        "RUN\n"
-    )
 
 
 def _answering_agent(method: str, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
@@ -103,25 +96,20 @@ def _answering_agent(method: str, name: str, agent: AgentSpec, config: EvaluateC
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
-    wanted = methods_of(config)
-    needed = any(method in WITH_AGENT for method in wanted)
-    needed |= "self-consistency" in wanted and not config.samples
-    if not config.agent and not needed:
+    need_one = WITH_AGENT if config.samples else (*WITH_AGENT, "self-consistency")
+    if not config.agent and not set(need_one) & set(methods_of(config)):
         return {}
-    names = config.agent or (str(newest_mini_run()),)
-    agents = {
-        name: resolve_agent(
+    agents = {}
+    for name in config.agent or (str(newest_mini_run()),):
+        spec = resolve_agent(
             name,
             kv_tokens=config.kv_tokens,
             tokenizer=config.agent_tokenizer,
             prompts=config.agent_prompts,
         )
-        for name in names
-    }
-    if config.max_turns:
-        for name, spec in agents.items():
-            agents[name] = replace(spec, config=replace(spec.config, max_turns=config.max_turns))
-    return {name: replace(spec, is_newest=not config.agent) for name, spec in agents.items()}
+        trained = replace(spec.config, max_turns=config.max_turns or spec.config.max_turns)
+        agents[name] = replace(spec, config=trained, is_newest=not config.agent)
+    return agents
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
@@ -148,9 +136,7 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     """Agent → the environment it was trained with; only agents that this project trained."""
     return {
-        name: agent.config.env
-        for name, agent in agents.items()
-        if trained_config(agent.tokenizer or agent.path)
+        name: spec.config.env for name, spec in agents.items() if trained_config(spec.tokenizer or spec.path)
     }
 
 
@@ -159,6 +145,30 @@ def training_files(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> l
     own = [agent.config for name, agent in agents.items() if name in trained_with(agents)]
     names = [name for run in own for name in (*run.data, *run.val_data)]
     return [*names, *config.train_data, *config.val_data]
+
+
+def leak_warnings(questions: Sequence[Question], names: Iterable[str]) -> list[str]:
+    """A sentence for each of the files that contains some of the questions, or that cannot be checked.
+
+    The splits of the mini world share no question, and are not checked.
+    """
+    warnings = []
+    for name in dict.fromkeys(names):
+        if name.partition(":")[0] == "mini":
+            continue
+        try:
+            keys = {question_key(question.text) for question in load_questions(name)}
+        except UsageError as error:
+            warnings.append(f"Warning: whether {name} contains test questions was not checked ({error}).")
+            continue
+        shared = Counter(question.dataset for question in questions if question_key(question.text) in keys)
+        if shared:
+            counts = ", ".join(f"{dataset} {count:,}" for dataset, count in sorted(shared.items()))
+            warnings.append(
+                f"Warning: {shared.total():,} of the {len(questions):,} test questions also occur in {name} "
+                f"({counts}); `python -m prompt_r1.data audit` lists them."
+            )
+    return warnings
 
 
 def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int) -> str:
@@ -173,8 +183,6 @@ def _digest(system: System, agent: AgentSpec, config: EvaluateConfig, seed: int)
         own = system.method in ("agent-only", "prompt-r1", "self-consistency")
         values["weights"] = digest_of(agent.path if own else find_agent(system.agent, agent.config.seed))
         values |= asdict(agent.config.game)
-        if agent.config.route == AGENT_ROUTE:
-            values["told"] = agent.config.told
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

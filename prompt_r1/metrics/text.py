@@ -1,4 +1,4 @@
-"""Score a predicted answer against the gold answers: EM, SM, F1 and math.
+"""Score an answer against the gold answers: EM, SM, F1 and math.
 
 Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
 are strict: a number keeps its sign, point and slash, an empty prediction scores 0, and a gold answer of which
@@ -32,7 +32,7 @@ NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
 LEADING_SIGN = re.compile(r"^([\s$(]*)-\s+(?=\$?\s*\.?\d)")
 BLANKS = re.compile(r"\s+(?!\d)|(?<!\d)\s+")
-OPERATORS = re.compile(r"[-+*/^!<>=|:±%€£¥₹\\\N{FULLWIDTH DOLLAR SIGN}]")
+OPERATORS = re.compile(r"[-+*/^!<>=|:±%$€£¥₹\\()\[\]]")
 # Group 1 is the punctuation that is kept.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
 

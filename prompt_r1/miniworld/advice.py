@@ -1,31 +1,12 @@
-"""`mini-advice`: the mini environment with a reader of instructions, so that a better prompt helps.
+"""`mini-advice`: the mini environment with a reader of instructions.
 
 Advice is read in system messages and in lines of the prompt that are not part of the question. It changes the
-skills of style A (see `beliefs`), whichever words it is given in:
+skills of style A (see `beliefs`), whichever words it is given in. All factors come before all gains, and a
+gain closes that share of the gap to 1. `bare` is the probability that "Answer only." is obeyed (0.7 without
+advice); otherwise the reply is a sentence.
 
-| advice    | understood as                            | effect                                             |
-|-----------|------------------------------------------|----------------------------------------------------|
-| steps     | one step after the other                 | hops + .5, problem + .4, compare + .2, bare × .7   |
-| years     | look up the years of both films          | compare + .6                                       |
-| sums      | one sum after the other                  | problem + .5                                       |
-| rephrase  | put casual wording into plain words      | casual + .6                                        |
-| details   | genre, hero and director in a summary    | details + .8                                       |
-| name      | the name or number alone, no sentence    | bare + .9                                          |
-| check     | check each fact                          | hops + .1, casual + .1                             |
-| guess     | give the likeliest answer, if in doubt   | compare + .1                                       |
-| role      | you are an expert                        | none                                               |
-| quick     | answer quickly, without thinking         | hops, problem, compare × .5, clear × .95, bare + .5 |
-| sentences | explain, or use full sentences           | bare × .3                                          |
-| doubt     | do not guess, say when you are unsure    | hops, casual, compare, problem × .8                |
-| fantasy   | be creative or vivid                     | clear, casual × .8, details × .7                   |
-
-`+ g` closes the share g of the gap to 1, and `× f` multiplies; all factors come before all gains. `bare` is
-the probability that "Answer only." is obeyed (0.7 without advice); otherwise the reply is a sentence.
-`details` is the probability that a summary has genre, hero and director (0 without advice).
-
-Conflicts: of `steps` and `quick`, `name` and `sentences`, `name` and `details`, `guess` and `doubt`, neither
-has an effect when both are given, and clear × .9. Length: each piece of advice beyond MOST_ADVICE, and each
-15 words beyond MOST_WORDS, leave only 0.8 of every gain.
+Of two pieces of advice in conflict neither has an effect, and `clear` × 0.9. Each piece of advice beyond
+MOST_ADVICE, and each 15 words beyond MOST_WORDS, leave only 0.8 of every gain.
 
 Without advice, prompts that do not end with "Answer only." get the replies of `mini`. The luck of a question
 does not depend on the advice, so a higher skill never loses a right answer.
@@ -66,50 +47,48 @@ ADVICE = {
     "steps": Advice(
         r"step by step|(one|each) step|one (thing|relation) (at a time|after)|one after|break .*down",
         "Go step by step.",
-        gains={"hops": 0.5, "problem": 0.4, "compare": 0.2},
-        factors={"bare": 0.7},
+        {"hops": 0.5, "problem": 0.4, "compare": 0.2},
+        {"bare": 0.7},
     ),
     "years": Advice(
         r"\b(both|each|check|compare|look up|recall)\b[^.]*\b(year|date)s?\b",
         "Look up both years.",
-        gains={"compare": 0.6},
+        {"compare": 0.6},
     ),
     "sums": Advice(
         r"\b(one|each|every) (sum|calculation|operation)|running total|calculate after",
         "Do one sum after the other.",
-        gains={"problem": 0.5},
+        {"problem": 0.5},
     ),
     "rephrase": Advice(
-        r"rephrase|plain words|casual|informal|colloquial",
-        "Rephrase casual questions.",
-        gains={"casual": 0.6},
+        r"rephrase|plain words|casual|informal|colloquial", "Rephrase casual questions.", {"casual": 0.6}
     ),
     "details": Advice(
         r"genre|all (the )?details|hero and (the )?director",
         "Give genre, hero and director.",
-        gains={"details": 0.8},
+        {"details": 0.8},
     ),
     "name": Advice(
         r"(name|number|answer|value)s? (alone|only)\b|only the|nothing but|(no|without a) (full )?sentence",
         "Reply with the name alone.",
-        gains={"bare": 0.9},
+        {"bare": 0.9},
     ),
     "check": Advice(
         r"double-check|check (every|each|the) (name|fact)|verify|careful",
         "Verify names.",
-        gains={"hops": 0.1, "casual": 0.1},
+        {"hops": 0.1, "casual": 0.1},
     ),
     "guess": Advice(
         r"best guess|likeliest|most likely|make a guess",
         "If in doubt, give the likeliest answer.",
-        gains={"compare": 0.1},
+        {"compare": 0.1},
     ),
     "role": Advice(r"you are an? ", "You are an expert."),
     "quick": Advice(
         r"quick|immediately|(not|n't|without) think",
         "Be quick.",
-        gains={"bare": 0.5},
-        factors={"hops": 0.5, "problem": 0.5, "compare": 0.5, "clear": 0.95},
+        {"bare": 0.5},
+        {"hops": 0.5, "problem": 0.5, "compare": 0.5, "clear": 0.95},
     ),
     "sentences": Advice(
         r"(in|use|with) (full |complete )sentence|explain|show your (work|reasoning)",
@@ -161,13 +140,10 @@ class AdvisedEnvironment:
         self.name = "mini-advice"
         self._environment = MiniEnvironment(world, "A", seed=seed)
 
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+    async def ask(self, messages: list[Message]) -> str:
         instructions = [message["content"] for message in messages if message["role"] == "system"]
         prompts = [message["content"] for message in messages if message["role"] == "user"]
         return self.reply(prompts[-1], instructions).text
-
-    async def close(self) -> None:
-        pass
 
     def reply(self, prompt: str, instructions: Iterable[str] = ()) -> MiniReply:
         """Reply to a prompt under instructions; lines of the prompt may be instructions too."""

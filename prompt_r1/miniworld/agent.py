@@ -1,19 +1,18 @@
-"""The mini agent: a Qwen3 with half a million parameters, warm-started on demonstrations from other worlds.
+"""The mini agent: a Qwen3 of half a million parameters, and its warm start.
 
 It knows the format, all strategies and how to copy names from a reply, but no fact of the world in which it
 will play.
 """
 
-import ast
-import hashlib
 import os
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
@@ -31,6 +31,7 @@ from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
+VERSION = 1  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
 @dataclass(frozen=True)
@@ -48,39 +49,19 @@ def build_agent(
     games: int = 400,
     steps: int = 1500,
     batch_size: int = 8,
-    progress: bool = True,
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
     demonstrations = list(_demonstrations(seed, worlds, games))
-    texts = (plain_text(*played) for played in demonstrations[:5000])
-    return learn_from(
-        demonstrations, texts, INSTRUCTION, seed=seed, steps=steps, batch_size=batch_size, progress=progress
-    )
-
-
-def learn_from(
-    demonstrations: Sequence[tuple[Question, list[Turn]]],
-    texts: Iterable[str],
-    instruction: str,
-    *,
-    seed: int,
-    steps: int,
-    batch_size: int,
-    progress: bool,
-) -> MiniAgent:
-    """Train a tokenizer on `texts`, and warm-start a new model on games played under an instruction."""
-    tokenizer = train_tokenizer(texts, vocabulary=1400)
-    codec = Codec(tokenizer, instruction)
-    trajectories = [record(question, turns, codec) for question, turns in demonstrations]
+    tokenizer = train_tokenizer((plain_text(*played) for played in demonstrations[:5000]), vocabulary=1400)
+    codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
     warm_start(
         model,
-        trajectories,
+        [record(question, turns, codec) for question, turns in demonstrations],
         steps=steps,
         batch_size=batch_size,
         learning_rate=3e-3,
         seed=seed,
-        progress=progress,
     )
     return MiniAgent(model, tokenizer)
 
@@ -88,27 +69,22 @@ def learn_from(
 def mini_agent(seed: int, cache_dir: Path | str) -> Path:
     """The Hugging Face folder of the warm-started agent of `seed`.
 
-    An agent that this code has built comes with the package for seed 0. Those of other seeds, and of other
-    code, are built by the first call and kept in `cache_dir`.
+    That of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`: written
+    under another name and then renamed, so that a killed build leaves no incomplete agent, and of two
+    concurrent builds the first that ends is kept.
     """
-    name = f"mini-agent-{seed}-{source_digest()}"
+    name = f"mini-agent-{seed}-v{VERSION}"
     if (EMBEDDED / name).is_dir():
         return EMBEDDED / name
-    task = f"the mini agent of seed {seed}: about a minute"
-    return kept_agent(Path(cache_dir) / name, partial(build_agent, seed), task)
-
-
-def kept_agent(folder: Path, build: Callable[[], MiniAgent], task: str) -> Path:
-    """The folder of an agent, which the first call builds. `task` says what is built, and how long it takes.
-
-    The folder is written under another name and then renamed: a killed build leaves no incomplete agent, and
-    of two concurrent builds the first that ends is kept.
-    """
+    folder = Path(cache_dir) / name
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    tqdm.write(f"Building {task}, once; it is kept in {folder}", file=sys.stderr)
-    agent = build()
+    tqdm.write(
+        f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
+        file=sys.stderr,
+    )
+    agent = build_agent(seed)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         agent.model.save_pretrained(unfinished)
@@ -168,28 +144,21 @@ def warm_start(
     batch_size: int,
     learning_rate: float,
     seed: int,
-    progress: bool,
 ) -> list[float]:
     """Train on the next-token cross-entropy of the agent's own tokens. Returns the loss of every step."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-    )
-    batches = _batches(trajectories, batch_size, random.Random(f"warm start {seed}"))
-    losses = []
+    batches = islice(_batches(trajectories, batch_size, random.Random(f"warm start {seed}")), steps)
     model.train()
-    bar = tqdm(range(steps), desc="warm start", unit="step", disable=None if progress else True)
-    for step in bar:
-        optimizer.param_groups[0]["lr"] = learning_rate * _schedule(step, steps)
-        loss = _loss(model, next(batches))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % 50 == 0:
-            bar.set_postfix(loss=f"{losses[-1]:.2f}")
+    losses = fine_tune(
+        list(model.parameters()),
+        batches,
+        partial(_loss, model),
+        rate=lambda step: learning_rate * _schedule(step, steps),
+        betas=(0.9, 0.98),
+        micro_batch=batch_size,
+    )
+    found = list(tqdm(losses, desc="warm start", total=steps, unit="step", disable=None))
     model.eval()
-    return losses
+    return found
 
 
 def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Question, list[Turn]]]:
@@ -214,7 +183,7 @@ def _batches(
         yield from rng.sample(batches, len(batches))
 
 
-def _loss(model: Qwen3ForCausalLM, batch: list[Trajectory]) -> Tensor:
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Tensor:
     width = max(len(trajectory.tokens) for trajectory in batch)
     padding = model.config.pad_token_id
     assert padding is not None, "new_model sets the padding token"
@@ -236,38 +205,7 @@ def _schedule(step: int, steps: int) -> float:
     return warm_up * (1.0 - 0.95 * decay)
 
 
-def source_digest() -> str:
-    """A digest of the code that shapes the agent: this package without its server, and the protocol.
-
-    Docstrings and comments do not count, so that editing them does not rebuild the agent.
-    """
-    folder = Path(__file__).parent
-    sources = [path for path in sorted(folder.glob("*.py")) if path.name != "serve.py"]
-    digest = hashlib.sha256()
-    for path in [*sources, folder.parent / "protocol.py"]:
-        digest.update(code_of(path.read_text("utf-8")).encode())
-    return digest.hexdigest()[:12]
-
-
-def code_of(source: str) -> str:
-    """The syntax tree of a Python source, without docstrings; it has no comments and no layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            # A string that is a statement of its own is a docstring or the description of an attribute.
-            node.body = [statement for statement in node.body if not _is_string(statement)]
-    return ast.dump(tree)
-
-
-def _is_string(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
-if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after a change of the code that builds it
+if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after VERSION was raised
     torch.set_num_threads(1)
     shutil.rmtree(EMBEDDED, ignore_errors=True)
     print(mini_agent(0, EMBEDDED))

@@ -1,4 +1,4 @@
-"""Imperfect demonstrations for the warm start: good and bad strategies, in the right format.
+"""Imperfect demonstrations for the warm start.
 
 The demonstrator sees the meaning of a question (its slots) but not the gold answer: it plays against the real
 environment and answers with the value of the last reply. Most strategies fail most of the time. The

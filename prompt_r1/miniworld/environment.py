@@ -1,4 +1,4 @@
-"""The large language model of the mini world: rules that imitate its strengths and errors (see `beliefs`).
+"""The large language model of the mini world, as rules.
 
 It knows the facts of the world but no gold answer. Its reply is a pure function of the seed, the style and
 the last user message, so every process gets the same reply to the same prompt.
@@ -35,12 +35,9 @@ class MiniEnvironment:
         self.style: Style = style
         self.seed = seed
 
-    async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
+    async def ask(self, messages: list[Message]) -> str:
         prompts = [message["content"] for message in messages if message["role"] == "user"]
         return self.reply(prompts[-1]).text
-
-    async def close(self) -> None:
-        pass
 
     def reply(self, prompt: str, skills: Skills | None = None) -> MiniReply:
         """Reply to a prompt, with the skills of the style unless others are given.

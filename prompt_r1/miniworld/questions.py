@@ -1,4 +1,4 @@
-"""Questions about a world, of seven kinds, each of which stands for datasets of the paper.
+"""Questions about a world, of seven kinds.
 
 | kind       | stands for      | example                                                                     |
 |------------|-----------------|-----------------------------------------------------------------------------|
@@ -16,7 +16,7 @@ are disjoint, whatever the number of questions drawn.
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ Split = Literal["train", "validation", "test", "ood"]
 
 TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
 OOD_KINDS = ("bridge_ood", "math_ood")
+FORMS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # of the others: qa
 
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 # Training has every relation and every verb in each position, but not these pairs.
@@ -136,12 +137,12 @@ def mini_world(
 ) -> MiniWorld:
     """Make the world of `seed`, with these numbers of questions in each split."""
     world = make_world(seed)
-    counts: dict[Split, int] = {"train": train, "validation": validation, "test": test, "ood": ood}
-    questions = {
-        split: [mini.question for mini in make_questions(world, split, count, seed)]
-        for split, count in counts.items()
-    }
-    return MiniWorld(world=world, **questions)
+
+    def draw(split: Split, count: int) -> list[Question]:
+        return [mini.question for mini in make_questions(world, split, count, seed)]
+
+    parts = draw("train", train), draw("validation", validation), draw("test", test), draw("ood", ood)
+    return MiniWorld(world, *parts)
 
 
 def make_questions(
@@ -212,13 +213,9 @@ def _new_question(world: World, split: Split, kind: str, rng: random.Random, tex
         if _split_of(slots, world) != split or text in texts:
             continue
         texts.add(text)
-        form: Kind = "qa"
-        if kind == "gen":
-            form = "text"
-        elif kind in ("math", "math_ood"):
-            form = "math"
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
-        return MiniQuestion(slots, Question(identity, kind, text, (answer_of(slots, world),), form))
+        answers, form = (answer_of(slots, world),), FORMS.get(kind, "qa")
+        return MiniQuestion(slots, Question(identity, kind, text, answers, form))
     raise UsageError(
         f"the mini world has no more than {len(texts)} {split} questions with this share of {kind!r}"
     )

@@ -1,4 +1,4 @@
-"""A small byte-level BPE tokenizer for the mini world, in Hugging Face's format."""
+"""A small byte-level BPE tokenizer for the mini world."""
 
 import re
 from collections.abc import Iterable

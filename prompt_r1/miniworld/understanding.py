@@ -1,4 +1,4 @@
-"""Parse a prompt into a request that the mini environment can answer, or None.
+"""Parse a prompt into a request that the mini environment can answer.
 
 Letter case, blanks and a "Question:" in front do not matter. A question may be on a line of its own among
 other lines, such as instructions; it is not found inside a line.
@@ -64,16 +64,11 @@ class Vague:
 Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
 
 
-@dataclass(frozen=True)
-class Form:
-    """A wording of a request: the named groups of `pattern` are the arguments of `build`."""
-
-    pattern: re.Pattern[str]
-    build: Callable[..., Request]
+Build = Callable[..., Request]
 
 
-def _form(pattern: str, build: Callable[..., Request]) -> Form:
-    return Form(re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build)
+def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
+    return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
 def _wording(template: str) -> str:
@@ -83,9 +78,8 @@ def _wording(template: str) -> str:
 
 
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
-    return Problem(
-        owner, things.lower(), int(start), (verb.lower(), then.lower()), (int(amount), int(second))
-    )
+    verbs, amounts = (verb.lower(), then.lower()), (int(amount), int(second))
+    return Problem(owner, things.lower(), int(start), verbs, amounts)
 
 
 _RELATION = "director|composer|star|mother|spouse|teacher|birthplace|year|genre|hero"
@@ -97,10 +91,11 @@ _ANY_PROBLEM = (
 )
 _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
 
+_TWO_RELATIONS = rf"the (?P<second>{_RELATION}) of the (?P<first>{_RELATION})"
+
+# Wordings of requests: the named groups of each pattern are the arguments of what builds the request.
 FORMS = (
-    _form(
-        rf"(?:who|what) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of (?P<film>.+?)", Bridge
-    ),
+    _form(rf"(?:who|what) is {_TWO_RELATIONS} of (?P<film>.+?)", Bridge),
     _form(rf"(?:who|what) is the (?P<relation>{_RELATION}) of (?P<subject>.+?)", Lookup),
     _form(r"who directed (?P<subject>.+?)", partial(Lookup, relation="director")),
     _form(r"who composed (?:the music (?:of|for) )?(?P<subject>.+?)", partial(Lookup, relation="composer")),
@@ -129,24 +124,22 @@ def understand(prompt: str, world: World) -> Request | None:
         # No question is longer, and patterns with several wildcards are slow on long texts.
         if len(words) > 300:
             continue
-        for form in FORMS:
-            match = form.pattern.fullmatch(words)
-            request = _fill(form, match, world) if match else None
-            if request is not None:
+        for pattern, build in FORMS:
+            match = pattern.fullmatch(words)
+            request = build(**_slots(match, world)) if match else None
+            if request is not None and _makes_sense(request, world):
                 return request
     return None
 
 
-def _fill(form: Form, match: re.Match[str], world: World) -> Request | None:
-    """Build the request, with names in the world's spelling; None if it is about something unknown."""
-    slots = {
-        slot: text.lower() if slot in ("relation", "first", "second", "sign") else text
-        for slot, text in match.groupdict().items()
-    }
+def _slots(match: re.Match[str], world: World) -> dict[str, str]:
+    """The parts of a request, with names in the world's spelling ("": unknown)."""
+    slots = match.groupdict()
+    for slot in slots.keys() & {"relation", "first", "second", "sign"}:
+        slots[slot] = slots[slot].lower()
     for slot in slots.keys() & {"film", "other", "subject"}:
         slots[slot] = world.names.get(slots[slot].lower(), "")
-    request = form.build(**slots)
-    return request if _makes_sense(request, world) else None
+    return slots
 
 
 def _makes_sense(request: Request, world: World) -> bool:

@@ -1,8 +1,9 @@
-"""Advantages other than those of eq. 16 (`--advantages`), and groups whose games all did equally well.
+"""Other advantages than eq. 16 (`--advantages`), and groups without spread.
 
     group                  (R_i - mean(group)) / (std(group) + 1e-6)         eq. 16
     group-mean-batch-std   (R_i - mean(group)) / (std(step) + 1e-6)          as in TRL (scale_rewards="batch")
     no-std                  R_i - mean(group)                                Dr. GRPO
+    turn                   of each turn of a game: options.turn_advantages
 
 std(group) gives a group of nearly equal rewards the same influence as one with large differences: questions
 that are nearly always or nearly never answered weigh most (Dr. GRPO: Liu et al. 2025, arXiv 2503.20783).
@@ -12,57 +13,57 @@ their own standard deviation over the batch).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import mean
 
-from prompt_r1.types import ScoredGame
+from prompt_r1.grpo import compared, group_advantages
+from prompt_r1.options.turn_advantages import turn_advantages
+from prompt_r1.reward import Rule
+from prompt_r1.types import Reward, ScoredGame, Trajectory
 
 Groups = list[list[ScoredGame]]
+Rewards = Sequence[Sequence[float | None]]  # by question and game; None: the environment broke the game
+Advantages = list[list[float | None]]
 Sum = Callable[[list[float]], list[float]]  # of each number, over all ranks; called by every rank
 
 
-def group_mean_batch_std(games_PG: Groups, sum_over_ranks: Sum) -> Groups:
+def compare_games(
+    trajectories_PG: Sequence[Sequence[Trajectory]],
+    rewards_PG: Sequence[Sequence[Reward | None]],
+    *,
+    advantages: str,
+    rule: Rule,
+    sum_over_ranks: Sum,
+) -> Groups:
+    """The games with rewards and advantages, by a name of the table above. Called by every rank."""
+    totals_PG = [[reward.total if reward else None for reward in rewards] for rewards in rewards_PG]
+    if advantages == "group-mean-batch-std":
+        advantages_PG = _group_mean_batch_std(totals_PG, sum_over_ranks)
+    elif advantages == "no-std":
+        advantages_PG = [_centred(rewards) for rewards in totals_PG]
+    else:
+        advantages_PG = group_advantages(totals_PG)
+    columns_P = zip(trajectories_PG, rewards_PG, advantages_PG, strict=True)
+    games_PG = [list(map(ScoredGame, *columns)) for columns in columns_P]
+    return turn_advantages(games_PG, rule) if advantages == "turn" else games_PG
+
+
+def _group_mean_batch_std(rewards_PG: Rewards, sum_over_ranks: Sum) -> Advantages:
     """Advantages with the mean of the group and the standard deviation of the step. Collective."""
-    rewards = [reward for group in games_PG for reward in _rewards(group)]
-    count, total = sum_over_ranks([len(rewards), sum(rewards)])
+    kept_PG = [[reward for reward in compared(rewards) if reward is not None] for rewards in rewards_PG]
+    kept = [reward for rewards in kept_PG for reward in rewards]
+    count, total = sum_over_ranks([len(kept), sum(kept)])
     centre = total / max(count, 1)
-    [squares] = sum_over_ranks([sum((reward - centre) ** 2 for reward in rewards)])
+    [squares] = sum_over_ranks([sum((reward - centre) ** 2 for reward in kept)])
     spread: float = (squares / max(count - 1, 1)) ** 0.5
-    return [_with_advantages(group, scale=1 / (spread + 1e-6)) for group in games_PG]
+    return [_centred(rewards, scale=1 / (spread + 1e-6)) for rewards in rewards_PG]
 
 
-def group_mean(games_PG: Groups, sum_over_ranks: Sum) -> Groups:
-    """Advantages that are differences to the mean of the group, in units of the reward."""
-    return [_with_advantages(group, scale=1.0) for group in games_PG]
-
-
-def group_mean_and_std(games_PG: Groups, sum_over_ranks: Sum) -> Groups:
-    """The advantages of eq. 16, which the games have already."""
-    return games_PG
-
-
-ADVANTAGES: dict[str, Callable[[Groups, Sum], Groups]] = {
-    "group": group_mean_and_std,
-    "group-mean-batch-std": group_mean_batch_std,
-    "no-std": group_mean,
-}
-
-
-def _rewards(group: Sequence[ScoredGame]) -> list[float]:
-    """The rewards of the games to train on: without those that left, alone or with their group."""
-    return [game.reward.total for game in group if game.reward and game.advantage is not None]
-
-
-def _with_advantages(group: Sequence[ScoredGame], *, scale: float) -> list[ScoredGame]:
-    """The group with (R_i - mean) · scale as advantages. A game that left stays without one."""
-    rewards = _rewards(group)
-    centre = mean(rewards) if rewards else 0.0
-    return [
-        replace(game, advantage=(game.reward.total - centre) * scale)
-        if game.reward and game.advantage is not None
-        else game
-        for game in group
-    ]
+def _centred(rewards: Sequence[float | None], *, scale: float = 1.0) -> list[float | None]:
+    """(R_i - mean) · scale, in units of the reward."""
+    rewards = compared(rewards)
+    kept = [reward for reward in rewards if reward is not None]
+    centre = mean(kept) if kept else 0.0
+    return [None if reward is None else (reward - centre) * scale for reward in rewards]
 
 
 def has_spread(group: Sequence[ScoredGame]) -> bool:

@@ -1,4 +1,4 @@
-"""Ratios of the clipped surrogate (eq. 17) other than that of each token (`--ratio`).
+"""Losses other than eq. 17: other ratios, clip ranges and importance weights.
 
     token      r_t = π_θ(w_t) / π_old(w_t)                                   eq. 17
     sequence   s   = exp( 1/|u| Σ_t log(π_θ(w_t) / π_old(w_t)) )             GSPO: of each game
@@ -14,6 +14,43 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from prompt_r1.grpo import Loss
+
+
+def weighted_loss(
+    ratio: Tensor,
+    importance: Tensor,
+    kl: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    clip: tuple[float, float],
+    kl_coef: float,
+) -> Loss:
+    """Eq. 17 with any ratio, a clip range below and above 1, and importance weights.
+
+        L = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]
+
+    As in TRL 1.16 (GRPOTrainer), the importance weight c is for the policy term only.
+    """
+    below, above = clip
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - below, 1 + above) * advantages)
+    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
+    clipped = (ratio * advantages > surrogate).float()
+    return Loss(total, (weights * kl).sum().detach(), (weights * clipped).sum().detach(), kl.detach())
+
+
+def importance_weights(old: Tensor, engine: Tensor, *, cap: float) -> Tensor:
+    """The weight (N,) that corrects each token for the engine that sampled it.
+
+        c = min(π_old / π_engine, C)                                   C: cap; 0: no correction, c = 1
+
+    In 16 bits engine and policy round differently, and with `--ahead 1` the engine's weights are older, so it
+    samples from another distribution than the one that learns. This is token-level truncated importance
+    sampling (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
+    """
+    return (old - engine).exp().clamp(max=cap) if cap else torch.ones_like(old)
 
 
 def token_ratios(games: Tensor, log_ratios: Tensor) -> Tensor:

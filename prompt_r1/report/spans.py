@@ -1,6 +1,7 @@
-"""The tokens of a game as text, in spans that the agent wrote and spans that it read."""
+"""The text of a game, in spans that the agent wrote and spans that it read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from math import exp
@@ -11,7 +12,22 @@ if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to
     from transformers import PreTrainedTokenizerBase
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-Row = dict[str, Any]
+
+
+@dataclass
+class Span:
+    """Consecutive tokens that the agent wrote, or read. A reply has the duration of its call.
+
+    Written ones have a digit of base 36 in `lengths` for the characters of each token, and in `chances` two
+    digits for the probability in percent with which it was sampled, at most 99. "": not known.
+    """
+
+    text: str
+    tokens: int = 0  # 0: not known
+    written: bool = False
+    lengths: str = ""
+    chances: str = ""
+    seconds: float = 0.0
 
 
 class TokenTexts:
@@ -38,7 +54,7 @@ class TokenTexts:
         return str(text)
 
     def lengths(self, tokens: tuple[int, ...]) -> str:
-        """The number of characters of each token, as one base-36 digit.
+        """The `lengths` of a span.
 
         "" if the texts of single tokens do not add up to the text, as for characters of several tokens.
         """
@@ -48,21 +64,23 @@ class TokenTexts:
         return "".join(DIGITS[len(piece)] for piece in pieces)
 
 
-def spans_of(row: Row, texts: TokenTexts) -> list[Row]:
-    """A game as spans of tokens: {text, tokens} for read ones, with {lengths, chances} for written ones.
-
-    `chances` has two digits per token, the probability in percent with which it was sampled (at most 99).
-    """
+def spans_of(row: Mapping[str, Any], texts: TokenTexts) -> list[Span]:
+    """A game of a trajectory file as spans; without a tokenizer from its recorded texts."""
     if not texts.known:
-        return _from_turns(row)
+        spans = [Span(row["question"]["text"])]
+        for turn in row["turns"]:
+            spans.append(Span(turn["text"], written=True))
+            if turn["reply"] is not None:
+                spans.append(Span(turn["reply"]))
+        return spans
     spans, start, logprobs = [], 0, iter(row.get("logprobs", ()))
     for sampled, run in groupby(row["sampled"], key=int):
         end = start + len(list(run))
         tokens = tuple(row["tokens"][start:end])
-        span: Row = {"text": texts.text(tokens), "tokens": len(tokens)}
+        span = Span(texts.text(tokens), len(tokens))
         if sampled:
-            span["lengths"] = texts.lengths(tokens)
-            span["chances"] = _percents([next(logprobs, None) for _ in tokens])
+            chances = _percents([next(logprobs, None) for _ in tokens])
+            span = Span(span.text, span.tokens, True, texts.lengths(tokens), chances)
         spans.append(span)
         start = end
     return spans
@@ -73,13 +91,3 @@ def _percents(logprobs: Sequence[float | None]) -> str:
     if len(known) < len(logprobs):
         return ""  # the run did not record them
     return "".join(f"{min(99, int(100 * exp(logprob))):02}" for logprob in known)
-
-
-def _from_turns(row: Row) -> list[Row]:
-    """The spans of a game from its recorded texts, without token counts."""
-    spans: list[Row] = [{"text": row["question"]["text"], "tokens": 0}]
-    for turn in row["turns"]:
-        spans.append({"text": turn["text"], "tokens": 0, "lengths": "", "chances": ""})
-        if turn["reply"] is not None:
-            spans.append({"text": turn["reply"], "tokens": 0})
-    return spans

@@ -1,4 +1,4 @@
-"""Plot means with their intervals as one SVG file that loads nothing; it adapts to dark mode."""
+"""Plot means with their intervals as an SVG file."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ HEIGHT = 380
 LEFT, TOP, BOTTOM = 52, 62, 46  # margins in pixels
 PLOT_WIDTH = 502
 PADDING = 14  # between the frame and the first and last x
-LEGEND_WIDTH, NAMES_WIDTH = 166, 300  # the right margin for a legend, or for names beside the points
 APART = 4  # pixels between the intervals of two series at the same x
-LINE_HEIGHT, CHARACTER_WIDTH = 14, 7  # of names beside points
+LEGEND_HEIGHT, CHARACTER_WIDTH = 22, 7  # of an entry, and of its letters
 MAX_TICKS = 8
 # Wong's colour-blind safe colours. Marker and dashes tell series apart without colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9", "#555555")
@@ -46,16 +45,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Several series over one x axis, which begins at 0; y runs from 0 to 1.
-
-    `names_at_points`: instead of a legend, write each series' label beside its only point.
-    """
+    """Several series over one x axis, which begins at 0; y runs from 0 to 1."""
 
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
-    names_at_points: bool = False
 
 
 def rate_text(point: Point) -> str:
@@ -68,13 +63,15 @@ def svg(plot: Plot) -> str:
     xs = [point.x for series in plot.series for point in series.points]
     scale = _Scale(max(xs, default=0.0) or 1.0)
     right = LEFT + PLOT_WIDTH
-    width = right + (NAMES_WIDTH if plot.names_at_points else LEGEND_WIDTH)
+    longest = max((len(series.label) for series in plot.series), default=0)
+    width = right + 50 + max(16, longest) * CHARACTER_WIDTH
+    height = max(HEIGHT, TOP + LEGEND_HEIGHT * len(plot.series))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{_text(plot.title)}</title><style>{STYLE}</style>",
         f'<text class="title" x="{LEFT - 30}" y="26">{_text(plot.title)}</text>',
         _muted(plot.x_label, right - PADDING, HEIGHT - 8, anchor="end"),
-        _muted(plot.y_label, LEFT - 8, TOP - 12, anchor="start" if plot.names_at_points else "end"),
+        _muted(plot.y_label, LEFT - 30, TOP - 12, anchor="start"),
     ]
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = scale.y(value)
@@ -84,20 +81,9 @@ def svg(plot: Plot) -> str:
         parts.append(_muted(f"{value:g}", scale.x(value), HEIGHT - BOTTOM + 18, anchor="middle"))
     for number, series in enumerate(plot.series):
         colour = COLOURS[number % len(COLOURS)]
-        beside = _at_same_x(plot, scale)[number] if plot.names_at_points else range(len(plot.series))
-        shift = APART * (list(beside).index(number) - (len(beside) - 1) / 2)
-        parts += _draw_series(series, colour, scale, shift)
-        if not plot.names_at_points:
-            parts += _draw_legend_entry(series, colour, y=TOP + 4 + 22 * number)
-    if plot.names_at_points:
-        parts += _draw_names(plot.series, scale)
+        parts += _draw_series(series, colour, scale, APART * (number - (len(plot.series) - 1) / 2))
+        parts += _draw_legend_entry(series, colour, y=TOP + 4 + LEGEND_HEIGHT * number)
     return "\n".join([*parts, "</svg>\n"])
-
-
-def _at_same_x(plot: Plot, scale: "_Scale") -> list[list[int]]:
-    """For each series of one point, the numbers of the series whose points would lie over each other."""
-    xs = [scale.x(series.points[0].x) for series in plot.series]
-    return [[other for other, x in enumerate(xs) if abs(x - own) < APART] for own in xs]
 
 
 @dataclass(frozen=True)
@@ -134,8 +120,8 @@ def _ticks(highest: float, *, whole: bool) -> list[float]:
 
 def _draw_series(series: Series, colour: str, scale: _Scale, shift: float) -> list[str]:
     """The line if the points are joined, and each point with its interval and a tooltip."""
-    dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
     path = " ".join(f"{scale.x(point.x) + shift},{scale.y(point.mean)}" for point in series.points)
+    dashes = ' stroke-dasharray="5 4"' if series.dashed else ""
     line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
     parts = [line] if series.joined else []
     for point in series.points:
@@ -159,37 +145,3 @@ def _draw_legend_entry(series: Series, colour: str, *, y: float) -> list[str]:
     line = f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.2"{dashes}/>'
     sign = line if series.joined else _marker(series, colour, x + 11, y)
     return [sign, f'<text x="{x + 29}" y="{y + 4}">{_text(series.label)}</text>']
-
-
-def _draw_names(series: Sequence[Series], scale: _Scale) -> list[str]:
-    """The label and mean of each series, joined to its point by a line; names do not overlap.
-
-    A name is on the right of its point, or on the left if it would cover another point there.
-    """
-    points = [(scale.x(one.points[0].x), scale.y(one.points[0].mean)) for one in series]
-    heights = _spread([y + 4 for _, y in points])
-    parts = []
-    for one, (x, y), height in zip(series, points, heights, strict=True):
-        name = f"{one.label}  {one.points[0].mean:.3f}"
-        end = x + 14 + CHARACTER_WIDTH * len(name)
-        covered = any(x < other < end and abs(at - (height - 4)) < LINE_HEIGHT / 2 for other, at in points)
-        side, anchor = (-1, "end") if covered else (1, "start")
-        parts.append(
-            f'<line class="grid" x1="{x + 5 * side}" x2="{x + 12 * side}" y1="{y}" y2="{height - 4}"/>'
-        )
-        parts.append(f'<text x="{x + 14 * side}" y="{height}" text-anchor="{anchor}">{_text(name)}</text>')
-    return parts
-
-
-def _spread(heights: Sequence[float]) -> list[float]:
-    """Move heights apart until they differ by LINE_HEIGHT; their order and the bottom edge are kept."""
-    placed = list(heights)
-    by_height = sorted(range(len(heights)), key=lambda index: heights[index])
-    lowest = -math.inf
-    for index in by_height:
-        placed[index] = lowest = max(placed[index], lowest + LINE_HEIGHT)
-    limit = float(HEIGHT - BOTTOM + 4)
-    for index in reversed(by_height):
-        placed[index] = min(placed[index], limit)
-        limit = placed[index] - LINE_HEIGHT
-    return placed

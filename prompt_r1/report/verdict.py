@@ -1,4 +1,4 @@
-"""One sentence about a run: did the agent learn, and from what to what?"""
+"""One sentence about a run: did the agent learn?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,11 @@ def verdict(metrics: Columns) -> Verdict:
             )
         return Verdict("learned", f"Learned: {change}.")
     if best.mean == 0 and any(value and value > 0 for value in metrics.get("f1", ())):
-        return Verdict("unclear", f"Unclear: no answer equals its gold answer word by word; {_f1(metrics)}.")
+        f1 = _known(metrics, "val/f1") or _known(metrics, "f1")
+        return Verdict(
+            "unclear",
+            f"Unclear: no answer equals its gold answer word by word; F1 {f1[0]:.2f} → {f1[-1]:.2f}.",
+        )
     if last.high < first.low:
         return Verdict("not", f"Did not learn: {name} fell, {first.mean:.2f} → {last.mean:.2f} {last.where}.")
     if best.mean > first.mean and not _stuck(metrics):
@@ -68,8 +72,8 @@ def _validations(metrics: Columns) -> list[_Measured]:
     points = []
     for step, em, n in zip(*columns, strict=False):
         if step is not None and em is not None and n:
-            low, high = wilson(min(round(em * n), int(n)), int(n))
-            points.append(_Measured(f"at step {step:.0f} ({n:.0f} questions)", em, low, high))
+            interval = wilson(min(round(em * n), int(n)), int(n))
+            points.append(_Measured(f"at step {step:.0f} ({n:.0f} questions)", em, *interval))
     return points
 
 
@@ -78,14 +82,11 @@ def _windows(metrics: Columns) -> list[_Measured]:
     values = _known(metrics, "em")
     if len(values) < 2 * WINDOW:
         return []
-    points = []
-    for where, part in (
-        (f"in the first {WINDOW} steps", values[:WINDOW]),
-        (f"in the last {WINDOW} steps", values[-WINDOW:]),
-    ):
-        low, high = mean_interval(part)
-        points.append(_Measured(where, mean(part), low, high))
-    return points
+    parts = {"first": values[:WINDOW], "last": values[-WINDOW:]}
+    return [
+        _Measured(f"in the {name} {WINDOW} steps", mean(part), *mean_interval(part))
+        for name, part in parts.items()
+    ]
 
 
 def _known(metrics: Columns, name: str) -> list[float]:
@@ -104,11 +105,4 @@ def _reason(metrics: Columns) -> str:
         return ""
     formed = _known(metrics, "format")[-WINDOW:]
     why = "; all games of each question had the same reward, so there was nothing to learn from"
-    if formed and mean(formed) < 0.05:
-        return f"{why}, because almost no game has the required format"
-    return why
-
-
-def _f1(metrics: Columns) -> str:
-    values = _known(metrics, "val/f1") or _known(metrics, "f1")
-    return f"F1 {values[0]:.2f} → {values[-1]:.2f}"
+    return f"{why}, because almost no game has the required format" if formed and mean(formed) < 0.05 else why

@@ -1,9 +1,6 @@
-// The words of the page in plain English: shown when a word is pointed at, and as a list (key w).
+// The words of the page in plain English, shown when a word is pointed at.
 
 const WORDS = {
-  agent: "The small model that is trained. It asks the environment, and answers.",
-  environment: "The large model that the agent asks. It is never trained.",
-  game: "One dialogue about one question: the agent asks the environment over several turns, and then answers.",
   group: "All games of one question in one step. Each is compared with the others.",
   opening: "What the agent reads first: the instruction and the question.",
   gold: "The right answer, or several that are all accepted.",
@@ -20,34 +17,13 @@ const WORDS = {
   "well-formed": "Every turn is one think block and one action, and the last action is an answer.",
   advantage: "How much better a game is than the others of its group, in standard deviations (eq. 16). Tokens of better games become likelier, those of worse ones less likely.",
   spread: "Differences between the rewards of a group. Without any, no game is better than another, and nothing is learned from the group.",
-  greedy: "Always the likeliest token. Training games are sampled instead.",
-  validation: "Greedy games of held-out questions, played while training.",
-  test: "Greedy games of test questions, played at the end by the untrained and the trained agent.",
-  interval: "95 % interval: how far the value may be off because only some questions were played.",
   "log-probability gap": "Largest difference between the log-probability of a token as it was sampled and as it is trained on. In float32 it stays below 0.0001 nats; more means that engine and trainer disagree.",
-  "importance weight": "How much likelier a sampled token is for the trainer than for the engine that sampled it, at most the cap. It weights the token's advantage, so that rounding in 16 bits does not change what is learned.",
   KL: "Distance of the agent from its start, in nats per token: the estimate k3 of eq. 17.",
   entropy: "How undecided the agent is, in nats per token. Near 0, all games of a group are the same.",
-  nat: "Unit of log-probabilities: 1 nat is a factor of 2.72.",
-  clip: "A token whose probability has changed by more than the clip range gets no further update (eq. 17).",
   "gradient norm": "Length of the gradient of a step, before it is clipped.",
   journal: "The record of all calls. A call that is in it is not sent again.",
   token: "A piece of text as the model reads it: a word or a part of one.",
 };
 
-/** A word with its explanation as a tooltip; a click shows the list. */
-function term(word, label = word) {
-  const node = element("abbr", { title: WORDS[word], "data-word": word }, label);
-  node.addEventListener("click", (event) => { event.stopPropagation(); showWords(word); });
-  return node;
-}
-
-function showWords(word) {
-  const list = $("words").querySelector("dl");
-  if (!list.childElementCount) {
-    for (const [name, text] of Object.entries(WORDS)) list.append(element("dt", { id: `word-${name.replaceAll(" ", "-")}` }, name), element("dd", {}, text));
-  }
-  for (const node of list.querySelectorAll("dt")) node.classList.toggle("wanted", node.textContent === word);
-  $("words").showModal();
-  list.querySelector(".wanted")?.scrollIntoView({ block: "center" });
-}
+/** A word with its explanation as a tooltip. */
+const term = (word, label = word) => element("abbr", { title: WORDS[word] }, label);

@@ -1,4 +1,4 @@
-"""Serve a pair of agent and environment as one OpenAI-compatible model: `prompt-r1 serve`."""
+"""`prompt-r1 serve`: a pair as one OpenAI-compatible model."""
 
 import asyncio
 import os
@@ -28,18 +28,15 @@ def main(arguments: list[str]) -> None:
     with _listen(config.host, config.port) as listener:  # before the agent is loaded
         if not key and not _is_local(listener):
             raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-        asyncio.run(_serve(config, key, listener))
+        _serve(config, key, listener)
 
 
-async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
+def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 
-    from prompt_r1.agent.agent import check_endpoint, open_agent
     from prompt_r1.agent.names import resolve_agent
-    from prompt_r1.api.asking import Limits
-    from prompt_r1.distributed.ranks import pick_device
-    from prompt_r1.environments.opening import open_for_agent
+    from prompt_r1.playing import Limits, open_pair
     from prompt_r1.serving.app import ServedPair, make_app
 
     spec = resolve_agent(
@@ -47,21 +44,23 @@ async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None
         kv_tokens=config.kv_tokens,
         tokenizer=config.agent_tokenizer,
         prompts=config.agent_prompts,
-    ).asking(config.env, config)
-    seed = spec.config.seed if config.seed < 0 else config.seed
-    device = pick_device(config.device)
-    environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
-    environment.stops_on_failures = False  # a server goes on: each failed question gets its own error
-    await environment.check()
-    await check_endpoint(spec)
-    agent = open_agent(spec, device)
+    )
+    pair = open_pair(
+        spec,
+        config.env,
+        config,
+        seed=config.seed,
+        device=config.device,
+        run=asyncio.run,
+        stops_on_failures=False,  # each failed question gets its own error
+    )
     limits = Limits(config.request_turns, config.request_calls, config.request_usd, config.request_seconds)
-    pair = ServedPair(
-        agent, environment, config.model_name, config.temperature, limits, config.max_sessions, key
+    served = ServedPair(
+        pair.agent, pair.environment, config.model_name, config.temperature, limits, config.max_sessions, key
     )
     hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(
-        make_app(pair, hosts=hosts),
+        make_app(served, hosts=hosts),
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -71,14 +70,10 @@ async def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     url = _url(config.host, listener.getsockname()[1])
-    print(printable(spec.describe(environment=environment.name, seed=seed)))
+    print(printable(spec.describe(environment=pair.environment.name, seed=pair.seed)))
     print(f"{config.model_name} at {url}v1, page at {url}", flush=True)
-    try:
-        await uvicorn.Server(settings).serve(sockets=[listener])
-    finally:
-        await agent.close()
-        await environment.close()
-    print(f"stopped; spent: {environment.budget.spent}")
+    asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))
+    print(f"stopped; spent: {pair.environment.budget.spent}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

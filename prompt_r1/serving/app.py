@@ -28,17 +28,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.api.asking import Answer, Limits, Piece, ask_pair, raise_for_error
+from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
 from prompt_r1.environments.pool import Pool
+from prompt_r1.playing import Limits, PlaySettings
 from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, ChatRequest, read_request
-from prompt_r1.serving.chat_response import (
-    END_OF_STREAM,
-    DialogueText,
-    Envelope,
-    Failure,
-    event,
-    failure_of,
-)
+from prompt_r1.serving.chat_response import END_OF_STREAM, DialogueText, Envelope, Failure, event, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,45 +118,42 @@ class ChatServer:
         if self.sessions >= self._pair.max_sessions:
             return _respond(FULL)
         envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()))
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        game = self._start(asked, pieces)
         if asked.stream:
-            pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-            events = self._events(self._start(asked, pieces), pieces, envelope, asked)
+            events = self._events(game, pieces, envelope, asked)
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        game = self._start(asked, None)
         if not await _is_awaited(game, request):
             return Response(status_code=499)  # nobody reads it
         try:
             answer = await game
         except Exception as error:
             return _respond(_failure(error))
-        return JSONResponse(envelope.completion(answer, reasoning=asked.include_reasoning))
+        dialogue = "".join(map(DialogueText().add, iter(pieces.get_nowait, None)))
+        return JSONResponse(envelope.completion(answer, dialogue if asked.include_reasoning else None))
 
-    def _start(
-        self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None] | None"
-    ) -> asyncio.Task[Answer]:
-        """Play the game of a request in a task; `pieces` gets its dialogue, and None at its end."""
+    def _start(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> asyncio.Task[Answer]:
+        """Play the game of a request in a task; `pieces` gets the dialogue if wanted, and None at its end."""
         self.sessions += 1
         game = asyncio.create_task(self._play(asked, pieces))
 
         def ended(_: object) -> None:
             self.sessions -= 1
-            if pieces is not None:
-                pieces.put_nowait(None)
+            pieces.put_nowait(None)
 
         game.add_done_callback(ended)
         return game
 
-    async def _play(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None] | None") -> Answer:
+    async def _play(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> Answer:
         temperature = self._pair.temperature if asked.temperature is None else asked.temperature
         answer = await ask_pair(
             self._pair.agent,
             self._pair.environment,
             asked.question,
+            PlaySettings(temperature, limits=asked.limits),
             seed=asked.seed,
-            temperature=temperature,
-            limits=asked.limits,
-            on_piece=pieces.put_nowait if pieces and asked.include_reasoning else None,
+            on_piece=pieces.put_nowait if asked.include_reasoning else None,
         )
         return raise_for_error(answer)
 

@@ -5,12 +5,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prompt_r1.api.asking import Limits
+from prompt_r1.playing import Limits
 
 MOST_BYTES = 1_000_000  # of a request
 # Fields that would change the form of the answer. Others that we do not know are ignored, as elsewhere.
 UNSUPPORTED = ("tools", "functions", "response_format", "logprobs", "stop", "modalities", "audio")
-FIELDS_OF_LIMITS = ("max_turns", "max_calls", "max_usd", "max_seconds")
 
 
 class BadRequest(Exception):
@@ -121,13 +120,11 @@ def _lower(limits: Limits, body: Mapping[str, object]) -> Limits:
     """The stricter of the server's limits and those of a request; 0 and absent: no limit."""
 
     def stricter(ours: float, field: str) -> float:
-        asked = _number(body, field) or 0.0
-        return min(ours, asked) if ours and asked else ours or asked
+        return min(filter(None, (ours, _number(body, field))), default=0.0)
 
-    turns, calls = (math.ceil(_number(body, field) or 0) for field in FIELDS_OF_LIMITS[:2])
     return Limits(
-        turns=min(limits.turns, turns) if limits.turns and turns else limits.turns or turns,
-        calls=min(limits.calls, calls) if limits.calls and calls else limits.calls or calls,
+        turns=math.ceil(stricter(limits.turns, "max_turns")),
+        calls=math.ceil(stricter(limits.calls, "max_calls")),
         usd=stricter(limits.usd, "max_usd"),
         seconds=stricter(limits.seconds, "max_seconds"),
     )

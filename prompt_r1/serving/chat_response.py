@@ -1,12 +1,13 @@
-"""Bodies of responses in OpenAI's form: completions, chunks of a stream, and errors with a type. Pure."""
+"""Bodies of responses in OpenAI's form. Pure."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prompt_r1.api.asking import Answer, Kind, LimitReached, Piece
+from prompt_r1.api.asking import Answer, Kind, Piece
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
+from prompt_r1.playing import LimitReached
 from prompt_r1.serving.chat_request import BadRequest
 
 LABELS: dict[Kind, str] = {
@@ -24,12 +25,11 @@ class Envelope:
     model: str
     created: int  # seconds since the epoch
 
-    def completion(self, answer: Answer, *, reasoning: bool) -> dict[str, object]:
+    def completion(self, answer: Answer, dialogue: str | None) -> dict[str, object]:
         """The body of a response that is not streamed."""
         message = _message(answer)
-        if reasoning:
-            dialogue = DialogueText()
-            message["reasoning_content"] = "".join(map(dialogue.add, pieces_of(answer)))
+        if dialogue is not None:
+            message["reasoning_content"] = dialogue
         choice = {"index": 0, "message": message, "finish_reason": finish_reason(answer), "logprobs": None}
         body = {"object": "chat.completion", "choices": [choice], "usage": usage(answer)}
         return self._with(body | {"prompt_r1": _details(answer)})
@@ -68,22 +68,6 @@ class DialogueText:
         gap = "\n" if label and self._last else ""
         self._last = piece.kind
         return gap + label + piece.text
-
-
-def pieces_of(answer: Answer) -> list[Piece]:
-    """The dialogue of a finished game, in whole blocks."""
-    pieces: list[Piece] = []
-    for turn in answer.turns:
-        action = turn.action
-        if action.think is None and action.prompt is None and action.answer is None:
-            pieces.append(Piece("other", turn.text))
-        if action.think:
-            pieces.append(Piece("think", action.think))
-        if action.prompt:
-            pieces.append(Piece("prompt", action.prompt))
-        if turn.reply is not None:
-            pieces.append(Piece("reply", turn.reply))
-    return pieces
 
 
 def usage(answer: Answer) -> dict[str, object]:

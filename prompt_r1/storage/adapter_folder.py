@@ -1,4 +1,4 @@
-"""Write adapters as a folder that `peft.PeftModel.from_pretrained` and inference servers load."""
+"""Write adapters as a folder that peft loads."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,7 @@ from prompt_r1.agent.adapters import LoRA
 ADAPTER_FOLDER = "adapter"  # in the folder of the agent, so that both are replaced at once
 
 
-def save_adapters(
-    model: nn.Module, adapted: Mapping[str, LoRA], folder: Path, *, base: str, rank: int, alpha: float
-) -> None:
+def save_adapters(model: nn.Module, adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
     """Write the adapters of a model, in float32. `base` is the folder or hub id of the model without them."""
     folder.mkdir()
     tensors = {}
@@ -27,8 +25,8 @@ def save_adapters(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": alpha,
+        "r": len(layer.a),
+        "lora_alpha": layer.scale * len(layer.a),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": any(isinstance(layer.base, Conv1D) for layer in adapted.values()),

@@ -1,4 +1,4 @@
-"""Folders that are written atomically: they are either complete or absent.
+"""Folders that are either complete or absent.
 
 A folder is written under a temporary name, gets a manifest with the checksum of each file, is synced to the
 disk and renamed. A kill while it is written leaves only the temporary folder; the manifest detects files that
@@ -67,16 +67,13 @@ def sync_and_checksum(folder: Path, names: Iterable[str]) -> Checksums:
 
 
 def seal(temporary: Path, folder: Path, checksums: Checksums) -> None:
-    """Write the manifest, sync, and rename the temporary folder to `folder`."""
+    """Write the manifest, and rename the temporary folder to `folder`."""
     (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
-    sync_and_checksum(temporary, [MANIFEST])
-    _sync(temporary)
-    move_into_place(temporary, folder)
-    _sync(folder.parent)
+    sync_and_move(temporary, folder)
 
 
 def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder without a manifest, and rename it to `folder`."""
+    """Sync a folder, and rename it to `folder`."""
     for path in sorted(temporary.rglob("*")):
         _sync(path)
     _sync(temporary)

@@ -1,13 +1,9 @@
-"""Save and resume a run: a resumed run continues bit for bit as if it had never stopped.
+"""Save and resume a run bit for bit.
 
 `checkpoints/step-000040/` holds the weights that learn and Adam's states (`tensor_files.py`), `state.json`,
 `config.yaml` and the manifest; a folder without a valid manifest is ignored. Nothing else needs to be saved:
 sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
 state; spending is in the journal; the watchdog's state follows from the metric lines.
-
-With `--ahead 1` the games of the next two steps have begun: those that have ended are saved too and, if some
-of the next step have not, the weights that play them (`NextGames`). The others are played with the weights
-that learn.
 """
 
 import json
@@ -15,23 +11,23 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.atomic_folder import Checksums
 
+KEPT = 2  # newest checkpoints, beside the best one
 NAMES = r"step-\d{6,}"  # of the folders in checkpoints/
 
 
@@ -40,32 +36,12 @@ class State:
     """The state of a run besides weights and optimiser."""
 
     step: int = 0  # the last one whose update is in the weights
-    sampler: dict[str, int] = field(default_factory=dict)  # position of the QuestionSampler
     line: dict[str, float] = field(default_factory=dict)  # metrics of `step` that are not logged yet
     best_step: int = -1
     best_em: float = -1.0
     best_reward: float = 0.0
-    rollbacks: int = 0  # each has halved the learning rate
-    questions: str = ""  # digest of the training questions; "" in checkpoints of older versions
+    questions: str = ""  # digest of the training questions
     frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
-
-
-class NextGames(Protocol):
-    """Games that have begun for the steps after a checkpoint."""
-
-    @property
-    def policy(self) -> Policy:
-        """The weights that play those of the next step; those of a checkpoint are read into them."""
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether these weights are needed to finish them."""
-
-    def save(self, folder: Path) -> None:
-        """Write this rank's games to a checkpoint."""
-
-    def load(self, folder: Path) -> None:
-        """Cancel them, and read those of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +63,17 @@ class Checkpoints:
         run: Path,
         policy: Policy,
         optimizer: Optimizer,
-        config: TrainConfig,
+        config: AgentConfig,
         ranks: Ranks,
         *,
         say: Callable[[str], None],
         background: bool,
-        next_games: NextGames | None = None,
     ) -> None:
         """With `background`, `save` returns once the tensors are copied; a thread writes the files."""
         self.folder = run / "checkpoints"
         self._policy, self._optimizer = policy, optimizer
-        self._config, self._ranks, self._say = config, ranks, say
-        self._next_games = next_games
+        self._config, self._ranks = config, ranks
+        self._say = say
         self._thread = ThreadPoolExecutor(1) if background else None
         self._group = cpu_group(ranks) if background else None
         self._pending: PendingCheckpoint | None = None
@@ -190,27 +165,25 @@ class Checkpoints:
         damage = atomic_folder.find_damage(folder, share=ranks.rank, shares=ranks.count)
         return next(filter(None, ranks.gather(damage)), "")
 
-    def load(self, folder: Path, *, rollbacks: int = 0) -> State:
-        """Load a checkpoint into policy and optimiser. Each rollback halves the learning rate.
+    def load(self, folder: Path) -> State:
+        """Load a checkpoint into policy and optimiser.
 
-        Raises UsageError if a setting that identifies the run differs, or the weights beside adapters.
+        Raises UsageError if a setting that identifies the run differs, or the weights beside adapters, and
+        for a checkpoint of another version.
         """
         _check_settings(folder, self._config)
-        if json.loads((folder / "state.json").read_text("utf-8")).get("frozen", "") != self._frozen:
+        text = (folder / "state.json").read_text("utf-8")
+        values = json.loads(text)
+        if unknown := sorted(values.keys() - {f.name for f in fields(State)}):
+            raise _of_another_version(folder, f"the state {unknown[0]}")
+        state = State(**values)
+        if state.frozen != self._frozen:
             raise UsageError(
                 f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
                 "agent that the run started from, or start a new run with another --out"
             )
-        games, playing = self._next_games, None
-        if games is not None:
-            games.load(folder)
-            playing = games.policy
-        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count, playing=playing)
-        self._saved_state = (folder / "state.json").read_text("utf-8")
-        state = State(**json.loads(self._saved_state))
-        state.rollbacks = max(state.rollbacks, rollbacks)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.lr * 0.5**state.rollbacks
+        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
+        self._saved_state = text
         return state
 
     def drop_after(self, step: int) -> None:
@@ -231,20 +204,16 @@ class Checkpoints:
 
     def _write(self, temporary: Path) -> "Future[Checksums]":
         """Write this rank's tensors, in the background or at once."""
-        games = self._next_games
-        if games is not None:
-            games.save(temporary)
-        playing = games.policy if games is not None and games.unfinished else None
         policy, optimizer = self._policy, self._optimizer
         if self._thread is not None:
-            saved = tensor_files.write_later(temporary, policy, optimizer, group=self._group, playing=playing)
+            saved = tensor_files.write_later(temporary, policy, optimizer, group=self._group)
 
             def wait_and_checksum() -> Checksums:
                 saved.result()
                 return self._checksums(temporary)
 
             return self._thread.submit(wait_and_checksum)
-        tensor_files.write(temporary, policy, optimizer, ranks=self._ranks.count, playing=playing)
+        tensor_files.write(temporary, policy, optimizer, ranks=self._ranks.count)
         written: Future[Checksums] = Future()
         written.set_result(self._checksums(temporary))
         return written
@@ -260,8 +229,8 @@ class Checkpoints:
         return atomic_folder.sync_and_checksum(folder, names)
 
     def _remove_old(self, best_step: int) -> None:
-        """Keep the newest checkpoints (`config.keep`) and the best one."""
-        for folder in checkpoints_of(self.folder.parent)[: -self._config.keep]:
+        """Keep the newest checkpoints and the best one."""
+        for folder in checkpoints_of(self.folder.parent)[:-KEPT]:
             if _step(folder) != best_step:
                 shutil.rmtree(folder)
 
@@ -291,27 +260,34 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _check_settings(folder: Path, config: TrainConfig) -> None:
-    """Raise UsageError if a setting that identifies the run differs from the checkpoint's.
+def _check_settings(folder: Path, config: AgentConfig) -> None:
+    """Raise UsageError if a setting that identifies the run differs from the checkpoint's, or is gone.
 
     Other settings may differ: a run may be resumed with more steps or on another machine.
     """
     before = read_mapping(folder / "config.yaml")
-    defaults = identifying_values(TrainConfig())  # of a setting that the version of the checkpoint lacked
+    if gone := sorted(before.keys() - {f.name for f in fields(config)}):
+        raise _of_another_version(folder, f"the setting {gone[0]}")
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
-        then = before.get(name, defaults[name])
-        if then != now:
+        if name not in before:
+            raise _of_another_version(folder, f"no setting {name}")
+        if before[name] != now:
             raise UsageError(
-                f"{folder} was made with {name} = {then!r}, not {now!r}: "
+                f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "
                 "resume with the same value, or start a new run with another --out"
             )
+
+
+def _of_another_version(folder: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{folder} was written by another version, with {what}: its agent can play, but its training cannot "
+        "be resumed; start a new run with another --out"
+    )
 
 
 def _reason(error: BaseException) -> str:
     """Why writing failed, in one line. Of an error of DCP, take the one of the rank where it happened."""
     if isinstance(error, dcp.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return getattr(error, "strerror", None) or first_line(error)

@@ -1,9 +1,9 @@
-"""Export the agent as a Hugging Face folder for AutoModelForCausalLM and inference servers."""
+"""Export the agent as a Hugging Face folder."""
 
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from prompt_r1.agent.frame_file import keep_frame
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import Frame
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.distributed.ranks import Ranks, try_first
 from prompt_r1.storage import atomic_folder
@@ -71,28 +71,41 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```"""
 
 
+Lines = Sequence[dict[str, float]]  # of metrics.jsonl
+Card = Callable[[Lines, Path], str]
+
+
 def export_agent(
     policy: Policy,
     base: Path | str,
-    config: TrainConfig,
+    config: AgentConfig,
     folder: Path,
     *,
     lines: Sequence[dict[str, float]],
     ranks: Ranks,
     frame: Frame | None = None,
-    card: str = "",
+    card: Card,
 ) -> str:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
     Adapters are merged into the weights, and written beside them to the folder `adapter`.
 
-    `lines` are the metric lines up to the agent's step; `frame` is that of its games; `card` is the model
-    card, by default that of GRPO training. Called by every rank. Returns "", or why it failed.
+    `lines` are the metric lines up to the agent's step; `frame` is that of its games; `card` writes the
+    model card, from its lines and the folder of its base. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
-    def write(temporary: Path) -> None:
-        home = base_folder(base)
+    def write() -> None:
+        home, temporary = base_folder(base), atomic_folder.new_temporary(folder)
+        try:
+            fill(temporary, home)
+            atomic_folder.sync_and_move(temporary, folder)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # after a failure it would take room
+
+    def fill(temporary: Path, home: Path) -> None:
         dtype = _save(policy.model, weights, home, temporary)
         _complete_config(temporary / "config.json", dtype)
         for pattern in COPIED:
@@ -103,28 +116,15 @@ def export_agent(
         if frame is not None:
             keep_frame(frame, temporary)
         (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
-        (temporary / "README.md").write_text(card or model_card(config, lines, home), "utf-8")
+        (temporary / "README.md").write_text(card(lines, home), "utf-8")
         if adapted:
-            rank, alpha = config.adapter_rank, config.adapter_alpha
-            save_adapters(
-                policy.model, adapted, temporary / ADAPTER_FOLDER, base=str(base), rank=rank, alpha=alpha
-            )
-        atomic_folder.sync_and_move(temporary, folder)
-
-    def write_or_clean_up() -> None:
-        temporary = atomic_folder.new_temporary(folder)
-        try:
-            write(temporary)
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # after a failure it would take room
+            save_adapters(policy.model, adapted, temporary / ADAPTER_FOLDER, base=str(base))
 
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
         for name, layer in adapted.items() if ranks.first else ():
             weights[f"{name}.weight"] = layer.merged_weight().cpu()
-        failed = try_first(ranks, write_or_clean_up)
+        failed = try_first(ranks, write)
     return f"{folder} could not be written: {failed}" if failed else ""
 
 
@@ -177,36 +177,22 @@ def _old_rope(rope: Mapping[str, object]) -> dict[str, object]:
     return {"rope_theta": rope["rope_theta"], **({"rope_scaling": scaling} if scaled else {})}
 
 
-def model_card(config: TrainConfig, lines: Sequence[dict[str, float]], base: Path) -> str:
-    """The README.md of an exported agent: how to load it, its settings and its curves."""
-    environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in config.env.split(","))
+def model_card(
+    agent: str, env: str, settings: Mapping[str, str], *, seed: int, lines: Lines, base: Path
+) -> str:
+    """The README.md of an exported agent: how to load it, the settings of its training and its curves."""
+    environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in env.split(","))
     step = int(lines[-1]["step"])
     played = [line for line in lines if "reward/mean" in line]
     shown = [line for line in played if line["step"] % max(1, step // 10) == 0 or line is played[-1]]
     validated = [line for line in lines if "val/em" in line]
-    settings = {
-        "base model": f"`{config.agent}`",
-        "environment in training": environments,
-        "training questions": ", ".join(f"`{name}`" for name in config.data),
-        "validation questions": ", ".join(f"`{name}`" for name in config.val_data) or "none",
-        "algorithm": f"GRPO: {config.questions} questions × {config.group_size} games a step, learning rate "
-        f"{config.lr:g}, clip {config.clip:g}, KL weight {config.kl_coef:g}, reward rule `{config.rule}`",
-        "game": f"at most {config.max_turns} turns, {config.max_tokens} tokens; instruction "
-        f"`{config.instruction}`",
-        "step": f"{step} of {config.steps}",
-        "seed": str(config.seed),
-    }
-    if config.adapter_rank:
-        settings["adapters"] = (
-            f"rank {config.adapter_rank}, alpha {config.adapter_alpha:g}: merged into the weights, and alone "
-            f"in `{ADAPTER_FOLDER}/` for peft"
-        )
+    named = {"base model": f"`{agent}`", "environment in training": environments, **settings}
     parts = [
-        f"---\n{_hub_metadata(config.agent, base).to_yaml()}\n---",
-        *(ALONE if config.env == "none" else ASKING),
+        f"---\n{_hub_metadata(agent, base).to_yaml()}\n---",
+        *(ALONE if env == "none" else ASKING),
         USE,
         f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
-        markdown_table(["", ""], [list(pair) for pair in settings.items()], left=2),
+        markdown_table(["", ""], [[*row] for row in [*named.items(), ("seed", str(seed))]], left=2),
         "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
         "## Training (sampled games)\n\n" + _table(shown, CURVES),
     ]

@@ -1,4 +1,4 @@
-"""The folder of a run: choose it, lock it, and trim its metric lines on resume."""
+"""The folder of a run: choose it, lock it, trim its metric lines on resume."""
 
 import fcntl
 import json
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
@@ -15,24 +14,25 @@ from prompt_r1.foreign import check_no_links
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
+ROLLBACK_FILE = "metrics-before-rollback-{}.jsonl"
 TRACKERS = ("wandb",)  # folders that a tracker fills, with links of its own
 # The names that are written under a temporary name first.
 REPLACED = r"agent|metrics\.jsonl|metrics-before-rollback-\d+\.jsonl"
 
 
-def open_run(config: TrainConfig, name: str) -> Path:
-    """Choose and make the run folder by --out and --resume.
+def open_run(out: str, resume: str, name: str) -> Path:
+    """Choose and make the run folder by --out ("": runs/NAME) and --resume.
 
     auto resumes the run in --out, a folder resumes the run there, and never starts a new run in a free
     folder. Raises UsageError rather than write into a folder that holds another run or other files.
     """
-    run = Path(config.out or f"runs/{name}-seed{config.seed}")
-    if config.resume not in ("auto", "never"):
-        run = Path(config.resume)
+    run = Path(out or f"runs/{name}")
+    if resume not in ("auto", "never"):
+        run = Path(resume)
         if not checkpoints_of(run):
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
-    elif config.resume == "never" and (run / "config.yaml").exists():
-        if config.out:
+    elif resume == "never" and (run / "config.yaml").exists():
+        if out:
             raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
         candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
         run = next(path for path in candidates if not path.exists())
@@ -50,14 +50,10 @@ def open_run(config: TrainConfig, name: str) -> Path:
 
 def _holds_run(folder: Path) -> bool:
     """Whether a run has written into the folder; its copy may lack hidden files."""
-    return (folder / LOCK).exists() or bool(checkpoints_of(folder)) or _is_copied_run(folder)
-
-
-def _is_copied_run(folder: Path) -> bool:
-    if not (folder / "metrics.jsonl").exists():
-        return False
+    if (folder / LOCK).exists() or checkpoints_of(folder):
+        return True
     try:
-        return "group_size" in read_mapping(folder / "config.yaml")
+        return (folder / "metrics.jsonl").exists() and "group_size" in read_mapping(folder / "config.yaml")
     except (UsageError, OSError):
         return False
 
@@ -102,18 +98,30 @@ def _lock(file: int, run: Path, kind: int) -> None:
         pass  # a file system without locks: train without one
 
 
-def trim_metrics(run: Path, steps: int, *, aside: str = "") -> None:
-    """Remove the metric lines of step `steps` and later ones, because these steps will be trained again.
+def trim_metrics(run: Path, steps: int) -> None:
+    """Remove the metric lines of step `steps` and later ones, because these steps will be trained again."""
+    if lines := _metric_lines(run):
+        _replace_lines(run / "metrics.jsonl", [line for line in lines if _step_of(line) < steps])
 
-    The removed lines are written to the file `aside` of the run folder, if it is given.
+
+def set_metrics_aside(run: Path, steps: int, *, number: int) -> None:
+    """Move the metric lines of step `steps` and later ones to the file of rollback `number`.
+
+    That file, which counts the rollback, is written first: a kill in between loses neither.
     """
+    aside = [line for line in _metric_lines(run) if _step_of(line) >= steps]
+    _replace_lines(run / ROLLBACK_FILE.format(number), aside)
+    trim_metrics(run, steps)
+
+
+def count_rollbacks(run: Path) -> int:
+    """How often the run went back to its best checkpoint."""
+    return len(list(run.glob(ROLLBACK_FILE.format("*"))))
+
+
+def _metric_lines(run: Path) -> list[str]:
     path = run / "metrics.jsonl"
-    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
-    if not lines:
-        return
-    if aside:
-        _replace_lines(run / aside, [line for line in lines if _step_of(line) >= steps])
-    _replace_lines(path, [line for line in lines if _step_of(line) < steps])
+    return path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def _replace_lines(path: Path, lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The log of a run: metric lines, trajectories, times by phase, and messages on the console."""
+"""The log of a run: metrics, trajectories, times by phase, console messages."""
 
 import json
 import sys
@@ -12,9 +12,11 @@ from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number
-from prompt_r1.storage.trackers import make_tracker
+from prompt_r1.storage.trackers import Tracker, check_tracker, open_tracker
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
+
+OnMetrics = Callable[[dict[str, float]], object]  # gets each line of metrics.jsonl
 
 
 class Clock:
@@ -46,15 +48,19 @@ class Clock:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    `track` names a tracker that also gets the metrics: none, tensorboard or wandb. `on_metrics` may be set to
-    a function that gets them too.
+    `track` names a tracker that also gets the metrics: none, tensorboard or wandb; `on_metrics` is a function
+    that gets them.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool, track: str = "none") -> None:
+    def __init__(
+        self, folder: Path, *, quiet: bool, track: str = "none", on_metrics: OnMetrics | None = None
+    ) -> None:
         self.folder = folder
         self.quiet = quiet
-        self.on_metrics: Callable[[dict[str, float]], object] = lambda metrics: None
-        self._tracker = None if quiet else make_tracker(track, folder)
+        self._on_metrics = on_metrics
+        self._track = "none" if quiet else track
+        self._tracker: Tracker | None = None  # opened by the first line
+        check_tracker(self._track)
 
     def say(self, text: str = "") -> None:
         """Print text on stdout, above the progress bar, which is on stderr."""
@@ -67,13 +73,15 @@ class Log:
         for key, value in values.items():
             if isinstance(value, float):  # not an integer, such as the step
                 rounded[key] = float(f"{value:.6g}")
-        if not self.quiet:
-            self._check_folder()
-            _append(self.folder / "metrics.jsonl", [rounded])
-        if self._tracker is not None:
+        if self.quiet:
+            return rounded
+        self._check_folder()
+        _append(self.folder / "metrics.jsonl", [rounded])
+        if self._track != "none":
+            self._tracker = self._tracker or open_tracker(self._track, self.folder, int(rounded["step"]))
             self._tracker.add(rounded)
-        if not self.quiet:
-            self.on_metrics(dict(rounded))
+        if self._on_metrics is not None:
+            self._on_metrics(dict(rounded))
         return rounded
 
     def _check_folder(self) -> None:
@@ -120,6 +128,7 @@ def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
         "answer": trajectory.answer,
         "reward": asdict(game.reward) if game.reward and used else None,
         "advantage": game.advantage,
+        "usd": trajectory.spent.usd,
         **({"turn_advantages": game.turn_advantages} if game.turn_advantages else {}),
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
@@ -140,13 +149,8 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and is_finite_number(line.get("step")):
-            numbers = {name: value for name, value in line.items() if _is_number(value)}
-            lines.append(numbers)
+            lines.append({k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)})
     return lines
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or is_finite_number(value)
 
 
 def _append(path: Path, rows: Iterable[dict]) -> None:

@@ -1,4 +1,4 @@
-"""Write and read weights and Adam's states as safetensors files (torch.distributed.checkpoint).
+"""Weights and Adam's states as safetensors files (torch.distributed.checkpoint).
 
 Frozen weights, beside adapters, are not written.
 
@@ -26,54 +26,37 @@ from prompt_r1.errors import UsageError
 FILE_BYTES = 2 * 2**30  # DCP builds a whole file in memory before it writes it
 
 
-def write(
-    folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int, playing: Policy | None = None
-) -> None:
-    """Write this rank's share. Called by every rank.
-
-    `playing` are other weights of the agent, which play. Raises dcp.CheckpointException on all ranks if one
-    fails.
-    """
-    tensors = _tensors(policy, optimizer, playing)
+def write(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
+    """Write this rank's share. Called by every rank. Raises dcp.CheckpointException on all if one fails."""
+    tensors = _tensors(policy, optimizer)
     _ignore_single_process_warning()
     dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
 
 
 def write_later(
-    folder: Path,
-    policy: Policy,
-    optimizer: Optimizer,
-    *,
-    group: ProcessGroup | None,
-    playing: Policy | None = None,
+    folder: Path, policy: Policy, optimizer: Optimizer, *, group: ProcessGroup | None
 ) -> "Future[object]":
     """Like `write`, but return once the tensors are copied; the future is done when they are written.
 
     `group` is a CPU process group of all ranks, or None for one rank.
     """
-    tensors = _tensors(policy, optimizer, playing)
+    tensors = _tensors(policy, optimizer)
     _ignore_single_process_warning()
     saved = dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
     assert isinstance(saved, Future)
     return saved
 
 
-def read(
-    folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int, playing: Policy | None = None
-) -> None:
+def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
     """Load files that `write` wrote on any number of ranks. Called by every rank.
 
-    The weights of `playing` are loaded if there are any in the files. Raises UsageError if names or shapes of
-    the weights differ.
+    Raises UsageError if names or shapes of the weights differ.
     """
     weights = _trained(policy)
     reader = HuggingFaceStorageReader(str(folder))
     sizes = _saved_sizes(folder, reader)
     _check_weights(folder, weights, sizes)
     tensors = {f"weights/{name}": weight for name, weight in weights.items()}
-    if playing is not None:
-        named = {f"playing/{name}": weight.detach() for name, weight in playing.named_parameters()}
-        tensors |= {name: weight for name, weight in named.items() if name in sizes}
     states: dict[str, dict[str, Tensor]] = {}  # Adam's, by weight
     for key in sizes.keys() - tensors.keys():
         _, name, entry = key.split("/")
@@ -116,17 +99,12 @@ def _saved_sizes(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, to
     return sizes
 
 
-def _tensors(policy: Policy, optimizer: Optimizer, playing: Policy | None) -> dict[str, Tensor]:
-    """The tensors to save: weights/NAME, adam/NAME/ENTRY and perhaps playing/NAME.
-
-    Before its first step an optimiser has none.
-    """
+def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors to save: weights/NAME and adam/NAME/ENTRY; before its first step an optimiser has none."""
     tensors = {f"weights/{name}": weight for name, weight in _trained(policy).items()}
     for name, weight in policy.named_parameters():
         states = optimizer.state.get(weight, {})
         tensors |= {f"adam/{name}/{entry}": value for entry, value in states.items()}
-    if playing is not None:
-        tensors |= {f"playing/{name}": weight.detach() for name, weight in playing.named_parameters()}
     return tensors
 
 

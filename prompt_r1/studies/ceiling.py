@@ -1,4 +1,4 @@
-"""The best static prompt of `mini-advice`, by exhaustive search over all combinations of advice.
+"""The best static prompt of `mini-advice`, by exhaustive search.
 
 A prompt acts on an answer only through the skills that its advice gives, so the shortest prompt of each
 combination stands for all prompts with the same advice, and longer ones are never better.

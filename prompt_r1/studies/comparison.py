@@ -2,37 +2,38 @@
 
 A seed is a replication of everything: the world and its questions, the searches, the trainings. For each one
 this trains the agents of `prompt-r1` and `grpo-only`, evaluates all methods (each search with the same budget
-of calls), and finds the best static prompts by exhaustive search. For the transfer it trains an agent with
-another environment too, and evaluates both agents with both. Then it joins the seeds in Tables 2 to 5.
+of calls), and finds the best static prompts by exhaustive search. Then it joins the seeds in Tables 2 to 4.
 The same command resumes after a kill, and makes no run and no call twice.
 """
 
 import argparse
 import json
-import resource
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 from prompt_r1.agent.names import RUNS
+from prompt_r1.baselines.optimise import draw_questions
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.config.methods import METHODS
-from prompt_r1.errors import UsageError
+from prompt_r1.data.questions import find_questions
+from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
+from prompt_r1.evaluation.predictions import Prediction, read_predictions
+from prompt_r1.metrics.statistics import macro_interval, student_quantile
+from prompt_r1.miniworld import make_world
+from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.studies.ceiling import score_every_prompt
 from prompt_r1.studies.programs import Flags, add_seeds, run, train
 
-if TYPE_CHECKING:
-    from prompt_r1.evaluation.predictions import Prediction
-
 ENVIRONMENT = "mini-advice"
-OTHER = "mini-b"  # the second environment of Table 5: other words in its replies, other errors
-TRANSFER = ("direct", "prompt-r1")  # its methods
 ABLATIONS = ("agent-only", "untrained", "direct", "prompt-r1")  # the rows of Table 4
 KINDS = {
     "Table 2": ("bridge", "compare", "pop", "math", "gen"),
@@ -42,7 +43,6 @@ ALL_KINDS = [kind for kinds in KINDS.values() for kind in kinds]
 PRICE = "0.15,0.60"  # dollars per million tokens, of both models
 CEILING = "best prompt of all"  # by its score on the training questions that the searches see
 BOUND = "upper bound of prompts"  # by its score on the test questions themselves
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % points, from 1 degree on
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,9 @@ class Settings:
     limit: int  # test questions; 0: all
     methods: Sequence[str]
 
-    def agent(self, seed: int) -> Path:
-        """The run of the agent that asks `mini-advice`."""
-        return self.out / f"agent-seed{seed}"
-
-    def alone(self, seed: int) -> Path:
-        """The run of the agent without environment."""
-        return self.out / f"alone-seed{seed}"
-
-    def other(self, seed: int) -> Path:
-        """The run of the agent that asks the second environment."""
-        return self.out / f"other-seed{seed}"
-
-    def results(self, seed: int) -> Path:
-        """The results folder of evaluate.py."""
-        return self.out / f"results-seed{seed}"
-
-    def transfer(self, seed: int) -> Path:
-        """The results folder of both agents with both environments."""
-        return self.out / f"transfer-seed{seed}"
-
-    @property
-    def with_transfer(self) -> bool:
-        return set(TRANSFER) <= set(self.methods)
+    def folder(self, name: str, seed: int) -> Path:
+        """The run of an agent (that asks `mini-advice`, or is "alone"), or the "results" of evaluate.py."""
+        return self.out / f"{name}-seed{seed}"
 
 
 @dataclass(frozen=True)
@@ -106,9 +86,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS, help="methods (all)")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time (2)")
     given = parser.parse_args(arguments)
-    seeds = given.seeds
-    if len(seeds) > len(STUDENT) + 1:
-        raise UsageError(f"--seeds takes at most {len(STUDENT) + 1} seeds, not {len(seeds)}")
     for flag in ("steps", "budget", "examples", "jobs"):
         check_number(f"--{flag}", getattr(given, flag), POSITIVE)
     check_number("--limit", given.limit, NOT_NEGATIVE)
@@ -116,32 +93,21 @@ def main(arguments: list[str]) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     with ThreadPoolExecutor(given.jobs) as pool:
-        compared = {seed: pool.submit(compare, settings, seed) for seed in seeds}
-        # Begun in this order, so that no core is idle while the last seed is compared.
-        wanted = seeds if settings.with_transfer else []
-        transferred = [pool.submit(transfer, settings, seed, compared[seed]) for seed in wanted]
-        for done in [*compared.values(), *transferred]:
-            done.result()
-    texts = join(settings, seeds)
-    (given.out / "comparison.md").write_text("\n\n".join(texts) + "\n", "utf-8")
-    print("\n\n".join(texts))
-    seconds = f"{time.perf_counter() - begin:.0f} s, {cpu_seconds():.0f} s of CPU"
-    print(f"\n{given.out / 'comparison.md'} ({seconds})")
-
-
-def cpu_seconds() -> float:
-    """The CPU time of this process and of the programs that it has run."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+        list(pool.map(partial(compare, settings), given.seeds))
+    text = "\n\n".join(join(settings, given.seeds))
+    (given.out / "comparison.md").write_text(f"{text}\n", "utf-8")
+    print(f"{text}\n\n{given.out / 'comparison.md'} ({time.perf_counter() - begin:.0f} s)")
 
 
 def compare(settings: Settings, seed: int) -> None:
     """Train and evaluate all methods with one seed. What is finished is not repeated."""
+    agent = settings.folder("agent", seed)
     if "prompt-r1" in settings.methods or "agent-only" in settings.methods:
         own: Flags = {"--env": [ENVIRONMENT], "--seed": [seed], "--env-price": [PRICE]}
-        train(settings.agent(seed), settings.steps, own)
+        train(agent, settings.steps, own)
     if "grpo-only" in settings.methods:
-        train(settings.alone(seed), settings.steps, {"--env": ["none"], "--seed": [seed]})
+        train(settings.folder("alone", seed), settings.steps, {"--env": ["none"], "--seed": [seed]})
+    results = settings.folder("results", seed)
     lines: dict[str, Sequence[object]] = {
         "--method": settings.methods,
         "--env": [ENVIRONMENT],
@@ -158,29 +124,13 @@ def compare(settings: Settings, seed: int) -> None:
         "--textgrad-epochs": [10**6],
         "--gepa-calls": [10**9],
         "--sft-lr": ["3e-3"],  # at LLaMA-Factory's rate the mini agent does not learn the format
-        "--out": [settings.results(seed)],
+        "--out": [results],
     }
-    if settings.agent(seed).exists():
-        lines["--agent"] = [settings.agent(seed)]
+    if agent.exists():
+        lines["--agent"] = [agent]
     if "grpo-only" in settings.methods:
-        lines["--grpo-agent"] = [settings.alone(seed)]
-    run("evaluate", lines, log=settings.results(seed).with_suffix(".log"))
-
-
-def transfer(settings: Settings, seed: int, compared: Future[None]) -> None:
-    """Train an agent with the other environment, and evaluate it and `compared`'s with both."""
-    train(settings.other(seed), settings.steps, {"--env": [OTHER], "--seed": [seed]})
-    compared.result()
-    lines: Flags = {
-        "--method": TRANSFER,
-        "--env": [ENVIRONMENT, OTHER],
-        "--agent": [settings.agent(seed), settings.other(seed)],
-        "--data": ["mini", "mini:ood"],
-        "--seed": [seed],
-        "--limit": [settings.limit],
-        "--out": [settings.transfer(seed)],
-    }
-    run("evaluate", lines, log=settings.transfer(seed).with_suffix(".log"))
+        lines["--grpo-agent"] = [settings.folder("alone", seed)]
+    run("evaluate", lines, log=results.with_suffix(".log"))
 
 
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
@@ -195,8 +145,7 @@ def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
         kinds = kinds_of(rows, wanted, seeds)
         if kinds:  # --limit may leave none of them
             texts.append(f"## {title}\n\n{table(rows, kinds, seeds, CEILING, 'below the best prompt')}")
-            texts.append(table_by_kind(rows, kinds, seeds))
-    return [*texts, *ablation_tables(rows, seeds), *transfer_tables(settings, seeds)]
+    return [*texts, *ablation_tables(rows, seeds)]
 
 
 def ablation_tables(rows: Sequence[Measured], seeds: Sequence[int]) -> list[str]:
@@ -205,22 +154,7 @@ def ablation_tables(rows: Sequence[Measured], seeds: Sequence[int]) -> list[str]
     if len(rows) < 2 or rows[-1].name != "prompt-r1":
         return []
     kinds = kinds_of(rows, ALL_KINDS, seeds)
-    texts = [table(rows, kinds, seeds, "prompt-r1", "below prompt-r1"), table_by_kind(rows, kinds, seeds)]
-    return ["## Table 4 (ablations)", *texts]
-
-
-def transfer_tables(settings: Settings, seeds: Sequence[int]) -> list[str]:
-    """Table 5: each environment alone, and asked by the agents that were trained with either."""
-    if not settings.with_transfer:
-        return []
-    texts = ["## Table 5 (transfer)"]
-    for environment in (ENVIRONMENT, OTHER):
-        rows = measure_transfer(settings, environment, seeds)
-        kinds = kinds_of(rows, ALL_KINDS, seeds)
-        below = "below its own agent"
-        texts.append(table(rows, kinds, seeds, rows[-1].name, below, costs=False))
-        texts.append(table_by_kind(rows, kinds, seeds))
-    return texts
+    return [f"## Table 4 (ablations)\n\n{table(rows, kinds, seeds, 'prompt-r1', 'below prompt-r1')}"]
 
 
 def kinds_of(rows: Sequence[Measured], wanted: Sequence[str], seeds: Sequence[int]) -> list[str]:
@@ -243,23 +177,15 @@ Dollars are at {PRICE} per million tokens, at 4 characters a token.
   questions that the searches see; its interval is over paired questions. The *upper bound* is the best prompt
   on the test questions themselves: no static prompt scores more.
 - *Before*: calls (of both models) and dollars before the first answer: searches, examples, training.
-- Tables 4 and 5 are means over all kinds. In Table 5, agents that were trained with {ENVIRONMENT} and with
-  {OTHER} ask each of them."""
+- Table 4 has means over all kinds."""
 
 
 def table(
-    rows: Sequence[Measured],
-    kinds: Sequence[str],
-    seeds: Sequence[int],
-    reference: str,
-    below: str,
-    *,
-    costs: bool = True,
+    rows: Sequence[Measured], kinds: Sequence[str], seeds: Sequence[int], reference: str, below: str
 ) -> str:
-    """A row for each method: quality, how far it is below the row `reference`, and costs."""
+    """A row for each method: quality, how far it is below the row `reference`, costs, and each kind."""
     header = ["method", "mean [95 %]", "by seed", f"{below} [95 %]"]
-    if costs:
-        header += ["calls before", "$ before", "calls / question", "$ / 1,000"]
+    header += ["calls before", "$ before", "calls / question", "$ / 1,000"]
     best = next(row for row in rows if row.name == reference)
     lines = []
     for row in rows:
@@ -267,24 +193,12 @@ def table(
         scores = {key: list(row.scores[key].values()) for key in groups}
         gaps = {key: gap(best.scores[key], row.scores[key]) for key in groups}
         by_seed = [fmean(fmean(scores[seed, kind]) for kind in kinds) for seed in seeds]
-        lines.append(
-            [row.name, percent(scores), spread(by_seed), "" if row is best else percent(gaps, sign="+")]
-        )
-        if costs:
-            lines[-1] += [f"{row.calls_before:,.0f}", f"{row.dollars_before:.3f}"]
-            lines[-1] += [f"{row.calls:.2f}", f"{row.dollars:.4f}"]
-    return markdown_table(header, lines)
-
-
-def table_by_kind(rows: Sequence[Measured], kinds: Sequence[str], seeds: Sequence[int]) -> str:
-    """A row for each method, a column for each kind of question."""
-    lines = []
-    for row in rows:
-        cells = [
-            percent({(seed, kind): list(row.scores[seed, kind].values()) for seed in seeds}) for kind in kinds
-        ]
-        lines.append([row.name, *cells])
-    return markdown_table(["method", *kinds], lines)
+        cells = [row.name, percent(scores), spread(by_seed), "" if row is best else percent(gaps, sign="+")]
+        cells += [f"{row.calls_before:,.0f}", f"{row.dollars_before:.3f}"]
+        cells += [f"{row.calls:.2f}", f"{row.dollars:.4f}"]
+        cells += [percent({(seed, kind): scores[seed, kind] for seed in seeds}) for kind in kinds]
+        lines.append(cells)
+    return markdown_table([*header, *kinds], lines)
 
 
 def gap(ceiling: Mapping[str, float], scores: Mapping[str, float]) -> list[float]:
@@ -295,8 +209,6 @@ def gap(ceiling: Mapping[str, float], scores: Mapping[str, float]) -> list[float
 
 def percent(groups: Mapping[tuple[int, str], Sequence[float]], *, sign: str = "") -> str:
     """The mean of the groups' means in percent, with its interval over questions."""
-    from prompt_r1.metrics.statistics import macro_interval
-
     names = {f"{seed} {kind}": values for (seed, kind), values in groups.items()}
     low, high = macro_interval(names)
     value = 100 * fmean(map(fmean, groups.values()))
@@ -308,13 +220,13 @@ def spread(by_seed: Sequence[float]) -> str:
     shown = ", ".join(f"{100 * value:.1f}" for value in by_seed)
     if len(by_seed) == 1:
         return shown
-    half = STUDENT[len(by_seed) - 2] * stdev(by_seed) / sqrt(len(by_seed))
+    half = student_quantile(len(by_seed) - 1) * stdev(by_seed) / sqrt(len(by_seed))
     return f"{shown} (± {100 * half:.1f})"
 
 
 def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
     """A method's scores and costs over the seeds, from the results folders."""
-    found = {seed: newest_answers(settings.results(seed), method) for seed in seeds}
+    found = {seed: newest_answers(settings.folder("results", seed), method) for seed in seeds}
     before = [preparation(settings, method, seed) for seed in seeds]
     return Measured(
         method,
@@ -326,39 +238,15 @@ def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
     )
 
 
-def measure_transfer(settings: Settings, environment: str, seeds: Sequence[int]) -> list[Measured]:
-    """An environment alone, with the agent of the other one, and with its own agent, which comes last."""
-    folders = {seed: settings.transfer(seed) for seed in seeds}
-    alone = {seed: newest_answers(folders[seed], "direct", environment) for seed in seeds}
-    rows = [Measured(f"{environment} alone", scores_of(alone))]
-    runs = {ENVIRONMENT: settings.agent, OTHER: settings.other}
-    for home in sorted(runs, key=environment.__eq__):  # its own agent is the last
-        found = {
-            seed: newest_answers(folders[seed], "prompt-r1", environment, str(runs[home](seed)))
-            for seed in seeds
-        }
-        rows.append(Measured(f"{environment}, agent of {home}", scores_of(found)))
-    return rows
-
-
-def newest_answers(folder: Path, method: str, environment: str = "", agent: str = "") -> "list[Prediction]":
-    """The answers of a method with its newest settings. "": of any environment, of any agent."""
-    from prompt_r1.evaluation.predictions import read_predictions
-
-    found = [
-        one
-        for one in read_predictions(folder / "predictions.jsonl")
-        if one.system.method == method
-        and environment in ("", one.system.environment)
-        and agent in ("", one.system.agent)
-    ]
+def newest_answers(folder: Path, method: str) -> list[Prediction]:
+    """The answers of a method with its newest settings."""
+    predictions = read_predictions(folder / "predictions.jsonl")
+    found = [one for one in predictions if one.system.method == method]
     return [one for one in found if one.setting == found[-1].setting]
 
 
-def scores_of(found: "Mapping[int, list[Prediction]]") -> dict[tuple[int, str], dict[str, float]]:
+def scores_of(found: Mapping[int, list[Prediction]]) -> dict[tuple[int, str], dict[str, float]]:
     """(seed, dataset) → question → score, of the answers of each seed."""
-    from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
-
     scores = {}
     for seed, predictions in found.items():
         results = score_predictions(predictions)
@@ -370,13 +258,11 @@ def scores_of(found: "Mapping[int, list[Prediction]]") -> dict[tuple[int, str], 
 
 def preparation(settings: Settings, method: str, seed: int) -> tuple[float, float]:
     """The calls and dollars that a method took before its first answer."""
-    from prompt_r1.storage.run_log import read_metrics
-
     if method in ("prompt-r1", "agent-only"):
-        lines = read_metrics(settings.agent(seed))
+        lines = read_metrics(settings.folder("agent", seed))
         calls = sum(line.get("env/paid", 0.0) + line.get("env/reused", 0.0) for line in lines)
         return calls, max((line.get("env/usd", 0.0) for line in lines), default=0.0)  # of the whole run
-    path = settings.results(seed) / "preparation.json"
+    path = settings.folder("results", seed) / "preparation.json"
     noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for system, spent in noted.items():
         if system.split(" (")[0] == method:
@@ -386,16 +272,9 @@ def preparation(settings: Settings, method: str, seed: int) -> tuple[float, floa
 
 def best_prompts(settings: Settings, seed: int) -> dict[str, dict[tuple[int, str], dict[str, float]]]:
     """The test scores of a seed's best prompts: CEILING and BOUND → (seed, dataset) → question → score."""
-    from prompt_r1.baselines.optimise import draw_questions
-    from prompt_r1.data.named import find_questions
-    from prompt_r1.evaluation.predictions import read_predictions
-    from prompt_r1.miniworld import make_world
-    from prompt_r1.miniworld.advice import AdvisedEnvironment
-    from prompt_r1.studies.ceiling import score_every_prompt
-
     environment = AdvisedEnvironment(make_world(seed), seed=seed)
     train = find_questions(["mini"], "train", seed)
-    predictions = read_predictions(settings.results(seed) / "predictions.jsonl")
+    predictions = read_predictions(settings.folder("results", seed) / "predictions.jsonl")
     test = list(dict.fromkeys(one.question for one in predictions))
     on_test = score_every_prompt(environment, test)
     asked = {question.dataset for question in test}  # --limit may leave none of a kind

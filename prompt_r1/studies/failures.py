@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies failures`: break mini runs on purpose, and measure which alarm comes first.
+"""`python -m prompt_r1.studies failures`: break mini runs, and see which alarm comes first.
 
 Every run starts from the agent of the same ten default steps and differs from the healthy run in one fault
 (`prompt_r1.studies.faults`, or flags). Validations are always played as they should be, so they measure the
@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 
 import torch
 
@@ -20,12 +19,11 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
+from prompt_r1.report.svg import Point, rate_text
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.programs import Flags, add_seeds, train
-from prompt_r1.training.collapse import Watchdog
-from prompt_r1.training.gap import NAME as GAP
-from prompt_r1.training.gap import limit_of
+from prompt_r1.training.alarms import Watchdog
+from prompt_r1.training.logprob_gap import limit_of
 
 START_STEPS = 10  # of the default run whose agent every run starts from
 # Half a step of the mini preset, and a validation every second step.
@@ -44,30 +42,23 @@ Line = Mapping[str, float]
 
 @dataclass(frozen=True)
 class FailureCase:
-    """A fault that a run is given, and the metric that shows it first."""
+    """A fault that a run is given."""
 
-    title: str
-    metric: str
     flags: Flags = field(default_factory=dict)  # beside the healthy run's
     in_code: bool = True  # the fault of this name in faults.py; False: the flags alone
     steps: int = 6
 
 
 FAILURES: dict[str, FailureCase] = {
-    "learning-rate": FailureCase("Too high a learning rate", "update/kl", {"--lr": [1e-2]}, in_code=False),
-    "leak": FailureCase(
-        "A reward that pays for length",
-        "reward/misranked",
-        {"--reward": [f"{FAULTS}:pays_for_length"]},
-        in_code=False,
-    ),
-    "error-texts": FailureCase("Error texts as replies", "env/same_reply"),
-    "stale": FailureCase("Stale games without correction", GAP),
-    "sampler": FailureCase("A sampler that differs from the trainer", GAP),
-    "displacement": FailureCase("Likelihood displacement", "update/kl", steps=4),
-    "no-spread": FailureCase("Groups without spread", "groups/no_spread"),
-    "mask": FailureCase("A mask that trains on replies", GAP),
-    "re-rendered": FailureCase("Re-rendered history", GAP),
+    "learning-rate": FailureCase({"--lr": [1e-2]}, in_code=False),
+    "leak": FailureCase({"--reward": [f"{FAULTS}:pays_for_length"]}, in_code=False),
+    "error-texts": FailureCase(),
+    "stale": FailureCase(),
+    "sampler": FailureCase(),
+    "displacement": FailureCase(steps=4),
+    "no-spread": FailureCase(),
+    "mask": FailureCase(),
+    "re-rendered": FailureCase(),
 }
 
 
@@ -129,76 +120,37 @@ def train_runs(
     names: Sequence[str], out: Path, seeds: Sequence[int], *, most_steps: int
 ) -> dict[str, dict[int, Course]]:
     """Train the healthy runs and the failures; what became of them by name and seed."""
+    cases = {name: FAILURES[name] for name in names} | {HEALTHY: FailureCase(in_code=False)}
     for seed in seeds:
         start: Flags = {"--seed": [seed], "--test-data": ["none"], "--val-every": [START_STEPS]}
         train(out / f"start-seed{seed}", START_STEPS, start)
-        for name in [HEALTHY, *names]:
-            steps, flags, fault = settings_of(name, out, seed, most_steps=most_steps)
-            train(out / f"{name}-seed{seed}", steps, flags, fault=fault)
-    return {
-        name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in [HEALTHY, *names]
-    }
+        common: Flags = {**SMALL, "--seed": [seed], "--agent": [out / f"start-seed{seed}" / "agent"]}
+        for name, case in cases.items():
+            folder, steps = out / f"{name}-seed{seed}", min(case.steps, most_steps)
+            train(folder, steps, {**common, **case.flags}, fault=name if case.in_code else "")
+    return {name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in cases}
 
 
-def settings_of(name: str, out: Path, seed: int, *, most_steps: int) -> tuple[int, Flags, str]:
-    """The steps, the flags and the fault in the code ("": none) of a run."""
-    common: Flags = {**SMALL, "--seed": [seed], "--agent": [out / f"start-seed{seed}" / "agent"]}
-    if name == HEALTHY:
-        longest = max(failure.steps for failure in FAILURES.values())
-        return min(longest, most_steps), common, ""
-    failure = FAILURES[name]
-    return min(failure.steps, most_steps), {**common, **failure.flags}, name if failure.in_code else ""
-
-
-def validated_steps(courses: Mapping[int, Course]) -> list[int]:
-    """The steps that were validated with every seed."""
-    return sorted(set.intersection(*(set(course.em) for course in courses.values())))
-
-
-def pooled(courses: Mapping[int, Course], step: int) -> Point:
-    """Validation EM of all seeds at a step, with Wilson's interval over their questions."""
+def pooled(courses: Mapping[int, Course], place: int) -> Point:
+    """EM of all seeds at their first (0) or last (-1) common validation, with Wilson's interval."""
+    step = sorted(set.intersection(*(set(course.em) for course in courses.values())))[place]
     questions = int(sum(course.lines[0]["val/n"] for course in courses.values()))
     right = round(sum(course.em[step] * course.lines[0]["val/n"] for course in courses.values()))
     return Point(step, right / questions, *wilson(right, questions), questions)
 
 
 def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
-    """A Markdown row for each failure: when the alarm came and EM fell, and EM with and without the fault."""
-    header = [
-        "failure",
-        "first alarm",
-        "at step",
-        "EM has fallen at step",
-        "EM at the start",
-        "with the fault",
-    ]
-    header += ["after the remedy"]
+    """A Markdown row for each failure, and for none: when the alarm came and EM fell, and EM at both ends."""
+    header = ["fault", "first alarm", "at step", "EM fell at step", "EM at the start", "EM at the end"]
     rows = []
     for name, by_seed in courses.items():
-        if name == HEALTHY:
-            continue
-        last = validated_steps(by_seed)[-1]
         texts = [text for course in by_seed.values() for text in course.text.splitlines()]
         alarms = dict.fromkeys(text.split(" is ")[0].split(" from ")[0] for text in texts)
-        rows.append(
-            [
-                f"[{name}](#{name})",
-                ", ".join(alarms),
-                ", ".join(_step(course.alarm) for course in by_seed.values()),
-                ", ".join(_step(course.fall) for course in by_seed.values()),
-                f"{pooled(by_seed, 0).mean:.2f}",
-                rate_text(pooled(by_seed, last)),
-                rate_text(pooled(healthy_of(by_seed, courses), last)),
-            ]
-        )
+        steps = [", ".join(_step(course.alarm) for course in by_seed.values())]
+        steps.append(", ".join(_step(course.fall) for course in by_seed.values()))
+        ends = [f"{pooled(by_seed, 0).mean:.2f}", rate_text(pooled(by_seed, -1))]
+        rows.append([name, ", ".join(alarms), *steps, *ends])
     return markdown_table(header, rows)
-
-
-def healthy_of(
-    by_seed: Mapping[int, Course], courses: Mapping[str, Mapping[int, Course]]
-) -> dict[int, Course]:
-    """The healthy runs with the same seeds."""
-    return {seed: courses[HEALTHY][seed] for seed in by_seed}
 
 
 def _step(step: int | None) -> str:
@@ -218,40 +170,6 @@ def leading(courses: Mapping[str, Mapping[int, Course]]) -> str:
         f"them. Of the {len(others)} runs whose EM did not fall, {len(noticed)} gave an alarm. Of "
         f"{len(courses[HEALTHY])} healthy runs, {len(false)} did."
     )
-
-
-def failure_plot(name: str, courses: Mapping[str, Mapping[int, Course]]) -> Plot:
-    """Validation EM with the fault and without it, the metric of the alarm, and the first alarms."""
-    failure, by_seed = FAILURES[name], courses[name]
-    steps = validated_steps(by_seed)
-    lines = [line for course in by_seed.values() for line in course.lines]
-
-    def mean_by_step(metric: str) -> dict[int, float]:
-        trained = range(1, steps[-1] + 1)
-        return {step: fmean(line[metric] for line in lines if line["step"] == step) for step in trained}
-
-    values = mean_by_step(failure.metric)
-    highest = max(values.values()) or 1.0
-    scale = highest if highest > 1 or highest < 0.1 else 1.0
-    label = failure.metric if scale == 1 else f"{failure.metric} / {scale:.2g}"
-    alarms = [course.alarm for course in by_seed.values() if course.alarm is not None]
-    series = [
-        Series("EM, with the fault", [pooled(by_seed, step) for step in steps]),
-        Series("EM, without it", [pooled(healthy_of(by_seed, courses), step) for step in steps], dashed=True),
-        Series("sampled EM", _points(mean_by_step("em"), 1.0)),
-        Series(label, _points(values, scale)),
-        Series("first alarm", [_exact(step, 1.0) for step in sorted(set(alarms))], joined=False),
-    ]
-    return Plot(failure.title, "GRPO step", "", [part for part in series if part.points])
-
-
-def _points(values: Mapping[int, float], scale: float) -> list[Point]:
-    return [_exact(step, value / scale) for step, value in values.items()]
-
-
-def _exact(step: float, value: float) -> Point:
-    """A point without an interval."""
-    return Point(step, value, value, value, n=1)
 
 
 def main(arguments: list[str]) -> None:
@@ -274,8 +192,6 @@ def main(arguments: list[str]) -> None:
 
     names = list(dict.fromkeys(given.name or FAILURES))
     courses = train_runs(names, given.out, given.seeds, most_steps=given.steps)
-    for name in names:
-        (given.out / f"{name}.svg").write_text(svg(failure_plot(name, courses)), "utf-8")
     text = f"{failures_table(courses)}\n\n{leading(courses)}"
     (given.out / "failures.md").write_text(f"{text}\n", "utf-8")
-    print(f"\n{given.out}/failures.md, NAME.svg\n\n{text}")
+    print(f"\n{given.out}/failures.md\n\n{text}")

@@ -1,4 +1,4 @@
-"""Train with one fault made on purpose: `python -m prompt_r1.studies.faults NAME TRAIN-FLAG …`.
+"""Train with one fault made on purpose.
 
 A fault replaces functions of the training in this process only, so that the product has no switch for being
 wrong. Each is a mistake that training code really makes; docs/failures.md describes them. Validation is
@@ -16,27 +16,25 @@ import torch
 from torch import Tensor
 
 from prompt_r1 import __main__ as programs
-from prompt_r1 import grpo, rollout
+from prompt_r1 import playing, rollout
 from prompt_r1.agent.agent import Agent
 from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
-from prompt_r1.protocol import Codec
-from prompt_r1.training import update, validation, weights
-from prompt_r1.training.batch import Batch
+from prompt_r1.options import advantages
+from prompt_r1.playing import PlaySettings
+from prompt_r1.training import lifecycle, models, update
+from prompt_r1.training.micro_batches import Batch
+from prompt_r1.training.models import Models
+from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update
-from prompt_r1.training.weights import Models
 from prompt_r1.types import (
-    Ask,
     Completion,
-    GameSettings,
-    Generate,
     Message,
     Question,
     Reward,
-    ScoredGame,
     Trajectory,
 )
 
@@ -52,19 +50,25 @@ def pays_for_length(trajectory: Trajectory, reward: Reward) -> float:
     return min(1.0, sum(trajectory.sampled) / LONG_GAME)
 
 
-def error_texts() -> None:
-    """The environment returns the text of an HTTP error as its reply, in all training games."""
-    play = rollout.play
+class ErrorEnvironment:
+    """Replies to everything with the text of an HTTP error."""
 
-    async def fail(history: list[Message]) -> str:
+    name = "errors"
+
+    def ask(self, messages: list[Message]) -> str:
         return ERROR
 
-    async def play_with_errors(
-        question: Question, generate: Generate, ask: Ask, codec: Codec, settings: GameSettings, *, seed: str
-    ) -> Trajectory:
-        return await play(question, generate, fail, codec, settings, seed=seed)
 
-    rollout.play = play_with_errors
+def error_texts() -> None:
+    """The environment returns the text of an HTTP error as its reply, in all training games."""
+    play_question, errors = playing.play_question, pool_of(ErrorEnvironment())
+
+    async def play_with_errors(
+        agent: Agent, environment: Pool, question: Question, how: PlaySettings, **settings: Any
+    ) -> Trajectory:
+        return await play_question(agent, errors, question, how, **settings)
+
+    _replace(playing, "play_question", play_with_errors)
 
 
 def train_on_replies() -> None:
@@ -85,12 +89,12 @@ def render_again() -> None:
 
     Many chat templates drop these.
     """
-    play = rollout.play
+    play_question = playing.play_question
 
     async def play_and_render(
-        question: Question, generate: Generate, ask: Ask, codec: Codec, settings: GameSettings, *, seed: str
+        agent: Agent, environment: Pool, question: Question, how: PlaySettings, **settings: Any
     ) -> Trajectory:
-        game = await play(question, generate, ask, codec, settings, seed=seed)
+        game, codec = await play_question(agent, environment, question, how, **settings), agent.codec
         recorded = [logprob for logprob, sampled in zip(game.logprobs, game.sampled, strict=True) if sampled]
         rendered = replace(game, tokens=[], sampled=[], logprobs=[])
         rendered.add_context(codec.opening(question.text))
@@ -100,11 +104,11 @@ def render_again() -> None:
             # The recorded log-probabilities are those of other tokens: what is left of them is their number.
             rendered.add_sampled(Completion(tokens, (recorded + [0.0] * len(tokens))[: len(tokens)], True))
             if turn.reply is not None:
-                limit = settings.max_reply_tokens
+                limit = agent.game.max_reply_tokens
                 rendered.add_context(codec.reply(turn.reply, after=codec.turn_end, max_tokens=limit))
         return rendered
 
-    rollout.play = play_and_render
+    _replace(playing, "play_question", play_and_render)
     _train_in_spite_of_a_gap()
 
 
@@ -146,20 +150,20 @@ def displace_likelihood() -> None:
     """
 
     def below_the_best(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
-        advantages_PG: list[list[float | None]] = []
+        compared_PG: list[list[float | None]] = []
         for rewards in rewards_PG:
             intact = [reward for reward in rewards if reward is not None]
             best, spread = max(intact), stdev(intact) + 1e-6
-            advantages_PG.append([None if reward is None else (reward - best) / spread for reward in rewards])
-        return advantages_PG
+            compared_PG.append([None if reward is None else (reward - best) / spread for reward in rewards])
+        return compared_PG
 
     prepare = Update.prepare
 
-    def prepare_passes(self: Update, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
-        steps = prepare(self, mini_batches)
+    def prepare_passes(self: Update, *arguments: Any, **settings: Any) -> list[list[Batch]]:
+        steps = [list(step) for step in prepare(self, *arguments, **settings)]
         return [[replace(batch, old=None) for batch in step] for step in steps for _ in range(PASSES)]
 
-    grpo.group_advantages = below_the_best
+    advantages.group_advantages = below_the_best
     _replace(Update, "prepare", prepare_passes)
 
 
@@ -190,8 +194,8 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
-def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
-    """Replace a method in this process."""
+def _replace(owner: object, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function or method in this process."""
     setattr(owner, name, function)
 
 
@@ -202,25 +206,26 @@ def _train_in_spite_of_a_gap() -> None:
 
 def _play_with_a_copy() -> None:
     """Play with a copy of the weights, as on GPUs; validate with those that learn."""
-    validate = validation.validate
+    validate = lifecycle.validation_metrics
+    learners: list[Policy] = []
 
-    def load_learner(start: Any, config: TrainConfig, agent: Agent, ranks: Ranks) -> Policy:
-        return weights._load_share(start, agent, ranks, weights=torch.float32, offload=False)
+    def load_learner(start: Any, agent: Agent, ranks: Ranks, **settings: Any) -> Policy:
+        learners.append(models._load_share(start, agent, ranks, weights=torch.float32, offload=False))
+        return learners[-1]
 
-    def validate_learner(
-        run: Run, agent: Agent, questions: Sequence[Question], environment: Pool
-    ) -> dict[str, float]:
-        playing: dict[str, Tensor] = {
+    def validate_learner(run: Run, parts: Parts, *, step: int) -> dict[str, float]:
+        agent = parts.models.agent
+        played: dict[str, Tensor] = {
             name: weight.clone() for name, weight in agent.policy.state_dict().items()
         }
-        agent.policy.copy_weights_from(run._update.policy)
+        agent.policy.copy_weights_from(learners[-1])
         agent.clear_cache()
-        metrics = validate(run, agent, questions, environment)
-        agent.policy.load_state_dict(playing)
+        metrics = validate(run, parts, step=step)
+        agent.policy.load_state_dict(played)
         return metrics
 
-    weights.load_learner = load_learner
-    validation.validate = validate_learner
+    models.load_learner = load_learner
+    lifecycle.validation_metrics = validate_learner
     _train_in_spite_of_a_gap()
 
 

@@ -1,4 +1,4 @@
-"""Run this project's programs in processes of their own, for studies that need several runs."""
+"""Run this project's programs in processes of their own."""
 
 import argparse
 import subprocess

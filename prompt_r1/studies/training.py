@@ -1,4 +1,4 @@
-"""Proposition 2: reinforcement learning makes the agent guide the environment better (eqs 34-39).
+"""Proposition 2: more training makes a better agent (eqs 34-39).
 
 No games are played: the run folders hold the validation results and the sampled games of every step.
 """

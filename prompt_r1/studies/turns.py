@@ -1,20 +1,30 @@
-"""Proposition 1: more interactions with the environment give more correct answers (eqs 20-33).
+"""Proposition 1: more interactions give more correct answers (eqs 20-33).
 
 The proof is about the accuracy of what the agent knows after t interactions (eq. 31). Each game is therefore
 played for t interactions; then the agent's next turn is started for it, with a thought and an opening
 <answer> tag, and what it writes there is its answer. A game that ends earlier keeps its answer.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from prompt_r1.agent.agent import Agent
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.frame_file import kept_frame
+from prompt_r1.agent.names import find_agent, trained_config
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.config.yaml_files import GAME_FILE, read_mapping
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match
+from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.report.svg import Plot, Series, rate_text
-from prompt_r1.studies.runs import StudiedRun, greedy, play_all, seed_groups
+from prompt_r1.rollout import play
 from prompt_r1.studies.study import Study, rate_point
-from prompt_r1.types import Completion, Generate, Trajectory
+from prompt_r1.types import Completion, Generate, Question, Trajectory
 
 CLAIM = (
     "Proposition 1. Multiple-turn interactions of small-scale and large-scale LLMs can better solve problems."
@@ -22,6 +32,61 @@ CLAIM = (
 # The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
 THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
 THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
+
+
+@dataclass(frozen=True)
+class StudiedRun:
+    """A mini run: its agent before and after training, its environment and test questions."""
+
+    seed: int
+    agents: dict[str, Agent]  # "untrained", "trained"
+    environment: MiniEnvironment
+    questions: list[Question]
+
+
+def find_runs(under: Path) -> list[Path]:
+    """The mini runs in a folder; the longest of each seed."""
+    longest: dict[int, tuple[int, Path]] = {}  # seed → steps and agent folder
+    for file in sorted(under.glob(f"*/agent/{GAME_FILE}")):
+        config = trained_config(file.parent)
+        if config and config.agent == "mini" and config.env == "mini":
+            found = int(str(read_mapping(file)["steps"])), file.parent
+            longest[config.seed] = max(longest.get(config.seed, found), found)
+    return [agent.parent for _, agent in longest.values()]
+
+
+def load_run(folder: Path, *, per_kind: int) -> StudiedRun:
+    """A run with the first `per_kind` test questions of each kind.
+
+    Raises UsageError if it was not trained with the mini world.
+    """
+    config = trained_config(folder / "agent")
+    if config is None or config.env != "mini":
+        raise UsageError(f"{folder} is not a run with the environment mini, which the studies need")
+    device, mini = pick_device("cpu"), mini_world(config.seed)
+    start, frame = find_agent(config.agent, config.seed), kept_frame(folder / "agent")
+    agents = {
+        "untrained": load_agent(start, config, device, frame=frame),
+        "trained": load_agent(folder / "agent", config, device),
+    }
+    environment = MiniEnvironment(mini.world, seed=config.seed)
+    return StudiedRun(config.seed, agents, environment, first_of_each_kind(mini.test, per_kind))
+
+
+def first_of_each_kind(questions: Sequence[Question], per_kind: int) -> list[Question]:
+    """The first `per_kind` questions of each kind."""
+    found: list[Question] = []
+    for kind in dict.fromkeys(question.dataset for question in questions):
+        found += [question for question in questions if question.dataset == kind][:per_kind]
+    return found
+
+
+def seed_groups(seeds: Collection[int]) -> dict[str, list[int]]:
+    """Seed 0, on which the wordings of the mini world were chosen, and the others, if there are both."""
+    others = sorted(set(seeds) - {0})
+    if not others or 0 not in seeds:
+        return {}
+    return {"seed 0": [0], f"{'seeds' if len(others) > 1 else 'seed'} {', '.join(map(str, others))}": others}
 
 
 def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate:
@@ -38,40 +103,46 @@ def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate
 
 def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Trajectory]:
     """A greedy game of each question, answered after at most `interactions` interactions."""
-    text = THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING
-    prefix = agent.codec.encode_trusted(text)
-    generate = answer_in_turn(interactions + 1, greedy(agent), prefix)
-    game = replace(agent.game, max_turns=interactions + 1)
-    return play_all(run.questions, generate, run.environment.ask, agent, game)
+    prefix = agent.codec.encode_trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
+    greedy = partial(agent.generate, temperature=0.0)
+    generate = answer_in_turn(interactions + 1, greedy, prefix)
+    rules = replace(agent.game, max_turns=interactions + 1)
+
+    async def play_one(question: Question) -> Trajectory:
+        seed = f"study/{question.id}"
+        return await play(question, generate, run.environment.ask, agent.codec, rules, seed=seed)
+
+    async def play_all() -> list[Trajectory]:
+        return await asyncio.gather(*map(play_one, run.questions))
+
+    games = asyncio.run(play_all())
+    assert all(game.stop != "env_error" for game in games), "the mini world never fails"
+    return games
 
 
 def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
     """EM after 0 to `most` interactions: both agents on all questions, the trained one also by kind."""
-    scores: dict[tuple[str, int], list[float]] = {}  # line of the table and interactions → EM of each game
+    scores: dict[tuple[str, int], list[float]] = defaultdict(list)  # row, interactions → EM of each game
     groups = seed_groups({run.seed for run in runs})
     for run in runs:
         for name, agent in run.agents.items():
+            own = [f"trained, {group}" for group, seeds in groups.items() if run.seed in seeds]
             for interactions in range(most + 1):
                 for game in play_and_answer(run, agent, interactions):
-                    em = exact_match(game.answer or "", game.question.answers)
-                    scores.setdefault((f"{name}, all", interactions), []).append(em)
-                    if name == "trained":
-                        scores.setdefault((game.question.dataset, interactions), []).append(em)
-                        for group in [group for group, seeds in groups.items() if run.seed in seeds]:
-                            scores.setdefault((f"trained, {group}", interactions), []).append(em)
-    agents, apart = ["trained, all", "untrained, all"], [f"trained, {group}" for group in groups]
-    kinds = sorted({label for label, _ in scores} - {*agents, *apart})
-    series = [
-        Series(
-            label,
-            [rate_point(interactions, scores[label, interactions]) for interactions in range(most + 1)],
-            dashed=label.startswith("untrained"),
-        )
-        for label in [*agents, *kinds, *apart]
-    ]
+                    apart = [game.question.dataset, *own] if name == "trained" else []
+                    for label in (f"{name}, all", *apart):
+                        em = exact_match(game.answer or "", game.question.answers)
+                        scores[label, interactions].append(em)
+    agents, by_seed = ["trained, all", "untrained, all"], [f"trained, {group}" for group in groups]
+    kinds = sorted({label for label, _ in scores} - {*agents, *by_seed})
+    series, rows = [], []
+    for label in (*agents, *kinds, *by_seed):
+        points = [rate_point(count, scores[label, count]) for count in range(most + 1)]
+        rows.append([label, str(points[0].n), *map(rate_text, points)])
+        if label not in by_seed:
+            series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
     header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(most + 1)]
-    rows = [[one.label, str(one.points[0].n), *map(rate_text, one.points)] for one in series]
     notes = (
         f"EM [95 % Wilson interval], greedy games of test questions, {len(runs)} seeds pooled.",
         "After t interactions the agent is forced to answer; an agent that answers earlier keeps its answer.",
@@ -79,6 +150,5 @@ def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
         "math need two.",
         "The wordings of the mini world were chosen on seed 0.",
     )
-    drawn = [one for one in series if one.label not in apart]
-    plot = Plot("Exact match by interactions", "interactions before the answer", "EM", drawn)
+    plot = Plot("Exact match by interactions", "interactions before the answer", "EM", series)
     return Study("turns", CLAIM, plot, markdown_table(header, rows), notes)

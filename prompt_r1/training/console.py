@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from tqdm import tqdm
 
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.report.payload import columns
 from prompt_r1.report.verdict import verdict
 from prompt_r1.storage.run_log import Log, read_metrics
@@ -21,6 +21,7 @@ from prompt_r1.types import ScoredGame
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 HEADER_EVERY = 25  # rows
 GOOD_EM = 0.9  # the summary shows how long the run took to validate so well
 RECENT = 5  # steps at each end of a curve whose mean the summary shows
@@ -182,7 +183,7 @@ def _as_dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
-def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
+def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     """What was learned, where the results are, and the next commands; all numbers are from metrics.jsonl."""
     lines = read_metrics(folder)
     changes = [_validation_change(lines, best_step), _training_change(lines)]
@@ -206,7 +207,7 @@ def summary(folder: Path, best_step: int, config: TrainConfig) -> str:
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
-        *([f"  {folder}/test.md: the test by dataset"] if config.test_data else []),
+        *([f"  {folder}/{TEST_FILE}: the test by dataset"] if config.test_data else []),
         "What to type next",
         f"  python infer.py --agent {folder}",
         f"  python evaluate.py --agent {folder} --data {other}",

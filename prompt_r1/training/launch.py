@@ -1,49 +1,108 @@
 """Start a training from its command line: settings, ranks, run folder and lock."""
 
 import asyncio
+import gc
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from prompt_r1.agent.names import exported_step
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import lost_ranks_named, start_ranks, stop_ranks
+from prompt_r1.config.yaml_files import read_yaml
+from prompt_r1.distributed.ranks import network_errors_resumable, start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.errors import UsageError
+from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_folder import lock_run, open_run
+from prompt_r1.storage.run_log import OnMetrics, read_metrics
 from prompt_r1.terminal import printable
-from prompt_r1.training.cost_estimate import estimate
+from prompt_r1.training.console import TEST_FILE, summary
+from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.event_loop import SlicedLoop
-from prompt_r1.training.explain import explain
-from prompt_r1.training.finished import finished_summary
+from prompt_r1.training.lifecycle import RolledBack
 from prompt_r1.training.run import Run
 
 
 def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
-    """Run `train` in a locked run folder, on every rank; --dry-run and --explain only show what it does."""
+    """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
     config, name = train_config(arguments)
     start(config, name, train)
 
 
-def start(config: TrainConfig, name: str, train: Callable[[Run], None]) -> None:
-    """The same with settings that were read before; `name` is that of their preset or file."""
+def start(
+    config: TrainConfig,
+    name: str,
+    train: Callable[[Run], None],
+    *,
+    on_metrics: OnMetrics | None = None,
+) -> Path:
+    """The same with settings that were read before; `name` is that of their preset or file.
+
+    `on_metrics` gets each line of metrics.jsonl. Returns the run folder.
+    """
     if config.dry_run:
         print(estimate(config))
-        return
+        return Path(config.out or f"runs/{name}-seed{config.seed}")
     if config.threads:
         torch.set_num_threads(config.threads)  # more threads hardly help a tiny model, and hurt on a busy CPU
-    if config.explain:
-        explain(config, print)
-        return
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout, timeout=config.rank_timeout)
-        with lost_ranks_named(ranks):
-            folder = ranks.from_first(lambda: open_run(config, name))
-        with crash_report_in(folder), lost_ranks_named(ranks), lock_run(folder, ranks):
-            if done := ranks.from_first(lambda: finished_summary(folder, config)):
+        with network_errors_resumable(ranks):
+            folder = ranks.from_first(
+                lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
+            )
+        with crash_report_in(folder), network_errors_resumable(ranks), lock_run(folder, ranks):
+            if done := ranks.from_first(lambda: _finished_summary(folder, config)):
                 if ranks.first:
                     print(printable(done))
             else:
                 with asyncio.Runner(loop_factory=SlicedLoop if config.ahead else None) as runner:
-                    train(Run(config, folder, ranks, runner, interrupt))
+                    _train_to_the_end(
+                        train, lambda: Run(config, folder, ranks, runner, interrupt, on_metrics)
+                    )
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
+    return folder
+
+
+def _train_to_the_end(train: Callable[[Run], None], new_run: Callable[[], Run]) -> None:
+    """Train; after each rollback, anew from the checkpoint that is left."""
+    finished = False
+    while not finished:
+        try:
+            train(new_run())
+            finished = True
+        except RolledBack:
+            pass
+        gc.collect()  # an engine is part of a reference cycle, and another one may not fit in memory
+
+
+def _finished_summary(folder: Path, config: TrainConfig) -> str:
+    """The summary of a run that these settings have completed; "" if something is left to do.
+
+    Any other setting, such as more steps, is left to the resumed run.
+    """
+    try:
+        stored = TrainConfig(**read_yaml(folder / "config.yaml", TrainConfig))
+        lines = read_metrics(folder)
+    except (UsageError, OSError, ValueError):
+        return ""  # the resumed run reports what is wrong
+    asked = replace(config, out=stored.out, resume=stored.resume)
+    same = all(_as_tuple(value) == _as_tuple(getattr(asked, name)) for name, value in vars(stored).items())
+    checkpoints, best = checkpoints_of(folder), exported_step(folder / "agent")
+    saved = bool(checkpoints) and checkpoints[-1].name == f"step-{config.steps:06d}"
+    logged = bool(lines) and lines[-1]["step"] == config.steps
+    tested = not config.test_data or (folder / TEST_FILE).exists()
+    if not (same and saved and logged and tested and best >= 0):
+        return ""
+    done = f"{folder} is finished: step {config.steps} of {config.steps}"
+    more = "a larger --steps trains on, and --resume never begins a new run"
+    return f"{done}; {more}\n\n{summary(folder, best, config)}"
+
+
+def _as_tuple(value: object) -> object:
+    """A tuple for a list of the command line."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,242 +1,310 @@
-"""Checkpointing, best-agent export, alarms and rollback."""
+"""Checkpointing, best-agent export, alarms and rollback: what surrounds the steps of a training."""
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from torch.optim import Optimizer
-
-from prompt_r1.agent.attention_choice import check_attention
+from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
-from prompt_r1.data import QuestionSampler
-from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.distributed.signals import Interrupt
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.distributed.ranks import RankLost, stop_ranks
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, NextGames, State, writes_in_background
-from prompt_r1.storage.export import export_agent
-from prompt_r1.storage.run_folder import REPLACED, trim_metrics
-from prompt_r1.storage.run_log import Clock, Log, read_metrics
-from prompt_r1.training.collapse import NOT_THE_AGENT, SIGNS, Watchdog
-from prompt_r1.training.console import Console
-from prompt_r1.training.gap import limit_of
+from prompt_r1.storage.checkpoint import Checkpoints, State, writes_in_background
+from prompt_r1.storage.export import export_agent, model_card
+from prompt_r1.storage.run_folder import REPLACED, count_rollbacks, set_metrics_aside, trim_metrics
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.alarms import NOT_THE_AGENT, SIGNS, Watchdog
+from prompt_r1.training.console import nothing_to_learn, summary
+from prompt_r1.training.logprob_gap import limit_of
+from prompt_r1.training.memory import reserve_memory
+from prompt_r1.training.metrics import spending, step_metrics
+from prompt_r1.training.parts import Parts
+from prompt_r1.training.rollouts import Rollouts
+from prompt_r1.training.run import Run
+from prompt_r1.training.validation import compare_on_test, validation_metrics
+from prompt_r1.types import ScoredGame
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
 MAX_ROLLBACKS = 3
 REPORT_PAUSE = 20  # between two reports: this many times as long as the last one took
 
 
-@dataclass
+class RolledBack(Exception):
+    """The run folder is back at its best checkpoint: train again from there."""
+
+
+@contextmanager
+def lifecycle(run: Run, parts: Parts, rollouts: Rollouts) -> Iterator["Lifecycle"]:
+    """Train inside. When the environment, a signal or an alarm ends the training, save and say so.
+
+    Raises Resumable for a run that was stopped and saved, and RolledBack.
+    """
+    steps = None
+    try:
+        steps = Lifecycle(run, parts)
+        yield steps
+        steps.update_report()  # with the games of the test
+        run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
+    except (FatalEnvError, Resumable) as error:
+        # Before the first step there is nothing to save, and a fatal error needs the user.
+        first = 1 if isinstance(error, FatalEnvError) else 0
+        if steps is None or steps.state.step < first or isinstance(error, RankLost):
+            raise
+        steps.save(wait=True)
+        stop_ranks(run.ranks)  # all ranks have agreed on this stop
+        raise Resumable(
+            f"{error}; stopped after step {steps.state.step}{run.interrupt.age}, the same command "
+            "resumes the run"
+        ) from None
+    finally:
+        run.log.close()
+        rollouts.cancel()
+
+
 class Lifecycle:
-    """Decides after each step what to save, and whether to stop or go back.
+    """Resumes a run, and decides after each step what to save, and whether to stop or go back.
 
     Every method is called by every rank or by none.
     """
 
-    config: TrainConfig
-    ranks: Ranks
-    log: Log
-    console: Console
-    clock: Clock
-    interrupt: Interrupt
-    policy: Policy
-    optimizer: Optimizer
-    sampler: QuestionSampler
-    start: Path | str  # the untrained agent
-    refresh: Callable[[], None]  # copies the weights to the engine; called after a checkpoint was loaded
-    next_games: NextGames | None = None  # with --ahead
-    watchdog: Watchdog = field(default_factory=Watchdog)
-    idle_steps: int = 0
-    failed_exports: int = 0  # in a row
-    next_report: float = -math.inf  # monotonic seconds: at a save before this, the report is not updated
-
-    def begin(self) -> State:
-        """The state to go on from: the newest valid checkpoint of the run folder, or one before step 0."""
-        if self.ranks.device.type == "cuda":
-            self.log.say(check_attention(self.policy, allow_slow=self.config.slow_attention))
+    def __init__(self, run: Run, parts: Parts) -> None:
+        """Load the newest valid checkpoint of the run folder, if there is one."""
+        self.run = run
+        self.parts = parts
+        self.state = State(step=-1)
+        self.idle_steps = 0
+        self.failed_exports = 0  # in a row
+        self.next_report = -math.inf  # monotonic seconds: at a save before this, the report is not updated
+        config, ranks, policy = run.config, run.ranks, parts.models.policy
+        if ranks.device.type == "cuda":
+            reserve_memory(parts.models, parts.optimizer, config, ranks)
+        size = sum(parameter.numel() for parameter in policy.parameters())
+        trained = sum(parameter.numel() for parameter in policy.trained_parameters())
+        learning = f", {trained:,} of them adapters that learn" if trained < size else ""
+        agent = f"agent {config.agent} ({size:,} parameters{learning})"
+        where = f"{ranks.count} × {ranks.device.type}"
+        run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
+        if ranks.device.type == "cuda":
+            run.log.say(describe_attention(policy.attention))
+        self.rollbacks = ranks.from_first(lambda: count_rollbacks(run.folder))
         self.checkpoints = Checkpoints(
-            self.log.folder,
-            self.policy,
-            self.optimizer,
-            self.config,
-            self.ranks,
-            say=self.log.say,
-            background=writes_in_background(self.ranks.device, self.config.offload),
-            next_games=self.next_games,
+            run.folder,
+            policy,
+            parts.optimizer,
+            config,
+            ranks,
+            say=run.log.say,
+            background=writes_in_background(ranks.device, config.offload),
         )
-        if self.ranks.first:
-            atomic_folder.remove_leftovers(self.log.folder, REPLACED)
-        found, state = self.checkpoints.newest(), State(step=-1)
+        self._resume()
+        self.watchdog = Watchdog(limit_of(policy.compute))
+        for line in read_metrics(run.folder) if ranks.first else []:
+            self.watchdog.see(line)
+        self._check_earlier_alarms()
+        run.interrupt.deferred = True  # from here on there is something to save
+
+    def _resume(self) -> None:
+        """Go on from the newest valid checkpoint, or before step 0."""
+        run = self.run
+        if run.ranks.first:
+            atomic_folder.remove_leftovers(run.folder, REPLACED)
+        found = self.checkpoints.newest()
         if found is not None:
-            state = self.checkpoints.load(found)
-            if state.questions not in ("", self.sampler.digest):
+            self.state = self.checkpoints.load(found)
+            if self.state.questions != self.parts.questions.digest:
                 raise UsageError(
                     f"{found} was made with other questions: give the data that the run began with, or "
                     "start a new run with another --out"
                 )
-            self._repair_export(state)
-            self.log.say(f"Resuming after step {state.step} of {self.config.steps}, from {found}")
-            self.sampler.restore(state.sampler)
-            self.refresh()
-        if self.ranks.first:
-            trim_metrics(self.log.folder, state.step + (not state.line))
-            write_yaml(self.config, self.log.folder / "config.yaml")
-        self._replay_watchdog()
-        self._check_earlier_alarms(state)
-        self.interrupt.deferred = True  # from here on there is something to save
-        return state
+            self._repair_export()
+            run.log.say(f"Resuming after step {self.state.step} of {run.config.steps}, from {found}")
+            self.parts.models.refresh()
+        for group in self.parts.optimizer.param_groups:
+            group["lr"] = run.config.lr * 0.5**self.rollbacks
+        if run.ranks.first:
+            trim_metrics(run.folder, self.state.step + (not self.state.line))
+            write_yaml(run.config, run.folder / "config.yaml")
 
-    def complete(self, state: State, line: dict[str, float]) -> State:
-        """After a step and its validation: write its line, save what is due, then stop or roll back.
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps to train. Step 0 only measures the start, and is not yielded."""
+        if self.state.step < 0:
+            self.state = State(step=0, line={"step": 0})
+        with self.run.console.bar(self.state.step):
+            if self.state.line:  # step 0, or a run that stopped between an update and its line
+                self._complete()
+            while self.state.step < self.run.config.steps:
+                yield self.state.step + 1
+        self.save(wait=True)
 
-        Returns the state to go on from.
-        """
-        config, step = self.config, state.step
-        line = self.log.metrics(line)
-        self.console.row(line)
-        due = step > 0 and (step % config.save_every == 0 or step == config.steps)
+    def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
+        """Record a step, whose update is in the weights; then validate, save and stop as is due."""
+        run = self.run
+        run.log.trajectories(f"step-{step:06d}-rank{run.ranks.rank}", games_PG)
+        seconds = metrics.pop("ahead/seconds", run.clock.seconds["rollout"])
+        metrics |= step_metrics(games_PG, run.ranks, rollout_seconds=seconds)
+        if step == 1 and run.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
+            run.log.say(alarm)
+        self.state.step, self.state.line = step, {"step": step, **metrics}
+        self._complete()
+        self.parts.update.check_finite()
+
+    def test(self) -> None:
+        """Play the test questions, if there are any, and print the table."""
+        if self.parts.questions.test:
+            self.run.log.say("\n" + compare_on_test(self.run, self.parts))
+
+    def _complete(self) -> None:
+        """Validate, log and save the step, and check whether the run must stop or go back."""
+        run, state = self.run, self.state
+        line = dict(state.line)
+        if run.is_validated(state.step):
+            with run.clock.phase("validation"):
+                line |= validation_metrics(run, self.parts, step=state.step)
+        line |= run.clock.take() | spending(self.parts.environment, run.ranks)
+        line = run.log.metrics(line)
+        run.console.row(line)
+        due = run.is_saved(state.step)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         better = "val/em" in line and score > (state.best_em, state.best_reward)
-        export = better or (due and not config.val_data)  # without validation, the newest agent counts
-        if export and self._export_or_stop(step):
-            state.best_step, state.best_em, state.best_reward = step, *score
+        export = better or (due and not run.config.val_data)  # without validation, the newest agent counts
+        if export and self._export_or_stop():
+            state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if due or better:
-            self.save(state)
+            self.save()
             # In a long run the report takes longer: at most a twentieth of the time.
-            if step == config.steps or time.monotonic() >= self.next_report:
+            if state.step == run.config.steps or time.monotonic() >= self.next_report:
                 self.update_report()
-        return self._check_stop_conditions(state, line)
+        self._check_stop_conditions(line)
+        run.console.at(state.step)
 
-    def _export_or_stop(self, step: int) -> bool:
+    def _export_or_stop(self) -> bool:
         """Export the agent of this step; False: it could not be written, and the older one stays.
 
         Raises Resumable at the second failure in a row, and at one in the last step.
         """
-        with self.clock.phase("save"):
-            failed = self._export(step)
+        with self.run.clock.phase("save"):
+            failed = self._export(self.state.step)
         self._report_write_failure(failed)
         self.failed_exports = self.failed_exports + 1 if failed else 0
-        if self.failed_exports >= 2 or (failed and step == self.config.steps):
+        if self.failed_exports >= 2 or (failed and self.state.step == self.run.config.steps):
             again = ", for the second time in a row" if self.failed_exports >= 2 else ""
             raise Resumable(f"{failed}{again}: make room, and the same command exports it")
         return not failed
 
-    def save(self, state: State, *, wait: bool = False) -> None:
+    def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint; from a GPU in the background, unless `wait`."""
-        state.questions = self.sampler.digest
-        with self.clock.phase("save"):
-            self._report_write_failure(self.checkpoints.save(state))
+        self.state.questions = self.parts.questions.digest
+        with self.run.clock.phase("save"):
+            self._report_write_failure(self.checkpoints.save(self.state))
             if wait:
                 self._report_write_failure(self.checkpoints.finish(wait=True))
         if wait and self.checkpoints.failures:
             raise Resumable(
-                f"step {state.step} is not saved: make room, and the same command resumes from the "
+                f"step {self.state.step} is not saved: make room, and the same command resumes from the "
                 "checkpoint before it"
             )
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
-        if self.ranks.first:
+        if self.run.ranks.first:
             begin = time.monotonic()
             try:
-                write_report(self.log.folder)
+                write_report(self.run.folder)
             except (OSError, UsageError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
-                self.log.say(f"report.html could not be written: {reason}")
+                self.run.log.say(f"report.html could not be written: {reason}")
             now = time.monotonic()
             self.next_report = now + REPORT_PAUSE * (now - begin)
 
-    def _check_stop_conditions(self, state: State, line: dict[str, float]) -> State:
+    def _check_stop_conditions(self, line: dict[str, float]) -> None:
         """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""
+        ranks, on_collapse = self.run.ranks, self.run.config.on_collapse
         self._report_write_failure(self.checkpoints.finish(wait=False))
-        for reason in filter(None, self.ranks.gather(self.interrupt.reason)):
+        for reason in filter(None, ranks.gather(self.run.interrupt.reason)):
             raise Resumable(reason)
         self.idle_steps = self.idle_steps + 1 if line.get("groups/dropped") == 1 else 0
         if self.idle_steps == IDLE_STEPS:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
-        alarms = self.ranks.from_first(lambda: self.watchdog.see(line))
+        alarms = ranks.from_first(lambda: self.watchdog.see(line))
         for alarm in alarms:
             kind = "Alarm" if alarm.startswith((*NOT_THE_AGENT, *SIGNS)) else "Collapse"
-            self.log.say(f"{kind} at step {state.step}: {alarm} (docs/failures.md says what to do)")
-        if alarms and self.config.on_collapse == "stop":
+            self.run.log.say(f"{kind} at step {self.state.step}: {alarm} (docs/failures.md says what to do)")
+        if alarms and on_collapse == "stop":
             raise Resumable(
                 f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
             )
-        collapsed = [alarm for alarm in alarms if not alarm.startswith(NOT_THE_AGENT)]
-        if collapsed and self.config.on_collapse == "rollback":
-            return self._roll_back(state)
-        return state
+        if on_collapse == "rollback" and any(not alarm.startswith(NOT_THE_AGENT) for alarm in alarms):
+            self._roll_back()
 
-    def _check_earlier_alarms(self, state: State) -> None:
+    def _check_earlier_alarms(self) -> None:
         """Refuse to resume past an alarm that stopped the run: a job queue may restart it unattended."""
-        collapsed = self.ranks.from_first(lambda: sorted(self.watchdog.alarming))
-        if collapsed and self.config.on_collapse == "stop":
+        collapsed = self.run.ranks.from_first(lambda: sorted(self.watchdog.alarming))
+        if collapsed and self.run.config.on_collapse == "stop":
             raise UsageError(
-                f"{self.log.folder}: training had collapsed at step {state.step} ({', '.join(collapsed)}); "
-                "to go on all the same, give --on-collapse warn"
+                f"{self.run.folder}: training had collapsed at step {self.state.step} "
+                f"({', '.join(collapsed)}); to go on all the same, give --on-collapse warn"
             )
 
-    def _roll_back(self, state: State) -> State:
-        """Go back to the agent that validated best, with half the learning rate; later steps are undone."""
-        number = state.rollbacks + 1
-        if state.best_step < 0 or number > MAX_ROLLBACKS:
-            raise Resumable(f"training has collapsed, after {state.rollbacks} rollbacks")
-        self.checkpoints.drop_after(state.best_step)
-        found = self.checkpoints.newest()
-        if found is None:
-            raise Resumable("training has collapsed, and the best checkpoint could not be written")
-        state = self.checkpoints.load(found, rollbacks=number)
-        self.log.say(
-            f"Back to step {state.step} with half the learning rate (rollback {number} of {MAX_ROLLBACKS})"
-        )
-        self.sampler.restore(state.sampler)
-        self.refresh()
-        if self.ranks.first:
-            trim_metrics(self.log.folder, state.step + 1, aside=f"metrics-before-rollback-{number}.jsonl")
-        self._replay_watchdog()
-        return state
+    def _roll_back(self) -> None:
+        """Go back to the agent that validated best, with half the learning rate; later steps are undone.
 
-    def _replay_watchdog(self) -> None:
-        """Give the watchdog the state that follows from the metric lines so far."""
-        self.watchdog = Watchdog(limit_of(self.policy.compute))
-        for line in read_metrics(self.log.folder) if self.ranks.first else []:
-            self.watchdog.see(line)
+        Raises RolledBack, and Resumable if that is not possible. The rollbacks of a run are counted by the
+        files of metric lines that they have set aside, so a later kill forgets none.
+        """
+        best, number = self.state.best_step, self.rollbacks + 1
+        if best < 0 or number > MAX_ROLLBACKS:
+            raise Resumable(f"training has collapsed, after {self.rollbacks} rollbacks")
+        self.checkpoints.drop_after(best)
+        if self.checkpoints.newest() is None:
+            raise Resumable("training has collapsed, and the best checkpoint could not be written")
+        self.run.log.say(
+            f"Back to step {best} with half the learning rate (rollback {number} of {MAX_ROLLBACKS})"
+        )
+        if self.run.ranks.first:
+            set_metrics_aside(self.run.folder, best + 1, number=number)
+        self.run.ranks.barrier()
+        raise RolledBack
 
     def _export(self, step: int) -> str:
-        lines = [line for line in read_metrics(self.log.folder) if line["step"] <= step]
-        folder = self.log.folder / "agent"
+        run, models = self.run, self.parts.models
+        lines = [line for line in read_metrics(run.folder) if line["step"] <= step]
         return export_agent(
-            self.policy,
-            self.start,
-            self.config,
-            folder,
+            models.policy,
+            models.start,
+            run.config,
+            run.folder / "agent",
             lines=lines,
-            ranks=self.ranks,
-            frame=kept_frame(self.log.folder),
+            ranks=run.ranks,
+            frame=kept_frame(run.folder),
+            card=self._model_card,
         )
 
-    def _repair_export(self, state: State) -> None:
+    def _model_card(self, lines: Sequence[dict[str, float]], base: Path) -> str:
+        config, step = self.run.config, int(lines[-1]["step"])
+        return model_card(
+            config.agent, config.env, config.described(step), seed=config.seed, lines=lines, base=base
+        )
+
+    def _repair_export(self) -> None:
         """Export the best agent again if a kill came between an export and its checkpoint."""
-        exported = self.ranks.from_first(lambda: exported_step(self.log.folder / "agent"))
-        best = self.checkpoints.folder / f"step-{state.best_step:06d}"
+        state, folder = self.state, self.checkpoints.folder
+        exported = self.run.ranks.from_first(lambda: exported_step(self.run.folder / "agent"))
+        best = folder / f"step-{state.best_step:06d}"
         if state.best_step not in (-1, exported) and not self.checkpoints.find_damage(best):
-            now = self.checkpoints.folder / f"step-{state.step:06d}"
             self.checkpoints.load(best)
             self._report_write_failure(self._export(state.best_step))
-            self.checkpoints.load(now)
+            self.checkpoints.load(folder / f"step-{state.step:06d}")
 
     def _report_write_failure(self, failed: str) -> None:
         """Report a failed write ("": none). A full disk may be cleared in time; the second in a row stops."""
         if failed:
-            self.log.say(f"{failed}. The older one stays; the next save tries again")
+            self.run.log.say(f"{failed}. The older one stays; the next save tries again")
         if self.checkpoints.failures >= 2:
             raise Resumable(f"{failed}, for the second time in a row")

@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
@@ -13,128 +11,129 @@ from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
-from prompt_r1.reward import Rule, score_games
-from prompt_r1.rollout import play
-from prompt_r1.training.finished import TEST_FILE
-from prompt_r1.training.results import GameResult, failed_result, result_of_game, result_of_reply
+from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.playing import play_question
+from prompt_r1.reward import score_games
+from prompt_r1.training.console import TEST_FILE
+from prompt_r1.training.metrics import Row, joined, metrics_of_game
+from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.types import Ask, Question, ScoredGame, Trajectory
 
-METRICS = ("em", "f1", "reward", "format", "turns")
-
-PlayOne = Callable[[Question], Awaitable[Trajectory]]
-
-
-def validate(run: Run, agent: Agent, questions: Sequence[Question], environment: Pool) -> dict[str, float]:
-    """The validation metrics of an agent. Called by every rank; its questions are shared out."""
-    name = f"validation-{run.state.step:06d}"
-    results = play_greedily(run, agent, questions, environment, name=name)
-    usd = sum(result.usd for result in results) / max(len(results), 1)
-    return {**mean_metrics(results), "calls": float(sum(result.calls for result in results)), "usd": usd}
+# Columns of the tables, and the metrics of a game that they are means of.
+METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 
 
-def compare_on_test(run: Run, start: Path | str, questions: Sequence[Question], environment: Pool) -> str:
+def validation_metrics(run: Run, parts: Parts, *, step: int) -> dict[str, float]:
+    """The metrics val/* of the agent after a step. Called by every rank; the questions are shared out."""
+    rows = play_greedily(
+        run, parts.models.agent, parts.questions.validation, parts.environment, name=f"validation-{step:06d}"
+    )
+    metrics = {
+        **mean_metrics(rows),
+        "calls": float(sum(row["env/calls"] for row in rows)),
+        "usd": mean([row["usd"] for row in rows]) if rows else 0.0,
+    }
+    return {f"val/{name}": value for name, value in metrics.items()}
+
+
+def compare_on_test(run: Run, parts: Parts) -> str:
     """A table of test questions: the environment alone, the agent before and after training.
 
     The rows by dataset are written to test.md in the run folder.
     """
-    rows: dict[str, list[GameResult]] = {}
+    questions, environment = parts.questions.test, parts.environment
+    rows: dict[str, list[Row]] = {}
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
-    for name, path in [("untrained agent", start), ("trained agent", run.folder / "agent")]:
+    for name, path in [("untrained agent", parts.models.start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device, frame=kept_frame(run.folder))
-        file = f"test-{name.partition(' ')[0]}"
-        rows[name] = play_greedily(run, agent, questions, environment, name=file)
+        rows[name] = play_greedily(run, agent, questions, environment, name=f"test-{name.partition(' ')[0]}")
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
+    datasets = [question.dataset for question in questions]
     if run.ranks.first:
-        (run.folder / TEST_FILE).write_text(results_table(rows) + "\n", "utf-8")
+        (run.folder / TEST_FILE).write_text(results_table(rows, datasets) + "\n", "utf-8")
     return printed_table(rows)
 
 
 def play_greedily(
     run: Run, agent: Agent, questions: Sequence[Question], environment: Pool, *, name: str
-) -> list[GameResult]:
-    """One greedy game of each question. Each rank plays its share; the results are on every rank.
+) -> list[Row]:
+    """The metrics of one greedy game of each question, on every rank. Each rank plays its share.
 
     The games are written to trajectories/NAME-rankN.jsonl.
     """
 
     async def play_one(question: Question) -> Trajectory:
-        generate = partial(agent.generate, temperature=0.0)
-        seed = f"evaluation/{question.id}"
-        ask = environment.ask_in_game(seed, sample=0, session=question.id, deadline=0.0)
-        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
-        trajectory.usd = ask.usd
-        return trajectory
+        return await play_question(agent, environment, question, seed=f"evaluation/{question.id}")
+
+    async def play_all() -> list[Trajectory]:
+        counted = run.console.counted(play_one, len(mine))
+        return await asyncio.gather(*map(counted, mine))
 
     mine = questions[run.ranks.rank :: run.ranks.count]
-    counted = run.console.counted(play_one, len(mine))
-    games = run.wait_for(play_all(mine, counted, rule=run.config.reward_rule))
+    trajectories = run.wait_for(play_all())
+    rewards = score_games(trajectories, rule=run.config.reward_rule)
+    games = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     if not run.config.ahead:  # or training games are being played with these weights too
         agent.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
-    return _gathered(run, [result_of_game(game) for game in games])
+    return _gathered(run, [{**metrics_of_game(game), "usd": game.trajectory.spent.usd} for game in games])
 
 
-def _gathered(run: Run, results: list[GameResult]) -> list[GameResult]:
-    return [result for share in run.ranks.gather(results) for result in share]
+def _gathered(run: Run, rows: list[Row]) -> list[Row]:
+    """The rows of all ranks, in the order of the questions."""
+    shares = run.ranks.gather(rows)
+    length = max(map(len, shares))
+    return joined([[share[number] for share in shares if number < len(share)] for number in range(length)])
 
 
-async def play_all(questions: Sequence[Question], play_one: PlayOne, *, rule: Rule) -> list[ScoredGame]:
-    """One game of each question, all concurrently."""
-    games = await asyncio.gather(*map(play_one, questions))
-    rewards = score_games(games, rule=rule)
-    return [ScoredGame(game, reward, None) for game, reward in zip(games, rewards, strict=True)]
-
-
-async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[GameResult]:
+async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[Row]:
     """The environment alone: its reply to the question and "Answer only." is the prediction."""
 
-    async def ask_one(question: Question) -> GameResult:
+    async def ask_one(question: Question) -> Row:
         try:
             reply = await ask([{"role": "user", "content": f"{question.text} Answer only."}])
-        except EnvError as error:
-            return failed_result(question, str(error))
-        return result_of_reply(question, reply)
+        except EnvError:
+            return {"env/errors": 1}
+        return {"em": exact_match(reply, question.answers), "f1": f1(reply, question.answers)}
 
     return await asyncio.gather(*map(ask_one, questions))
 
 
-def mean_metrics(results: Iterable[GameResult]) -> dict[str, float]:
-    """The mean of each metric over the results that have it, without failed calls; `n`, `errors`."""
-    results = list(results)
-    scored = [result for result in results if not result.error]
-    games = [(result, result.reward) for result in scored if result.reward is not None]
-    columns = {
-        "em": [result.em for result in scored],
-        "f1": [result.f1 for result in scored],
-        "reward": [reward.total for _, reward in games],
-        "format": [result.well_formed for result, _ in games],
-        "turns": [float(result.turns) for result, _ in games],
+def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """The mean of each metric over the games that have it, without failed calls; `n`, `errors`."""
+    errors = sum(bool(row.get("env/errors")) for row in rows)
+    columns = {name: [row[metric] for row in rows if metric in row] for name, metric in METRICS.items()}
+    return {
+        "n": len(rows) - errors,
+        "errors": errors,
+        **{name: mean(values) for name, values in columns.items() if values},
     }
-    averages = {name: mean(values) for name, values in columns.items() if values}
-    return {"n": len(scored), "errors": len(results) - len(scored), **averages}
 
 
-def results_table(rows: dict[str, list[GameResult]]) -> str:
-    """A Markdown table: a row for each method and dataset, and each method's mean over all questions."""
+def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str:
+    """A Markdown table: a row for each method and dataset, and each method's mean over all questions.
+
+    `datasets` has the dataset of each question, in the order of the rows.
+    """
     lines = []
-    for method, results in rows.items():
-        datasets = sorted({result.dataset for result in results})
-        for name in datasets:
-            part = [result for result in results if result.dataset == name]
+    for method, rows in rows_of.items():
+        names = sorted(set(datasets))
+        for name in names:
+            part = [row for row, dataset in zip(rows, datasets, strict=True) if dataset == name]
             lines.append([method, name, *_cells(mean_metrics(part))])
-        if len(datasets) > 1:
-            lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(results))])
+        if len(names) > 1:
+            lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(rows))])
     header = ["method", "dataset", "n", "errors", "EM", "F1", "reward", "format", "turns"]
     return markdown_table(header, lines, left=2)
 
 
-def printed_table(rows: dict[str, list[GameResult]]) -> str:
+def printed_table(rows: dict[str, list[Row]]) -> str:
     """A row for each method, over all questions, fitted to the terminal."""
-    means = {method: mean_metrics(results) for method, results in rows.items()}
+    means = {method: mean_metrics(own) for method, own in rows.items()}
     header = ["test", "n", "errors", "EM", "F1", "reward", "format", "turns"]
     lines = [[method, *_cells(averages)] for method, averages in means.items()]
     if not any(averages["errors"] for averages in means.values()):

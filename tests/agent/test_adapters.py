@@ -15,7 +15,7 @@ from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.training.gap import MEAN, gap_metrics, limit_of
+from prompt_r1.training.logprob_gap import MEAN, gap_metrics, limit_of
 from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.games import CPU, siblings

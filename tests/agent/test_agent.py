@@ -9,7 +9,7 @@ import torch
 from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype, make_agent
 from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.data.named import find_questions
+from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LAST_TURN, Codec
@@ -76,7 +76,7 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
     policy.model.generation_config.eos_token_id = [own, other, ordinary]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
-    assert codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
+    assert agent.codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
 
 
 def test_a_question_must_leave_room_for_one_token():

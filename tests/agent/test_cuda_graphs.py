@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prompt_r1.agent import cuda_graphs, decode_kernels
-from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import Arena
@@ -63,7 +62,7 @@ class Recorder:
 @pytest.fixture
 def play(monkeypatch):
     """Play some greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=attend_from_offsets, shares_rows=False))
 
     def run(record, *, share_prompts=False, count=9):
         engine = Engine(
@@ -214,7 +213,7 @@ def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
 
 def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
     """Two prompts arrive one after the other while a long game decodes: neither waits for its end."""
-    monkeypatch.setattr(policy_module, "choose_kernel", lambda *_, **__: attend_from_offsets)
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=attend_from_offsets, shares_rows=False))
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
     decoded: list[int] = []  # tokens of the long game
     waited: list[int] = []  # how many of them were sampled while each prompt waited

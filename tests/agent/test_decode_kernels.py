@@ -9,18 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prompt_r1.agent.attention import PLAIN, AttentionShape, ScoreRules
+from prompt_r1.agent.attention_choice import Place, can_share_rows, choose_attention, why_not_decode
 from prompt_r1.agent.decode_kernels import (
     CacheOffsets,
     Chunk,
-    RaggedBatch,
-    can_share_rows,
-    choose_kernel,
     flash,
     flash_package,
     one_by_one,
-    rejection,
+    ragged_batch,
 )
-from prompt_r1.agent.scores import PLAIN, ScoreRules
 
 CPU = torch.device("cpu")
 MIXED = [Chunk(0, 1, 60, 20), Chunk(1, 9, 0, 30), Chunk(10, 7, 81, 7), Chunk(17, 1, 40, 1)]
@@ -137,7 +135,7 @@ def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(kern
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16)
     keys, values = torch.randn(2, 2, 90, 16).unbind(0)
-    batch = RaggedBatch([], [], chunks, CPU, kernel)
+    batch = ragged_batch(chunks, kernel, CPU)
     with FlashInPlainTorch():
         found = kernel(query, keys, values, batch, 0.4, rules)
     torch.testing.assert_close(found, one_by_one(query, keys, values, batch, 0.4, rules))
@@ -149,7 +147,7 @@ def test_a_new_token_attends_to_its_own_sequence_up_to_itself(chunks):
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 90, 16, dtype=torch.float64).unbind(0)
-    found = one_by_one(query, keys, values, RaggedBatch([], [], chunks, CPU, one_by_one), 0.4)
+    found = one_by_one(query, keys, values, ragged_batch(chunks, one_by_one, CPU), 0.4)
     for chunk in chunks:
         own = chunk.length - chunk.shared
         rows = [chunk.shared_start + row for row in range(chunk.shared)]
@@ -164,9 +162,9 @@ def test_a_new_token_attends_to_its_own_sequence_up_to_itself(chunks):
 
 def test_rows_are_shared_only_with_a_gpu_kernel_that_joins_them_rightly(package, monkeypatch):
     """A kernel without the right logsumexp still plays, but copies the prompt for each game."""
-    sizes = (CPU, torch.float32, 4, 2, 16)
-    assert not can_share_rows(one_by_one, *sizes)
-    assert can_share_rows(flash_package, *sizes)
+    place = Place(AttentionShape(2, 4, 2, 16, windows=True), CPU, torch.float32)
+    assert not choose_attention(place).shares_rows
+    assert can_share_rows(flash_package, place)
     interface = sys.modules["flash_attn.flash_attn_interface"]
 
     def without_logsumexp(*args, **kwargs):
@@ -174,13 +172,14 @@ def test_rows_are_shared_only_with_a_gpu_kernel_that_joins_them_rightly(package,
         return out, torch.zeros_like(logsumexp), *rest
 
     monkeypatch.setattr(interface, "_flash_attn_varlen_forward", without_logsumexp)
-    assert not rejection(flash_package, *sizes, windows=True)
-    assert not can_share_rows(flash_package, *sizes)
+    assert not why_not_decode(flash_package, place)
+    assert not can_share_rows(flash_package, place)
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
 def test_sequences_are_computed_one_by_one_without_a_gpu_or_in_32_bits(device, dtype):
-    assert choose_kernel(torch.device(device), dtype, 4, 2, 16) is one_by_one
+    shape = AttentionShape(2, 4, 2, 16, windows=False)
+    assert choose_attention(Place(shape, torch.device(device), dtype)).decode is one_by_one
 
 
 @pytest.mark.parametrize(("longest_query", "causal"), [(1, False), (2, True), (300, True)])

@@ -121,10 +121,10 @@ class CheckedScheduler(Scheduler):
         for segment in segments:
             assert segment.start >= end and segment.size > 0 and len(segment.tokens) <= segment.capacity
             end = segment.end
-            assert all(user in segments and user.opening is segment for user in segment.users)
-            if segment.opening is not None:
-                assert segment in segment.opening.users and segment.opening in segments
-                assert segment.tokens[: segment.shared] == segment.opening.tokens
+            assert all(child in segments and child.parent is segment for child in segment.children)
+            if segment.parent is not None:
+                assert segment in segment.parent.children and segment.parent in segments
+                assert segment.tokens[: segment.shared] == segment.parent.tokens
         assert end <= self._arena.rows
         assert self._arena.free == self._arena.rows - sum(segment.size for segment in segments)
         assert all(segment.busy and segment in segments for segment in self.running.values())
@@ -145,7 +145,6 @@ def test_no_workload_changes_a_token_or_deadlocks(workload):
         kv_tokens=workload.kv_tokens,
         prefill_tokens=workload.prefill_tokens,
         share_prompts=workload.share_prompts,
-        scheduler=CheckedScheduler,
     )
     played: list[tuple[list[int], Completion]] = []
 
@@ -165,7 +164,9 @@ def test_no_workload_changes_a_token_or_deadlocks(workload):
         games = asyncio.gather(*(game(number) for number in range(len(workload.turns))))
         await asyncio.wait_for(games, timeout=20)
 
-    asyncio.run(play())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prompt_r1.agent.engine.Scheduler", CheckedScheduler)
+        asyncio.run(play())
     assert len(played) == sum(map(len, workload.turns))
     for tokens, completion in played:
         logprobs = recompute(model, tokens, completion, workload.temperature or 1.0)
@@ -560,6 +561,25 @@ def test_the_least_recently_used_sequence_is_evicted_first():
     asyncio.run(play())
 
 
+def test_the_sequence_of_an_older_game_that_has_ended_is_evicted_before_one_that_waits_for_a_reply():
+    """Only the newer of two games will continue its sequence when a third one needs rows."""
+    engine = make_engine(tiny.policy(), capacity=80, kv_tokens=110)
+    texts = [tiny.random_tokens(30, seed=number) for number in range(3)]
+
+    async def first_turn(number: int) -> None:
+        texts[number] += (await engine.generate(texts[number], max_new=10, seed="0")).tokens
+
+    async def play() -> int:
+        await asyncio.create_task(first_turn(0))
+        await first_turn(1)  # the game of this task
+        await asyncio.create_task(first_turn(2))
+        before = engine.prefilled
+        await engine.generate([*texts[1], 7, 8, 9], max_new=5, seed="0")
+        return engine.prefilled - before
+
+    assert asyncio.run(asyncio.wait_for(play(), timeout=20)) == 4  # the last sampled token and the new ones
+
+
 def test_clear_cache_drops_what_was_computed_with_old_weights():
     policy = tiny.policy()
     prompt = tiny.random_tokens(30, seed=1)
@@ -592,7 +612,7 @@ def test_by_default_the_cache_is_limited_by_the_games_and_by_free_memory(monkeyp
     engine = Engine(policy, stop_ids=STOP, max_tokens=64, max_games=3)
     asyncio.run(engine.generate(prompt, max_new=3, seed="0"))
     assert engine._arena.rows == 3 * 64
-    monkeypatch.setattr("prompt_r1.agent.engine.affordable_rows", lambda *_: 63)
+    monkeypatch.setattr("prompt_r1.agent.kv_cache.affordable_rows", lambda *_: 63)
     with pytest.raises(UsageError, match="holds a KV cache of 63 tokens, but a game may have 64"):
         asyncio.run(Engine(policy, stop_ids=STOP, max_tokens=64).generate(prompt, max_new=3, seed="0"))
     with pytest.raises(UsageError, match="holds a KV cache of 31 tokens"):
@@ -677,6 +697,26 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
         for turn, other in zip(turns, others, strict=True):
             assert turn.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert engine._scheduler.idle
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypatch):
+    policy = tiny.policy()
+    engine = make_engine(policy, max_games=4)
+
+    async def play() -> int:
+        """The forwards of four games with other prompts than before."""
+        engine.clear_cache()
+        games = [tiny.random_tokens(8, seed=seed) for seed in range(4)]
+        await asyncio.gather(*(engine.generate(game, max_new=9, seed="0") for game in games))
+        return engine._scheduler._steps
+
+    steps = [asyncio.run(play())]
+    with monkeypatch.context() as scarce:
+        limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
+        steps.append(asyncio.run(play()))
+    steps.append(asyncio.run(play()))
+    assert steps[2] - steps[1] == steps[0] < steps[1] - steps[0]
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

@@ -39,7 +39,7 @@ def test_sequences_keep_their_rows_whichever_of_them_grow_shrink_and_move(reques
         elif size and size - (segment.size if segment else 0) <= arena.free:
             if segment is None:
                 segment = segments[name] = Segment(Game())
-            segment.cut(size)
+            segment.truncate(size)
             arena.resize(segment, size)
             for row in range(len(segment.tokens), size):
                 segment.tokens.append(100 * name + row)

@@ -10,6 +10,7 @@ import torch
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.agent.names import find_agent, resolve_agent
+from prompt_r1.config.removed import REMOVED_FLAGS
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
@@ -37,6 +38,14 @@ def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tm
     )
     where = "agent runs/mini-seed0, step 60, environment mini, seed 0"
     assert named.describe(environment="mini", seed=0) == where
+
+
+def test_an_agent_that_was_trained_with_a_removed_setting_plays(tmp_path, monkeypatch):
+    monkeypatch.setitem(REMOVED_FLAGS, "--gone", "give --here")
+    save_run(tmp_path, seed=3, step=60, saved=1)
+    with (tmp_path / "agent" / GAME_FILE).open("a") as file:
+        file.write("gone: 0.5\n")
+    assert resolve_agent(str(tmp_path), kv_tokens=0).config.seed == 3
 
 
 def test_an_agent_that_does_not_exist_is_reported_as_such(tmp_path):

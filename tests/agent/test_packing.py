@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packed_attention import choose_attention, game_by_game, merged, row_offsets, varlen
-from prompt_r1.agent.packing import Group, fill, pack
-from prompt_r1.agent.scores import PLAIN, ScoreRules
+from prompt_r1.agent.attention import PLAIN, ScoreRules
+from prompt_r1.agent.packing import Group, fill, game_by_game, merged, pack, row_offsets, varlen
+from tests import tiny
 from tests.games import CPU, siblings
 
 some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
@@ -67,7 +67,7 @@ def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_h
 
 
 def test_a_cpu_uses_merged_attention():
-    assert choose_attention(CPU, torch.float32, 4, 2, 16) is merged
+    assert tiny.policy().attention.packed is merged
 
 
 def test_the_offsets_for_a_gpu_describe_the_same_attention():

@@ -146,6 +146,19 @@ def test_logits_of_16_bit_weights_have_the_precision_of_float32(monkeypatch, sca
     assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap):
+    """The engine divides the logits by the temperature after the cap."""
+    policy, (game,) = Policy(tiny.model(), compute=torch.float32, temperature=0.5), siblings(3, 1)
+    policy.logit_scale, policy.logit_cap = scale, cap
+    with torch.no_grad():
+        hidden = policy.model.base_model(torch.tensor([game.tokens])).last_hidden_state[0, :-1]
+    log_p = (policy.logits(hidden[torch.tensor(game.sampled[1:])]) / 0.5).log_softmax(-1)
+    packed = pack([[game]], CPU)
+    expected = log_p.gather(1, packed.targets[:, None])[:, 0]
+    assert torch.allclose(policy(packed).logprobs, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", [4, 1024])
 @pytest.mark.parametrize(("scale", "cap"), HEADS)
 def test_16_bit_logprobs_and_gradients_equal_float64_up_to_one_rounding(monkeypatch, scale, cap, rows):

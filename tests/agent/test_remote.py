@@ -122,10 +122,7 @@ def play_games(spec: AgentSpec) -> list[Trajectory]:
 
     async def all_games() -> list[Trajectory]:
         agent = open_agent(spec, torch.device("cpu"))
-        try:
-            return await asyncio.gather(*(one_game(agent, text) for text in QUESTIONS))
-        finally:
-            await agent.close()
+        return await asyncio.gather(*(one_game(agent, text) for text in QUESTIONS))
 
     return asyncio.run(all_games())
 
@@ -151,7 +148,6 @@ def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_ag
     async def one_turn() -> None:
         agent = open_agent(spec_of(vllm, asking_agent), torch.device("cpu"))
         await agent.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
-        await agent.close()
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment-0123456789")
     asyncio.run(one_turn())
@@ -177,10 +173,7 @@ def generate(provider: Provider, tokens: list[int], **settings) -> Completion:
 
     async def one_turn() -> Completion:
         agent = RemoteEngine("tiny", "https://llm.test/v1", CODEC, transport=httpx.MockTransport(provider))
-        try:
-            return await agent.generate(tokens, **settings)
-        finally:
-            await agent.close()
+        return await agent.generate(tokens, **settings)
 
     return asyncio.run(one_turn())
 
@@ -205,6 +198,7 @@ def test_a_request_has_prompt_limit_temperature_seed_and_stop_tokens():
         generate(provider, [5, 6], max_new=11, seed=seed, temperature=0.75)
     first, second, third = provider.requests
     assert first == second and first["seed"] != third["seed"]
+    assert first["seed"] == 3_553_817_977  # in every process
     assert (first["prompt"], first["max_tokens"], first["temperature"]) == ([5, 6], 11, 0.75)
     # Not those of the server, which come from the model's generation_config.json.
     assert (first["top_p"], first["top_k"]) == (1.0, -1)

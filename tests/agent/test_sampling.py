@@ -1,25 +1,35 @@
-"""Sampling against the definition of temperature, top-k and top-p, computed token by token."""
+"""Sampling against the definition of temperature and top-p, computed token by token."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.sampling import Drawn, Sampling, SamplingMix, settings_row
+from prompt_r1.agent.sampling import Sampling, SamplingMix, settings_row
 from prompt_r1.agent.sampling import draw as draw_rows
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One sampled token for each row."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
 
 
 def draw(logits: torch.Tensor, samplings: list[Sampling], uniform: list[float]) -> Drawn:
     settings = [settings_row(*row) for row in zip(samplings, uniform, strict=True)]
-    return draw_rows(logits, torch.tensor(settings, dtype=torch.float64), SamplingMix.of(samplings))
+    drawn = draw_rows(logits, torch.tensor(settings, dtype=torch.float64), SamplingMix.of(samplings))
+    return Drawn(drawn[:, 0].long(), drawn[:, 1].float())
 
 
 def allowed_tokens(logits: list[float], sampling: Sampling) -> dict[int, float]:
     """The tokens that may be drawn and their probabilities, the most likely first."""
     weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
-    order = sorted(range(len(logits)), key=lambda token: -weights[token])[: sampling.top_k or None]
+    order = sorted(range(len(logits)), key=lambda token: -weights[token])
     total = sum(weights[token] for token in order)
     nucleus: dict[int, float] = {}
     for token in order:
@@ -38,13 +48,12 @@ SAMPLING = st.builds(
     Sampling,
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_p=st.sampled_from([0.123457, 0.51237, 0.87653, 1.0]),
-    top_k=st.integers(0, 5),
 )
 
 
 @settings(max_examples=200)
 @given(LOGITS, SAMPLING)
-def test_tokens_are_drawn_with_the_frequencies_that_top_k_and_top_p_define(logits, sampling):
+def test_tokens_are_drawn_with_the_frequencies_that_top_p_defines(logits, sampling):
     count = 400  # evenly spaced numbers instead of random ones give frequencies without noise
     numbers = [(n + 0.5) / count for n in range(count)]
     drawn = draw(torch.tensor([logits] * count), [sampling] * count, numbers)
@@ -58,7 +67,7 @@ def test_tokens_are_drawn_with_the_frequencies_that_top_k_and_top_p_define(logit
 
 def test_the_rows_of_a_batch_are_independent():
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    samplings = [Sampling(0.0), Sampling(0.8), Sampling(1.0, top_k=3), Sampling(1.3, top_p=0.4)]
+    samplings = [Sampling(0.0), Sampling(0.8), Sampling(1.0, top_p=0.7), Sampling(1.3, top_p=0.4)]
     numbers = [0.1, 0.5, 0.7, 0.9]
     batch = draw(logits, samplings, numbers)
     for row, sampling in enumerate(samplings):
@@ -74,9 +83,9 @@ def test_a_number_close_to_one_never_draws_an_impossible_token():
     assert draw(logits.flip(1), [Sampling(1.0)], [0.0]).tokens.tolist() == [2]
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}])
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
 def test_invalid_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="temperature and top_k must be at least 0"):
+    with pytest.raises(ValueError, match="temperature must be at least 0, and top_p in"):
         Sampling(**wrong)
 
 

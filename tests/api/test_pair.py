@@ -20,8 +20,7 @@ from prompt_r1.api.pair import Pair
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
-from prompt_r1.environments.opening import open_for_agent
-from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.opening import open_for_agent, pool_of
 from prompt_r1.environments.pool import Pool
 from tests.echo_agent import EchoAgent, Shouting, paid_pool
 from tests.paths import ROOT
@@ -182,7 +181,7 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
     heard = []
 
     class Listening(EchoAgent):
-        async def generate(self, tokens, *, max_new, seed, temperature, watch=None):
+        async def generate(self, tokens, *, max_new, seed, temperature, top_p, watch=None):
             heard.append((seed, temperature, watch is None))
             return await super().generate(
                 tokens, max_new=max_new, seed=seed, temperature=temperature, watch=watch

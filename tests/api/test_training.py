@@ -13,7 +13,7 @@ import prompt_r1
 from prompt_r1.api.training import _flags, _outside_event_loop
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.environments.own import open_own
+from prompt_r1.environments.sources import open_own
 from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
@@ -103,7 +103,7 @@ def test_a_run_in_a_notebook_reports_each_step_and_uses_the_users_own_code(own, 
     folder = asyncio.run(cell())
     assert str(folder) == "run" and [metrics for metrics, _ in seen] == read_metrics(folder)
     assert [metrics["step"] for metrics, _ in seen] == [0, 1, 2]
-    assert {thread for _, thread in seen} == {"prompt-r1-train"}
+    assert {thread for _, thread in seen} == {"prompt-r1-train_0"}
     games = "".join(path.read_text() for path in folder.glob("trajectories/*"))
     assert "The oracle says 1" in games
     settings = (folder / "config.yaml").read_text()
@@ -162,7 +162,7 @@ def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:broken raised TypeError: .*own_code.py, line"):
         import_metric("own_code:broken")("x", ("y",))
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
-        asyncio.run(open_own("py:own_code:Broken").ask([{"role": "user", "content": "Who?"}]))
+        asyncio.run(open_own("py:own_code:Broken", seed=0).call([{"role": "user", "content": "Who?"}]))
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,8 @@ def test_a_wrong_setting_raises_instead_of_ending_the_program():
 def test_settings_become_the_flags_that_the_command_line_has():
     """Switches that are off by default are given alone, or not at all; others as true or false."""
     assert _flags({"force_answer": True, "dry_run": False}) == ["--force-answer"]
-    assert _flags({"checkpointing": False, "fused_kernels": True}) == [
-        "--checkpointing=false",
-        "--fused-kernels=true",
+    assert _flags({"checkpointing": False, "drop_even_groups": True}) == [
+        *("--checkpointing=false", "--drop-even-groups")
     ]
     assert _flags({"data": ["a", "b"], "val_data": ("c",), "lr": 0.5, "out": "x y"}) == [
         *("--data", "a", "b", "--val-data", "c", "--lr=0.5", "--out=x y")
@@ -220,7 +219,7 @@ def test_work_runs_in_this_thread_unless_it_runs_an_event_loop():
 
     _outside_event_loop(work)
     asyncio.run(cell())
-    assert names == [threading.current_thread().name, "prompt-r1-train"]
+    assert names == [threading.current_thread().name, "prompt-r1-train_0"]
 
     async def failing() -> None:
         _outside_event_loop(lambda: 1 / 0)

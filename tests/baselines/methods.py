@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.baselines import AgentCache, Method, MethodContext, make_method
+from prompt_r1.baselines.make import AgentCache, MethodContext, make_method
+from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.endpoint.responses import Outcome
@@ -40,9 +41,6 @@ class PricedSource:
     async def check(self) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 def pool(source) -> Pool:
     """A pool of one environment, for 1 dollar per million tokens in and 2 out."""
@@ -72,9 +70,8 @@ def method(
         environments=SameEnvironment(environment),
         datasets=["a"],
         agents=AgentCache(spec, torch.device("cpu")),
-        config=EvaluateConfig(**settings),
-        temperature=1.0,  # with seed 0 the tiny agent asks; greedily it never does
-        top_p=1.0,
+        # At this temperature and seed 0 the tiny agent asks; greedily it never does.
+        config=EvaluateConfig(temperature=1.0, top_p=1.0, **settings),
         seed=0,
         folder=folder,
     )

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.self_consistency import vote
-from prompt_r1.environments.metered import FreeSource
+from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.playing import GREEDY
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Message, Question
@@ -74,7 +75,7 @@ class OneTurnAgent(ScriptedAgent):
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["answer"])
     game = GameSettings(max_turns=1)
 
-    async def generate(self, tokens, *, max_new, seed, temperature, top_p):
+    async def generate(self, tokens, *, max_new, seed, temperature, top_p, watch):
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
 
@@ -82,7 +83,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod("sft", lambda: agent, None, rule=RULES[rule], temperature=0.0)
+    played = AgentMethod(lambda: agent, None, RULES[rule], GREEDY)
     prediction = asyncio.run(played.answer(ANNA, sample=0, seed="0"))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
@@ -124,7 +125,7 @@ def test_few_shot_examples_are_training_questions_that_the_environment_answered_
     few = method("cot-few-shot", pool(source), shots=3)
     asyncio.run(few.prepare(train, []))
     prepared = len(source.asked)
-    assert 3 <= few.ledger.task_calls == prepared <= 10
+    assert 3 <= few.ledger.task.calls == prepared <= 10
     assert not any(source.samples), "a repeated preparation finds its calls in the journal"
     asyncio.run(few.answer(ANNA, sample=0, seed="s"))
     *examples, last = source.asked[-1]
@@ -139,6 +140,15 @@ def test_self_consistency_takes_the_most_frequent_answer_and_counts_every_call()
     source = PricedSource(lambda _: f"<answer>{next(replies)}</answer>")
     prediction = answer("self-consistency", pool(source), samples=3)
     assert (prediction.answer, prediction.calls, prediction.tokens_in) == ("the Anna", 3, 30)
+
+
+def test_repeats_of_self_consistency_have_samples_of_their_own():
+    """With shared samples, which a journal replies to once, the repeats would differ less than they do."""
+    source = PricedSource(str)
+    consistent = method("self-consistency", pool(source), samples=3)
+    for repeat in range(2):
+        asyncio.run(consistent.answer(ANNA, sample=repeat, seed="0"))
+    assert len(source.samples) == len(set(source.samples)) == 6
 
 
 def test_self_consistency_ignores_failed_calls_unless_all_fail():
@@ -160,7 +170,7 @@ def test_self_consistency_makes_as_many_calls_as_the_agent_on_average(asking_age
     source = PricedSource(lambda _: "abc")
     consistent = method("self-consistency", pool(source), agent=asking_agent)
     asyncio.run(consistent.prepare([], questions))
-    assert consistent.ledger.task_calls == len(source.asked) > 0
+    assert consistent.ledger.task.calls == len(source.asked) > 0
     assert consistent.samples == max(1, round(len(source.asked) / 12))
 
 

@@ -1,12 +1,13 @@
 """`evaluate.py --dry-run`: what real evaluations in `mini-advice` spend lies in the estimate."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import evaluate
-from prompt_r1.baselines import AgentCache
+from prompt_r1.baselines.make import AgentCache
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.evaluation.predictions import read_predictions
 from prompt_r1.types import Completion
@@ -54,8 +55,8 @@ def spent_by_method(folder: Path) -> dict[str, list[float]]:
 def printed_rows(table: str) -> dict[str, list[tuple[float, float]]]:
     """Method → the low and the high end of each column."""
     rows = {}
-    for line in table.splitlines()[2:]:
-        label, *cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+    for line in table.splitlines()[1:]:
+        label, *cells = re.split(" {2,}", line)
         ends = [[float(end.replace(",", "")) for end in cell.split(" to ")] for cell in cells]
         rows[label.split(" (")[0]] = [(end[0], end[-1]) for end in ends]
     return rows
@@ -67,6 +68,7 @@ def printed_rows(table: str) -> dict[str, list[tuple[float, float]]]:
 def test_what_an_evaluation_spends_is_in_the_estimate(tmp_path, monkeypatch, capsys, budget):
     """Calls, tokens and dollars. A budget of 3 calls is less than the first prompt of a search takes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(AgentCache, "load", lambda *_: GreedyEchoAgent())
     (tiny.save_agent(tmp_path / "agent") / GAME_FILE).write_text(GAME, "utf-8")
     line = [*SMALL.split(), "--agent", "agent", "--out", "out", "--optimize-calls", budget, "--method"]

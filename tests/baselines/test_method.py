@@ -1,25 +1,19 @@
 """What a method has spent."""
 
 from prompt_r1.baselines.method import Ledger
-from prompt_r1.environments.metered import Reply
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 
-QUESTION = Question("q", "pop", "Who?", ("Anna",))
+
+def test_a_ledger_is_noted_with_the_calls_of_each_model_and_the_tokens_and_dollars_of_both():
+    ledger = Ledger(Spending(4, 100, 50, 2.0), Spending(1, 10, 3, 0.25))
+    assert ledger.row == {
+        "task_calls": 4, "optimizer_calls": 1, "tokens_in": 110, "tokens_out": 53, "usd": 2.25
+    }  # fmt: skip
 
 
-def test_a_ledger_adds_calls_tokens_and_dollars_from_replies_predictions_and_ledgers():
-    ledger, reply = Ledger(), Reply("Anna", tokens_in=10, tokens_out=3, usd=0.25)
-    ledger.add(reply)
-    ledger.add(reply, optimizer=True)
-    assert ledger == Ledger(1, 1, tokens_in=20, tokens_out=6, usd=0.5) and ledger.calls == 2
-    ledger.add_prediction(Prediction(QUESTION, "Anna", calls=3, tokens_in=100, tokens_out=50, usd=2.0))
-    assert ledger == Ledger(4, 1, tokens_in=120, tokens_out=56, usd=2.5)
-    ledger.add_ledger(Ledger(1, 2, tokens_in=1, tokens_out=2, usd=0.125))
-    assert ledger == Ledger(5, 3, tokens_in=121, tokens_out=58, usd=2.625)
-
-
-def test_a_billed_prediction_costs_what_its_ledger_counted():
-    billed = Ledger(4, 0, tokens_in=7, tokens_out=8, usd=1.5).bill(Prediction(QUESTION, "Anna"))
+def test_a_billed_prediction_costs_what_its_calls_have_cost():
+    billed = Prediction(Question("q", "pop", "Who?", ("Anna",)), "Anna").billed(Spending(4, 7, 8, 1.5))
     assert (billed.calls, billed.tokens_in, billed.tokens_out, billed.usd) == (4, 7, 8, 1.5)
-    assert billed.answer == "Anna"
+    assert billed.answer == "Anna" and billed.spent == Spending(4, 7, 8, 1.5)

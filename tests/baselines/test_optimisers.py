@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches, read_fenced_prompt
 from prompt_r1.baselines.opro import is_usable, meta_prompt, opro, read_instruction
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, mean_score
@@ -23,9 +23,9 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.mini_optimizer import MiniOptimizer
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.types import Message, Question
 from tests.baselines.methods import PricedSource, pool
 
@@ -71,9 +71,6 @@ class Writer:
     async def check(self) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 SETTINGS = MethodConfig(seed_prompt=SEED, opro_steps=6, opro_train=20, optimize_val=20)
@@ -92,11 +89,7 @@ def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> 
 def optimised(name: str, search: PromptSearch) -> OptimisedPrompt:
     """The method of an optimiser, with one search for the dataset of all questions here."""
     algorithm = partial(ALGORITHMS[name], config=SETTINGS, seed=0)
-    return OptimisedPrompt(name, algorithm, lambda dataset: search, done, ["a"])
-
-
-async def done() -> None:
-    pass
+    return OptimisedPrompt(algorithm, lambda dataset: search, ["a"])
 
 
 def accuracy(prompt: str) -> float:
@@ -115,9 +108,9 @@ def test_opro_makes_eight_optimiser_calls_per_step_and_scores_each_new_instructi
     find("opro", search)
     tried = [json.loads(line)["prompt"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert len(tried) == len(set(tried)) > 20
-    assert search.ledger.optimizer_calls == 8 * 6
-    assert search.ledger.task_calls == 20 * len(tried) <= 20 * (1 + 8 * 6)
-    assert search.ledger.tokens_in == 10 * search.ledger.task_calls + 7 * search.ledger.optimizer_calls
+    assert search.ledger.optimizer.calls == 8 * 6
+    assert search.ledger.task.calls == 20 * len(tried) <= 20 * (1 + 8 * 6)
+    assert search.ledger.total.tokens_in == 10 * search.ledger.task.calls + 7 * search.ledger.optimizer.calls
 
 
 @pytest.mark.parametrize("validation", [0, 20])
@@ -125,8 +118,8 @@ def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validatio
     search = new_search()
     find("textgrad", search, optimize_val=validation)
     updates = 3 * 4
-    assert search.ledger.task_calls == 3 * updates + validation * (1 + updates)
-    assert search.ledger.optimizer_calls == 2 * 3 * updates + updates
+    assert search.ledger.task.calls == 3 * updates + validation * (1 + updates)
+    assert search.ledger.optimizer.calls == 2 * 3 * updates + updates
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -137,9 +130,9 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed,
     joined = sum("parent" in event for event in events)
     rejected = sum("rejected" in event for event in events)
     skipped = sum("skipped" in event for event in events)
-    assert search.ledger.task_calls == 20 + 6 * (joined + rejected) + 3 * skipped + 20 * joined
-    assert search.ledger.optimizer_calls == joined + rejected and joined > 0
-    assert 150 <= search.ledger.task_calls < 150 + 6 + 20
+    assert search.ledger.task.calls == 20 + 6 * (joined + rejected) + 3 * skipped + 20 * joined
+    assert search.ledger.optimizer.calls == joined + rejected and joined > 0
+    assert 150 <= search.ledger.task.calls < 150 + 6 + 20
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -147,7 +140,7 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed,
 def test_no_search_exceeds_its_limit_of_calls(name, calls):
     search = new_search(max_calls=calls)
     prompt = find(name, search)
-    assert search.ledger.calls <= calls and prompt
+    assert search.ledger.total.calls <= calls and prompt
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -188,11 +181,11 @@ def test_every_answer_uses_the_best_prompt_as_its_system_message():
     source = task()
     method = optimised("gepa", PromptSearch("gepa", pool(source), pool(Writer()), FORMATS["tags"]))
     asyncio.run(method.prepare(TRAIN, VALIDATION))
-    before = method.ledger.task_calls
+    before = method.ledger.task.calls
     prediction = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
     system, user = source.asked[-1]
     assert system == {"role": "system", "content": method.prompts["a"]} and TEST[0].text in user["content"]
-    assert prediction.calls == 1 and method.ledger.task_calls == before, "answers do not count as preparation"
+    assert prediction.calls == 1 and method.ledger.task.calls == before, "answers do not count as preparation"
 
 
 def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
@@ -239,7 +232,7 @@ def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
     config = MethodConfig(seed_prompt=SEED, textgrad_epochs=1, textgrad_updates=1)
     found = asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
     assert found == SEED
-    assert search.ledger.optimizer_calls == 6 + 2, "the rewrite is requested twice"
+    assert search.ledger.optimizer.calls == 6 + 2, "the rewrite is requested twice"
 
 
 def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.baselines.ask_once import task_score
 from prompt_r1.baselines.gepa import gepa, read_fenced_prompt
 from prompt_r1.baselines.method import Ledger
-from prompt_r1.baselines.optimise import draw_questions, task_score
+from prompt_r1.baselines.optimise import draw_questions
 from prompt_r1.baselines.textgrad import rewrite
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 from tests.baselines import scripted
 from tests.paths import ROOT
@@ -69,7 +71,7 @@ class ScriptedSearch:
         pass
 
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
-        self.ledger.task_calls += len(questions)
+        self.ledger.task += Spending(len(questions))
         self.calls.append([prompt, [question.id for question in questions]])
         return [answered(prompt, question, self.given["words"]) for question in questions]
 
@@ -137,7 +139,7 @@ def test_gepa_makes_the_calls_of_the_original_in_the_same_order(tmp_path):
             gepa(ours, list(map(question_of, given["train"])), validation, config=config, seed=given["seed"])
         )
         assert ours.calls == theirs["calls"], given["seed"]
-        assert best == theirs["best"] and ours.ledger.task_calls == theirs["evaluations"]
+        assert best == theirs["best"] and ours.ledger.task.calls == theirs["evaluations"]
         assert len(ours.requests) == len(theirs["requests"])
         for ours_asked, theirs_asked in zip(ours.requests, theirs["requests"], strict=True):
             for heading in ("Inputs", "Generated Outputs"):

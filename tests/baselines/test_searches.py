@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import evaluate
-from prompt_r1.baselines import request_fields
-from prompt_r1.baselines.direct import FORMATS
+from prompt_r1.baselines.ask_once import FORMATS
+from prompt_r1.baselines.make import request_fields
 from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch, parts_of
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
@@ -34,7 +34,7 @@ def method_of(datasets: list[str], source: PricedSource, folder: Path) -> Optimi
 
     environment = pool(source)
     open_search = partial(new_search, environment, folder)
-    return OptimisedPrompt("opro", algorithm, open_search, environment.close, datasets)
+    return OptimisedPrompt(algorithm, open_search, datasets)
 
 
 def new_search(environment, folder: Path, dataset: str) -> PromptSearch:
@@ -48,7 +48,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     method = method_of(["a", "b", "ood"], source, tmp_path)
     asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
     assert method.prompts == {"a": "a", "b": "b", MIXTURE: "a and b and c"}
-    assert method.ledger.optimizer_calls == 3 and method.ledger.tokens_in == 30
+    assert method.ledger.optimizer.calls == 3 and method.ledger.total.tokens_in == 30
     source.asked.clear()
     for dataset in ("a", "b", "ood"):
         asyncio.run(method.answer(questions(dataset)[0], sample=0, seed=""))

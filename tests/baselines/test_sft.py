@@ -12,7 +12,7 @@ from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.sft import (
     example_of,
-    fine_tune,
+    fine_tune_agent,
     negative_log_likelihood,
     one_turn_config,
     schedule,
@@ -43,12 +43,13 @@ def examples(agent: Agent) -> list[Trajectory]:
 def test_the_loss_covers_only_the_tokens_of_the_answer():
     agent = tiny_agent()
     batch = examples(agent)[:3]
-    expected = 0.0
+    total = 0.0
     for example in batch:
         read = len(example.tokens) - sum(example.sampled)
         labels = [-100] * read + example.tokens[read:]
         mean = agent.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
-        expected += mean * (len(example.tokens) - read)
+        total += mean * (len(example.tokens) - read)
+    expected = total / sum(sum(example.sampled) for example in batch)
     assert negative_log_likelihood(agent.policy, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -74,7 +75,7 @@ def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
     agent = tiny_agent()
     frozen = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
     trainable = add_lora(agent.policy.model, rank=8, alpha=16)
-    lines = list(train_adapters(agent.policy, trainable, examples(agent), SMALL, quiet=True))
+    lines = list(train_adapters(agent.policy, trainable, examples(agent), SMALL))
     assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 per step"
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
     after = agent.policy.model.state_dict()
@@ -89,12 +90,15 @@ def _base(name: str) -> str:
 
 
 def test_the_size_of_micro_batches_does_not_change_the_result():
+    """Each token counts alike, in a short answer and in a long one."""
+    answers = [Question(str(n), "a", "Spell it.", ("ab" * n,)) for n in (1, 20, 2, 9, 3, 30)]
     weights = []
     for batch_size, accumulate in [(1, 6), (3, 2)]:
         agent = tiny_agent()
         trainable = add_lora(agent.policy.model, rank=8, alpha=16)
         settings = replace(SMALL, batch_size=batch_size, accumulate=accumulate, epochs=3)
-        list(train_adapters(agent.policy, trainable, examples(agent), settings, quiet=True))
+        batch = [example_of(question, agent.codec, cutoff=500) for question in answers]
+        list(train_adapters(agent.policy, trainable, batch, settings))
         weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
@@ -102,11 +106,7 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
 def test_questions_that_leave_no_room_for_an_answer_are_a_usage_error():
     agent = tiny_agent()
     with pytest.raises(UsageError, match="no answer is left to train on"):
-        next(
-            train_adapters(
-                agent.policy, [], [example_of(QUESTIONS[0], agent.codec, cutoff=10)], SMALL, quiet=True
-            )
-        )
+        next(train_adapters(agent.policy, [], [example_of(QUESTIONS[0], agent.codec, cutoff=10)], SMALL))
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
@@ -121,7 +121,7 @@ def test_the_learning_rate_decays_over_all_epochs():
     agent = tiny_agent()
     trainable = add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, epochs=3)
-    lines = list(train_adapters(agent.policy, trainable, examples(agent), settings, quiet=True))
+    lines = list(train_adapters(agent.policy, trainable, examples(agent), settings))
     assert len(lines) == 6, "3 epochs of 6 examples, 4 per step"
     assert [line["lr"] for line in lines] == [settings.lr * schedule(step, 6) for step in range(6)]
 
@@ -129,7 +129,7 @@ def test_the_learning_rate_decays_over_all_epochs():
 def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     settings = replace(SMALL, agent=str(start), epochs=1)
-    folder = fine_tune(QUESTIONS, settings, tmp_path / "tuned", quiet=True)
+    folder = fine_tune_agent(QUESTIONS, settings, tmp_path / "tuned")
     names = set(AutoModelForCausalLM.from_pretrained(start).state_dict())
     tuned = AutoModelForCausalLM.from_pretrained(folder)
     assert set(tuned.state_dict()) == names
@@ -158,7 +158,7 @@ def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_question
 )
 def test_invalid_settings_and_missing_questions_are_usage_errors(settings, message, tmp_path):
     with pytest.raises(UsageError, match=message):
-        fine_tune([], replace(SMALL, **settings), tmp_path, quiet=True)
+        fine_tune_agent([], replace(SMALL, **settings), tmp_path)
 
 
 def test_methods_without_their_agent_name_the_flag_that_gives_it(tmp_path):
@@ -179,7 +179,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         file.parent.mkdir(parents=True)
         file.touch()
         with pytest.raises(UsageError, match="give a new or an empty folder"):
-            fine_tune(QUESTIONS, config, tmp_path / name.replace("/", "-"), quiet=True)
+            fine_tune_agent(QUESTIONS, config, tmp_path / name.replace("/", "-"))
         assert file.exists()
 
 
@@ -187,7 +187,7 @@ def test_weights_that_overflow_are_not_exported(tmp_path):
     tiny.save_agent(tmp_path / "base")
     config = replace(SMALL, agent=str(tmp_path / "base"), alpha=1e17, lr=999.0)
     with pytest.raises(UsageError, match=r"the weights are not finite .*--lr"):
-        fine_tune(QUESTIONS, config, tmp_path / "out", quiet=True)
+        fine_tune_agent(QUESTIONS, config, tmp_path / "out")
     assert not (tmp_path / "out/agent").exists()
 
 
@@ -195,4 +195,4 @@ def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     tiny.save_agent(tmp_path / "base")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file: File exists; give a folder that can be written"):
-        fine_tune(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file", quiet=True)
+        fine_tune_agent(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file")

@@ -14,7 +14,10 @@ import torch
 from infer import InferConfig
 from prompt_r1.cli.command_line import check_usage, parse_arguments, run_program, train_config
 from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.fields import flag_of
 from prompt_r1.config.methods import SftConfig
+from prompt_r1.config.removed import REMOVED_FLAGS
+from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from tests.paths import ROOT
@@ -197,7 +200,6 @@ def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sen
 @pytest.mark.parametrize(
     ("flag", "value", "sentence"),
     [
-        ("--beta1", "1", "--beta1 must be below 1, not 1.0"),
         ("--beta2", "-0.1", "--beta2 must be 0 (none) or more, not -0.1"),
         ("--clip", "0", "--clip must be above 0, not 0.0"),
         ("--beta2", "2", "--beta2 must be below 1, not 2.0"),
@@ -307,6 +309,22 @@ def test_a_typing_error_names_the_flag_that_resembles_it(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prompt-r1 train"])
     with pytest.raises(UsageError, match="`prompt-r1 train --help` lists the flags"):
         train_config(["--step", "3"])
+
+
+@pytest.mark.parametrize("given", [["--gone"], ["--gone", "0.3"], ["--gone=0.3", "--seed", "1"]])
+def test_a_removed_flag_ends_with_one_sentence_that_says_what_to_use(given, monkeypatch, capsys):
+    monkeypatch.setitem(REMOVED_FLAGS, "--gone", "give --here")
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py", *given])
+    with pytest.raises(SystemExit) as left:
+        run_program(train_config)
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "train.py: --gone was removed: give --here\n"
+
+
+@pytest.mark.parametrize("flag", REMOVED_FLAGS)
+def test_no_program_has_a_removed_flag(flag):
+    for kind in (TrainConfig, EvaluateConfig, InferConfig, ServeConfig, SftConfig):
+        assert flag not in {flag_of(f.name) for f in fields(kind)}
 
 
 @pytest.mark.parametrize(("terminal", "printed"), [(True, "Loading …\n"), (False, "")])

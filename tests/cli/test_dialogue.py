@@ -1,13 +1,15 @@
 """What a game looks like as text, its cost, and its form for programs."""
 
 import builtins
+from dataclasses import replace
 
 import pytest
 
 from prompt_r1.cli import question_input
-from prompt_r1.cli.dialogue import Dialogue, FinishedGame, GameCost, blocks, total_cost
+from prompt_r1.cli.dialogue import Dialogue, blocks, cost_line, game_as_json
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import INTERRUPTED, UsageError
+from prompt_r1.spending import Spending
 from prompt_r1.types import Action, Question, Trajectory, Turn
 
 GAME = Trajectory(
@@ -58,21 +60,18 @@ def test_what_may_become_a_tag_waits_while_it_is_shorter_than_the_longest_one(le
     assert blocks("<think>x\ufffd", ended=True) == [("think", "x\ufffd")]
 
 
-def test_the_cost_of_games_adds_up_and_is_one_line():
-    one = GameCost(1, 0, 0, None, 2.04)
-    assert str(one) == "1 call, 2.0 s"
-    two = GameCost(2, 1200, 30, 0.5, 1.0, lost_usd=0.25)
-    assert str(two) == "2 calls, 1,200 + 30 tokens, $0.5000 (at most $0.2500 more for lost attempts), 1.0 s"
-    assert str(GameCost(0, 0, 5, 0.0, 0.06)) == "0 calls, 0 + 5 tokens, $0.0000, 0.1 s"
-    assert total_cost([two, two]) == GameCost(4, 2400, 60, 1.0, 2.0, 0.5)
-    assert total_cost([one, one]) == GameCost(2, 0, 0, None, 4.08) and total_cost([]).usd is None
-    assert total_cost([GameCost(1, 0, 0, 0.0, 1.0)]).usd == 0.0
+def test_the_cost_of_games_is_one_line():
+    assert cost_line(Spending(1), 2.04, priced=False) == "1 call, 2.0 s"
+    two = Spending(2, 1200, 30, 0.5, lost_calls=1, lost_usd=0.25)
+    line = "2 calls, 1,200 + 30 tokens, $0.5000 (at most $0.2500 more for lost attempts), 1.0 s"
+    assert cost_line(two, 1.0, priced=True) == line
+    assert cost_line(Spending(0, 0, 5), 0.06, priced=True) == "0 calls, 0 + 5 tokens, $0.0000, 0.1 s"
 
 
 def test_a_finished_game_has_these_fields_for_programs():
-    cost = GameCost(2, 10, 5, 0.5, 1.5)
-    finished = FinishedGame(GAME, cost, interrupted=False)
-    assert finished.as_json(agent="a", environment="e") == {
+    names = {"agent": "a", "environment": "e"}
+    finished = replace(GAME, spent=Spending(2, 10, 5, 0.5), seconds=1.5)
+    assert game_as_json(finished, names, priced=True) == {
         **{"question": "Who?", "answer": "Anna", "stop": "answered", "error": ""},
         "turns": [
             {
@@ -85,14 +84,12 @@ def test_a_finished_game_has_these_fields_for_programs():
         **{"agent": "a", "environment": "e", "calls": 2, "tokens_in": 10, "tokens_out": 5, "usd": 0.5},
         **{"seconds": 1.5, "lost_usd": 0.0},
     }
-    broken = Trajectory(GAME.question, stop="env_error", error="down")
-    assert (FinishedGame(broken, cost, False).stop, FinishedGame(broken, cost, False).error) == (
-        "env_error",
-        "down",
-    )
-    assert (FinishedGame(broken, cost, True).stop, FinishedGame(broken, cost, True).error) == (
-        "interrupted",
-        "",
+    assert game_as_json(finished, names, priced=False)["usd"] is None
+    broken = game_as_json(Trajectory(GAME.question, stop="env_error", error="down"), names, priced=False)
+    assert (broken["stop"], broken["error"]) == ("env_error", "down")
+    stopped = Trajectory(GAME.question, stop="env_error", error=INTERRUPTED)
+    assert game_as_json(stopped, names, priced=False) | {"stop": "interrupted", "error": ""} == game_as_json(
+        stopped, names, priced=False
     )
 
 

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from infer import InferConfig
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import CallConfig, EnvironmentConfig, Range, ServedConfig, check_number
+from prompt_r1.config.fields import EnvironmentConfig, Range, ServedConfig, check_number
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.errors import UsageError
 
-CONFIGS = (ServedConfig, CallConfig, EnvironmentConfig, TrainConfig)
+CONFIGS = (ServedConfig, EnvironmentConfig, AgentConfig, TrainConfig)
 CONFIGS += (MethodConfig, EvaluateConfig, InferConfig, ServeConfig, SftConfig)
 
 
@@ -43,13 +44,12 @@ def numbers(config: type[Any]) -> dict[str, float]:
 
 
 def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the_update():
-    """A resumed run must agree on each of them; `mini_batch_of` changes the size of an optimiser step."""
+    """A resumed run must agree on each of them."""
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
-        "force_answer stop_tags rule answer_metric reward cost_weight cost_of questions group_size "
-        "mini_batch mini_batch_of lr beta1 beta2 weight_decay grad_clip clip clip_high ratio advantages "
-        "credit drop_even_groups adapter_rank adapter_alpha kl_coef importance_cap ahead loss "
-        "temperature".split()
+        "force_answer stop_tags rule answer_metric reward questions group_size "
+        "mini_batch lr beta2 weight_decay grad_clip clip clip_high ratio advantages "
+        "drop_even_groups adapter_rank kl_coef importance_cap ahead loss temperature".split()
     )
 
 
@@ -62,7 +62,7 @@ def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_tem
     [
         (
             TrainConfig,
-            "agent env data val_data test_data out resume seed max_turns steps questions lr dry_run explain "
+            "agent env data val_data test_data out resume seed max_turns steps questions lr dry_run "
             "env_price max_env_usd",
         ),
         (EvaluateConfig, "data method agent env limit out dry_run seed env_price max_env_usd"),
@@ -71,7 +71,7 @@ def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_tem
             "agent env host port model_name max_sessions request_calls request_usd request_seconds seed "
             "env_price max_env_usd",
         ),
-        (InferConfig, "question questions agent env json save seed temperature env_price"),
+        (InferConfig, "question questions agent env json save seed temperature env_price max_env_usd"),
     ],
 )
 def test_the_short_help_shows_the_everyday_flags(config, everyday):
@@ -79,17 +79,18 @@ def test_the_short_help_shows_the_everyday_flags(config, everyday):
 
 
 def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
-    assert numbers(TrainConfig) == {
+    assert numbers(AgentConfig) == {
         **{"max_turns": 5, "max_new": 1024, "max_tokens": 8192, "max_reply_tokens": 1024},
+        "temperature": 1.0,
+    }
+    assert numbers(TrainConfig) == {
         **{"steps": 320, "questions": 128, "group_size": 5, "mini_batch": 64},
-        **{"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "grad_clip": 1.0},
-        **{"clip": 0.2, "kl_coef": 0.001, "importance_cap": 2.0, "temperature": 1.0},
-        "adapter_alpha": 32.0,
-        **{"val_every": 20, "val_limit": 256, "save_every": 20, "keep": 2},
+        **{"lr": 1e-6, "beta2": 0.999, "weight_decay": 0.01, "grad_clip": 1.0},
+        **{"clip": 0.2, "kl_coef": 0.001, "importance_cap": 2.0},
+        **{"val_every": 20, "val_limit": 256, "save_every": 20},
         **{"rank_timeout": 3600.0, "tokens_per_batch": 16384},
     }
-    assert numbers(EnvironmentConfig) == {"env_concurrency": 64}
-    assert numbers(CallConfig) == {"env_timeout": 120.0}
+    assert numbers(EnvironmentConfig) == {"env_timeout": 120.0, "env_concurrency": 64}
 
 
 def test_a_server_listens_on_this_machine_only_by_default():
@@ -151,33 +152,38 @@ def test_the_release_protocol_samples_as_the_released_scripts_do_unless_a_flag_s
 
 def test_only_the_switches_for_memory_and_speed_are_on_by_default():
     on = {f"{config.__name__}.{f.name}" for config in CONFIGS for f in own_fields(config, bool) if f.default}
-    assert on == {"TrainConfig.checkpointing", "TrainConfig.fused_kernels", "SftConfig.checkpointing"}
+    assert on == {"TrainConfig.checkpointing", "SftConfig.checkpointing"}
 
 
 @pytest.mark.parametrize(
     ("config", "ranges"),
     [
-        (CallConfig, {"above 0": "env_timeout"}),
         (
             EnvironmentConfig,
             {
-                "above 0": "env_concurrency",
-                "at least 0": "env_rpm env_tpm max_env_calls max_env_tokens max_env_usd",
+                "above 0": "env_timeout env_concurrency",
+                "at least 0": "env_rpm max_env_calls max_env_usd",
+            },
+        ),
+        (
+            AgentConfig,
+            {
+                "any": "seed",
+                "above 0": "max_turns max_new max_tokens",
+                "at least 0": "max_reply_tokens threads kv_tokens",
+                "at least 1e-06": "temperature",
             },
         ),
         (
             TrainConfig,
             {
-                "any": "seed",
-                "above 0": "max_turns max_new max_tokens steps questions mini_batch grad_clip clip "
-                "adapter_alpha val_every val_limit save_every tokens_per_batch",
-                "at least 0": "max_reply_tokens game_deadline weight_decay clip_high adapter_rank kl_coef "
-                "cost_weight importance_cap threads kv_tokens",
-                "at least 2": "group_size keep",
+                "above 0": "steps questions mini_batch grad_clip clip val_every val_limit save_every "
+                "tokens_per_batch",
+                "at least 0": "game_deadline weight_decay clip_high adapter_rank kl_coef importance_cap",
+                "at least 2": "group_size",
                 "above 0, below 1000": "lr",
-                "at least 0, below 1": "beta1 beta2",
+                "at least 0, below 1": "beta2",
                 "at least 0, below 2": "ahead",
-                "at least 1e-06": "temperature",
                 "above 0, below 1000000000": "rank_timeout",
             },
         ),
@@ -253,11 +259,8 @@ def test_texts_are_chosen_from_the_documented_names():
         "journal": ("live", "reuse", "replay"),
         "instruction": ("paper", "paper-50", "short", "alone", "answer"),
         "rule": ("paper", "release", "alone"),
-        "cost_of": ("usd", "calls"),
-        "mini_batch_of": ("games", "questions"),
         "ratio": ("token", "sequence"),
-        "advantages": ("group", "group-mean-batch-std", "no-std"),
-        "credit": ("game", "turn"),
+        "advantages": ("group", "group-mean-batch-std", "no-std", "turn"),
         "loss": ("sequence-mean", "token-mean"),
         "on_collapse": ("warn", "stop", "rollback"),
         "track": ("none", "tensorboard", "wandb"),
@@ -274,11 +277,12 @@ def test_texts_are_chosen_from_the_documented_names():
 
 def test_the_long_help_has_these_headings():
     assert marked("group") == {
+        "out": "the run",
+        "steps": "the algorithm",
+        "game_deadline": "instruments",
+        **dict.fromkeys(("device", "dtype"), "the machine"),
         "agent": "agent, environment and data",
         "instruction": "the game",
-        "steps": "the algorithm",
-        "val_every": "instruments",
-        "device": "the machine",
         "env_args": "calls of the environment",
         "agent_tokenizer": "agents behind an endpoint",
         "answer_format": "compared methods",

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.audit import _excerpt, audit_file, audit_report, overlaps, script_of, truncation_reason
-from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING, kind_of
-from prompt_r1.data.files import load_questions, write_questions
-from prompt_r1.data.mixture import PAPER_DATASETS, mix
+from prompt_r1.data.audit import _excerpt, audit_file, audit_report, shared_questions
+from prompt_r1.data.datasets import PAPER_MIX
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, kind_of, load_questions, write_questions
+from prompt_r1.data.mixture import mix
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 from tests.paths import PUBLISHED
@@ -36,18 +36,19 @@ def test_the_audit_lists_all_bad_rows_and_exits_with_code_1(tmp_path: Path, caps
         tmp_path / "train.jsonl",
         {"question": "Where?", "answer": "Paris"},
         "",
-        {"question": " "},
+        {"question": " ", "answer": "x"},
         "{oops",
         {"question": "Why?", "answers": []},
-        {"question": "Where?", "answer": "Rome"},
+        {"question": "When?", "answer": "Now", "id": "n"},
+        {"question": "Who?", "answer": "Anna", "id": "n"},
     )
     audit = audit_file(path)
-    assert [finding.rows for finding in audit.bad] == [(3,), (4,), (5,), (6,)]
-    assert "empty text" in audit.bad[0].what and "row 1 already" in audit.bad[3].what
+    assert [finding.rows for finding in audit.bad] == [(3,), (4,), (5,), (7,)]
+    assert "empty text" in audit.bad[0].what and "row 6 already" in audit.bad[3].what
     with pytest.raises(SystemExit, match="1"):
         main(["audit", str(path)])
     printed = capsys.readouterr().out
-    assert "train.jsonl: 1 questions (train 1)" in printed and "row 4: not JSON" in printed
+    assert "train.jsonl: 2 questions (train 2)" in printed and "row 4: not JSON" in printed
 
 
 def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrapper(
@@ -69,9 +70,7 @@ def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrap
         ((1, 3), True),
         ((2, 4), False),
     ]
-    [overlap] = overlaps(audits)
-    assert (overlap.first, overlap.second) == (train, test)
-    assert [finding.rows for finding in overlap.findings] == [(4, 2)]
+    assert [finding.rows for finding in shared_questions(*audits)] == [(4, 2)]
     main(["audit", "--examples", "1", str(train), str(test)])
     printed = capsys.readouterr().out
     assert "train.jsonl and test.jsonl: 1" in printed and "and 1 more" in printed
@@ -101,7 +100,6 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
         "  characters per question: 4 | 10 | 59 | 81 (minimum | median | 95 % | maximum)",
         "  characters per gold: 1 | 1 | 3 | 3 (minimum | median | 95 % | maximum)",
         "  golds per question: 1 | 1 | 1 | 2 (minimum | median | 95 % | maximum)",
-        "  scripts: Latin 6, Cyrillic 1",
         "  bad rows: 1",
         "    row 8: " + audits[0].bad[0].what,
         "  repeated questions: 1",
@@ -109,8 +107,6 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
         "  golds empty after normalisation: 2",
         "    row 5: 'the', '...' (no other gold)",
         "    and 1 more (--examples)",
-        "  possibly truncated: 1",
-        "    row 3: ends in the middle: 'Is it the'",
         "",
         f"{second}: 1 questions (two 1)",
         *(
@@ -121,9 +117,7 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
                 ("golds per question", 1),
             )
         ),
-        "  scripts: Latin 1",
         *(f"  {kind}: 0" for kind in ("bad rows", "repeated questions", "golds empty after normalisation")),
-        "  possibly truncated: 0",
         "",
         "questions in two files: 1",
         "  one.jsonl and two.jsonl: 1",
@@ -137,56 +131,18 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
     ]
 
 
+def test_questions_that_name_no_dataset_are_counted(tmp_path: Path) -> None:
+    """Every row of the published training and validation files says hotpotqa/hotpot_qa."""
+    row = {"question": "Where?", "answer": "Paris", "data_source": "hotpotqa/hotpot_qa"}
+    path = jsonl(tmp_path / "train.jsonl", row, {"question": "Why?", "answer": "Rain"})
+    assert "questions without a dataset, scored as short answers: 1" in audit_report(
+        [audit_file(path)], examples=0
+    )
+
+
 def test_a_long_question_is_shown_by_its_ends() -> None:
     assert _excerpt("x" * 80) == repr("x" * 80)
     assert _excerpt("a" * 60 + "b" * 6 + "c" * 15) == repr("a" * 60 + " … " + "c" * 15)
-
-
-@pytest.mark.parametrize(("latin", "script"), [(9, "Chinese"), (10, "Latin")])
-def test_a_tenth_of_the_letters_decides_the_script(latin: int, script: str) -> None:
-    assert script_of("中" + "a" * latin) == script
-
-
-@pytest.mark.parametrize(("length", "reason"), [(34, "very short"), (35, "")])
-def test_a_problem_of_35_characters_is_long_enough(length: int, reason: str) -> None:
-    assert truncation_reason(Question("1", "gsm8k", "x" * length, ("3",), "math")) == reason
-
-
-@pytest.mark.parametrize(
-    ("text", "script"),
-    [
-        ("Who is it?", "Latin"),
-        ("已知 $x_{n}=7$，求 $x$ 的值。", "Chinese"),
-        ("これは何ですか", "Japanese"),
-        ("Кто это?", "Cyrillic"),
-        ("1 + 1 = ?", "no letters"),
-        ("누구?", "Korean"),
-        ("Was heißt 日本 auf Deutsch, bitte sehr?", "Latin"),
-    ],
-)
-def test_the_script_is_that_of_the_words_not_of_the_formulas(text: str, script: str) -> None:
-    assert script_of(text) == script
-
-
-@pytest.mark.parametrize(
-    ("text", "dataset", "reason"),
-    [
-        ("$ Find the area of trapezoid $ABCD$", "DAPO-Math", "begins"),
-        (") Find the remainder.", "DAPO-Math", "begins"),
-        ("Find the minimum value of the expression:", "DAPO-Math", "ends"),
-        ("In which year did the", "HotpotQA", "ends"),
-        ("Find $m+n$", "DAPO-Math", "short"),
-        (r"Let $\alpha be the larger root. What is its square?", "DAPO-Math", "formula"),
-        (r"Let $\frac{1}{2 be the larger root$. What is its square?", "DAPO-Math", "formula"),
-        ("Who?", "HotpotQA", ""),
-        ("Tom has $5 and spends $2 of it, then finds $1 and lends $4. What is left?", "GSM8K", ""),
-        ("(Where did the :) come from?", "HotpotQA", ""),
-        ("the weight of the man of 60 years is :", "MathQA", ""),
-    ],
-)
-def test_questions_that_look_truncated_are_found(text: str, dataset: str, reason: str) -> None:
-    found = truncation_reason(Question("1", dataset, text, ("x",), kind_of(dataset)))
-    assert reason in found and bool(reason) == bool(found)
 
 
 @published
@@ -204,9 +160,6 @@ def test_the_audit_of_the_published_files_finds_what_the_manual_says() -> None:
         "MusiQue": ["'$'"],
         "triviaqa_ood": ["'A' (no other gold)"],
     }
-    assert audits["DAPO-Math"].scripts == {"Latin": 105, "Chinese": 23}
-    assert {1, 19, 46} <= {row for finding in audits["DAPO-Math"].truncated for row in finding.rows}
-    assert overlaps(list(audits.values())) == []
     assert "questions in two files: 0" in audit_report(list(audits.values()), examples=1)
 
 
@@ -288,10 +241,10 @@ def test_the_datasets_are_shuffled_together_in_each_part_of_a_mix() -> None:
 
 def test_the_papers_mix_has_5120_questions_of_each_of_eight_datasets() -> None:
     result = mix(
-        [question for name in PAPER_DATASETS for question in numbered_questions(5_200, name)], [5_120], seed=0
+        [question for name in PAPER_MIX for question in numbered_questions(5_200, name)], [5_120], seed=0
     )
     assert len(result.parts[0]) == 40_960 == len({question.id for question in result.parts[0]})
-    assert result.drawn == {name: [5_120] for name in PAPER_DATASETS}
+    assert result.drawn == {name: [5_120] for name in PAPER_MIX}
 
 
 def test_a_mix_that_would_overwrite_its_input_is_a_usage_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import pytest
 
 from prompt_r1.data.__main__ import main
 from prompt_r1.data.datasets import DATASETS, detokenise
-from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING
-from prompt_r1.data.files import load_questions
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
+from tests.paths import PUBLISHED, ROOT
 
 Rows = list[dict[str, object]]
 
@@ -55,11 +56,6 @@ class Layout:
     answers: tuple[str, ...]
 
 
-NARRATIVE_ROW = {
-    "question": {"text": "Who?", "tokens": []},
-    "document": {"text": "a whole book"},
-    "answers": [{"text": "Bob", "tokens": []}, {"text": "Rob", "tokens": []}],
-}
 SOLUTION = "She sold 48/2 = <<48/2=24>>24 clips.\n#### -1,024"
 SQUAD = {
     "data": [
@@ -173,13 +169,6 @@ LAYOUTS = [
         ("Emma, rich,\nis happy.",),
     ),
     Layout(
-        "booksum",
-        "train.jsonl",
-        [{"book_title": "Emma", "chapter_id": "chapter 1", "summary": [{"text": "One."}, {"text": "Two."}]}],
-        "Please write a short article based on the given title: Emma, chapter 1.",
-        ("One.", "Two."),
-    ),
-    Layout(
         "mathqa",
         "train.json",
         [{"Problem": "how far ?", "options": "a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "correct": "a"}],
@@ -199,6 +188,16 @@ LAYOUTS = [
         [{"Problem": "how far ?", "options": "['a ) 38', 'b ) 27.675', 'e ) none']", "correct": "b"}],
         "how far ?",
         ("27.675",),
+    ),
+    Layout(
+        "mathqa",
+        "dev.json",
+        [
+            {"Problem": "how far ?", "options": "none of the above", "correct": "a"},
+            {"Problem": "how long ?", "options": "a ) 5 , b ) 6", "correct": "b"},
+        ],
+        "how long ?",
+        ("6",),
     ),
     Layout("squad", "train-v2.0.json", SQUAD, "Where?", ("France",)),
     Layout(
@@ -226,14 +225,6 @@ LAYOUTS = [
         "Please write an article: Short.",
         ("Long article.",),
     ),
-    Layout(
-        "narrativeqa",
-        "qaps.csv",
-        [{"set": "train", "question": "Who?", "answer1": "Bob", "answer2": "Bob "}],
-        "Who?",
-        ("Bob", "Bob "),
-    ),
-    Layout("narrativeqa", "train.parquet", [NARRATIVE_ROW], "Who?", ("Bob", "Rob")),
 ]
 
 
@@ -243,8 +234,17 @@ def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layo
     assert converted(path, "--from", layout.source) == [(layout.question, layout.answers)]
 
 
-def test_every_dataset_that_convert_knows_is_tested() -> None:
+def test_every_dataset_that_convert_knows_is_tested_and_has_its_address_in_the_manual() -> None:
     assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(DATASETS)
+    manual = (ROOT / "docs/data.md").read_text("utf-8")
+    assert all(re.search(rf"^\| `{name}` \| .* https?://", manual, re.MULTILINE) for name in DATASETS)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
+def test_the_published_test_files_have_the_sums_in_the_manual() -> None:
+    manual = (ROOT / "docs/data.md").read_text("utf-8")
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in PUBLISHED.glob("*.parquet")}
+    assert len(sums) == 12 and all(f"{value}  {name}\n" in manual for name, value in sums.items())
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
@@ -279,47 +279,9 @@ def test_detokenising_rejoins_words_and_punctuation(tokens: str, text: str) -> N
 # --- Options --------------------------------------------------------------------------------------
 
 
-def test_squad_keeps_contexts_and_unanswerable_questions_on_request(tmp_path: Path) -> None:
-    flags = ("--from", "squad", "--with-context", "--unanswerable", "unanswerable")
-    assert converted(dump(tmp_path / "squad.json", SQUAD), *flags) == [
-        ("Paris is in France.\n\nWhere?", ("France",)),
-        ("Paris is in France.\n\nWhy?", ("unanswerable",)),
-    ]
-
-
 def test_one_gold_keeps_only_the_first_gold_answer(tmp_path: Path) -> None:
     trivia = dump(tmp_path / "trivia.json", TRIVIA)
     assert converted(trivia, "--from", "triviaqa", "--one-gold") == [("Who?", ("Bob",))]
-
-
-def test_aliases_add_the_other_names_of_the_answers_entity(tmp_path: Path) -> None:
-    row = {"_id": "1", "question": "Who?", "answer": "Bob", "answer_id": "Q1"}
-    entities = [
-        {"Q_id": "Q1", "aliases": ["Rob", "Bob"], "demonyms": ["Bobby"]},
-        {"Q_id": "Q2", "aliases": ["X"], "demonyms": []},
-    ]
-    aliases = dump(tmp_path / "id_aliases.json", tuple(json.dumps(entity) for entity in entities))
-    flags = ("--from", "2wiki", "--aliases", str(aliases))
-    assert converted(dump(tmp_path / "dev.json", [row]), *flags) == [("Who?", ("Bob", "Rob", "Bobby"))]
-
-
-def test_where_keeps_only_the_rows_with_a_value(tmp_path: Path) -> None:
-    rows: Rows = [
-        {"set": split, "question": f"Who {split}?", "answer1": "B", "answer2": "C"}
-        for split in ("train", "test")
-    ]
-    flags = ("--from", "narrativeqa", "--where", "set=test")
-    assert converted(dump(tmp_path / "qaps.csv", rows), *flags) == [("Who test?", ("B", "C"))]
-
-
-def test_where_selects_by_a_column_that_the_conversion_itself_does_not_read(tmp_path: Path) -> None:
-    """Of a parquet file only the columns in use are read."""
-    rows: Rows = [
-        {"id": level, "question": f"Who {level}?", "answer": "B", "level": level}
-        for level in ("easy", "hard")
-    ]
-    flags = ("--from", "hotpotqa", "--where", "level=hard")
-    assert converted(dump(tmp_path / "train.parquet", rows), *flags) == [("Who hard?", ("B",))]
 
 
 def test_the_record_beside_the_output_counts_what_was_left_out_and_hashes_the_sources(
@@ -384,7 +346,13 @@ def test_the_published_columns_are_written_and_read_back(tmp_path: Path) -> None
         ),
         ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},', '{"question'), "row 2: not JSON"),
-        ("hotpotqa", "x.json", ("<html>",), "row 1: expected a JSON array"),
+        (
+            "hotpotqa",
+            "x.json",
+            ('[{"_id": "1", "question": "Q?", "answer": "a"},',),
+            "row 2: .*end of the array",
+        ),
+        ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON"),
         (
             "hotpotqa",
             "x.jsonl",
@@ -393,16 +361,21 @@ def test_the_published_columns_are_written_and_read_back(tmp_path: Path) -> None
         ),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("squad", "x.json", {"data": [{"paragraphs": [{"qas": [{}]}]}]}, "row 1: not in the layout of SQuAD"),
+        (
+            "squad",
+            "x.json",
+            {"data": [{"paragraphs": [{"context": "Paris."}]}]},
+            "row 1: not in the layout of SQuAD",
+        ),
         (
             "musique",
             "x.jsonl",
             [{"question": "Q?", "answer": "a", "answer_aliases": "b"}],
             "row 1: .*be a list",
         ),
-        ("narrativeqa", "x.jsonl", [{"question": {"text": "Q?"}, "answers": [{}]}], "row 1: the field text"),
+        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field text"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
-        ("xsum", "x.txt", ("x",), "not a raw dump"),
+        ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "x.json", [], "none of the 0 rows is left"),
         ("hotpotqa", "x.json", [{"question": "Q?", "answer": ""}], r"none of the 1 rows is left \(1 no"),
     ],
@@ -419,10 +392,7 @@ def test_options_that_do_not_fit_are_usage_errors(tmp_path: Path) -> None:
     begin = ["convert", "--from", "hotpotqa", "--in", path, "--out"]
     for arguments, reason in [
         ([*begin, "o.csv"], "can be written"),
-        ([*begin, "o.jsonl", "--where", "set"], "FIELD=VALUE"),
-        ([*begin, "o.jsonl", "--where", "set=train"], "field set is missing"),
-        ([*begin, "o.jsonl", "--with-context"], "--from squad"),
-        ([*begin, "o.jsonl", "--aliases", path], "--from 2wiki"),
+        ([*begin, "o.jsonl", "--answer-field", "b"], "--from questions"),
         (["convert", "--from", "hotpotqa", "--in", "nowhere.json", "--out", "o.jsonl"], "no such file"),
         (["convert", "--from", "questions", "--in", path, path, "--out", "o.jsonl"], "one file"),
     ]:
@@ -443,5 +413,5 @@ def test_the_alignments_of_booksum_are_refused_with_the_file_that_has_the_texts(
         "summary_id": "chapters 1-2",
     }
     path = dump(tmp_path / "chapter_summary_aligned_train_split.jsonl", [row])
-    with pytest.raises(UsageError, match=r"row 1: .* has the paths of the texts.*kmfoda/booksum"):
+    with pytest.raises(UsageError, match=r"row 1: .*summary_text is missing; .*kmfoda/booksum"):
         converted(path, "--from", "booksum")

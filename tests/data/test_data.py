@@ -1,15 +1,16 @@
-"""Question files are read as documented, bad rows are named, and the sampler's order can be resumed."""
+"""Question files are read as documented, bad rows are named, and steps take questions in a fixed order."""
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prompt_r1.data import QuestionSampler, load_questions
+from prompt_r1.data import load_questions
 from prompt_r1.data.files import write_questions
-from prompt_r1.data.named import sample_questions
-from prompt_r1.data.sampler import stratified
+from prompt_r1.data.questions import sample_questions
+from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import PAPER_INSTRUCTION
@@ -94,7 +95,7 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({"question": 5, "answers": ["x"]}, "question must be a text, not int"),
         ({"question": " \n", "answers": ["x"]}, "question contains an empty text"),
         ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
-        ({"question": "Q?"}, "answers, golden_answers, answer"),
+        ({"question": "Q?"}, "answers is missing"),
         ({"question": "Q?", "answers": None}, "answers must contain texts or numbers, not null"),
         ({"question": "Q?", "answers": []}, "answers has no gold answer"),
         ({"question": "Q?", "answers": ["x", ""]}, "answers contains an empty text"),
@@ -123,10 +124,16 @@ def test_the_error_for_a_bad_row_names_file_row_and_reason(tmp_path: Path, row: 
         load_questions(path)
 
 
-def test_the_same_question_twice_without_ids_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_repeated_question_without_an_id_gets_its_row_number_appended(tmp_path: Path) -> None:
     row = {"question": "Where?", "answer": "Here"}
-    with pytest.raises(UsageError, match=r"row 3: row 1 already"):
-        load_questions(jsonl(tmp_path, row, b"", row))
+    questions = load_questions(jsonl(tmp_path, row, b"", row))
+    assert [question.id for question in questions] == [sha1("Where?"), f"{sha1('Where?')}-3"]
+
+
+def test_a_gold_answer_of_4000_digits_loads(tmp_path: Path) -> None:
+    """It ended with "internal error": it is larger than any float."""
+    [question] = load_questions(jsonl(tmp_path, b'{"question": "Q?", "answer": ' + b"9" * 4000 + b"}"))
+    assert question.answers == ("9" * 4000,)
 
 
 def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
@@ -204,8 +211,8 @@ def test_the_error_for_a_bad_published_row_names_file_row_and_reason(
 
 
 def test_a_parquet_file_with_other_columns_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"row 1: the column prompt must contain"):
-        load_questions(parquet(tmp_path, {"question": "Q?", "answer": "x"}))
+    with pytest.raises(UsageError, match=r"row 1: .*question is missing \(there are: 'frage', 'antwort'\)"):
+        load_questions(parquet(tmp_path, {"frage": "Q?", "antwort": "x"}))
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
@@ -242,33 +249,31 @@ def ids(questions: list[Question]) -> list[str]:
     return [question.id for question in questions]
 
 
+def taken(*, steps: int, count: int, seed: int) -> list[Question]:
+    """The questions of the first steps."""
+    numbers = range(1, steps + 1)
+    return [q for step in numbers for q in questions_of_step(QUESTIONS, step, count=count, seed=seed)]
+
+
 def test_each_epoch_has_every_question_once_in_a_new_order() -> None:
-    taken = ids(QuestionSampler(QUESTIONS, seed=0).take(30))
-    epochs = [taken[:10], taken[10:20], taken[20:]]
+    order = ids(questions_of_step(QUESTIONS, 1, count=30, seed=0))
+    epochs = [order[:10], order[10:20], order[20:]]
     assert all(sorted(epoch) == sorted(ids(QUESTIONS)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_the_order_depends_on_the_seed_and_not_on_how_many_are_taken_at_once() -> None:
-    sampler = QuestionSampler(QUESTIONS, seed=3)
-    taken = [question for count in (1, 4, 0, 13, 7) for question in sampler.take(count)]
-    assert taken == QuestionSampler(QUESTIONS, seed=3).take(25) != QuestionSampler(QUESTIONS, seed=4).take(25)
+@pytest.mark.parametrize("count", [1, 3, 5, 10, 30])
+def test_the_order_depends_on_the_seed_and_not_on_how_many_a_step_takes(count: int) -> None:
+    """So a resumed run continues as if it had never stopped."""
+    at_once = questions_of_step(QUESTIONS, 1, count=30, seed=3)
+    assert taken(steps=30 // count, count=count, seed=3) == at_once != taken(steps=30, count=1, seed=4)
 
 
-@pytest.mark.parametrize("before", [0, 3, 10, 17, 20])
-def test_a_restored_sampler_continues_as_if_it_had_never_stopped(before: int) -> None:
-    sampler = QuestionSampler(QUESTIONS, seed=1)
-    sampler.take(before)
-    state = json.loads(json.dumps(sampler.state()))
-    resumed = QuestionSampler(QUESTIONS, seed=1)
-    resumed.take(5)
-    resumed.restore(state)
-    assert resumed.take(25) == sampler.take(25)
-
-
-def test_a_state_beyond_the_end_of_the_data_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="only 10"):
-        QuestionSampler(QUESTIONS, seed=1).restore({"epoch": 0, "position": 11})
+def test_the_digest_depends_on_the_questions_their_answers_and_their_order() -> None:
+    answered = [replace(QUESTIONS[0], answers=("y",)), *QUESTIONS[1:]]
+    same = digest_of(list(QUESTIONS))
+    assert digest_of(QUESTIONS) == same
+    assert same not in {digest_of(questions) for questions in (answered, QUESTIONS[::-1], QUESTIONS[:9])}
 
 
 def test_every_beginning_of_the_stratified_order_has_each_datasets_share() -> None:

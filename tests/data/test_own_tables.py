@@ -1,5 +1,10 @@
 """A table of the user's own becomes a question file, whatever its columns are called."""
 
+import datetime
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
@@ -28,9 +33,10 @@ def test_a_csv_with_its_own_column_names_becomes_questions(tmp_path):
     assert found == [
         ("Who, then?", ('Anna "A." Berg',), "mine"),
         ("Who?", ("42",), "mine"),
+        ("Who, then?", ('Anna "A." Berg',), "mine"),
         ("Who?", ("7",), "mine"),
     ]
-    assert len({question.id for question in questions}) == 3
+    assert len({question.id for question in questions}) == 4
 
 
 def test_a_json_list_with_several_answers_and_the_usual_names_needs_no_fields(tmp_path):
@@ -45,7 +51,7 @@ def test_a_json_list_with_several_answers_and_the_usual_names_needs_no_fields(tm
         (
             [],
             CSV,
-            "there is no column 'question'; name one of 'frage', 'antwort', 'mehr' by --question-field",
+            r"question is missing \(there are: 'frage', 'antwort', 'mehr'\); .*--question-field COLUMN",
         ),
         (FIELDS, "frage,antwort\n,x\n", "row 1: the field frage contains an empty text"),
         (FIELDS, "frage,antwort\n", "the file contains no questions"),
@@ -59,14 +65,45 @@ def test_a_table_that_cannot_be_used_says_what_is_wrong(tmp_path, more, text, re
     assert not (tmp_path / "own.jsonl").exists()
 
 
-def test_the_advice_for_a_csv_is_the_command_that_takes_it(tmp_path):
-    path = tmp_path / "mine.csv"
+def test_the_advice_for_a_csv_is_a_command_that_takes_it(tmp_path):
+    path, out = tmp_path / "mine.csv", tmp_path / "own.jsonl"
     path.write_text(CSV, "utf-8")
-    with pytest.raises(UsageError, match="convert it first") as refused:
+    with pytest.raises(UsageError, match="--question-field COLUMN") as refused:
         load_questions(path)
     command = str(refused.value).split("`")[1].split()
     assert command[:3] == ["python", "-m", "prompt_r1.data"]
     for column in ("frage", "antwort"):
         command[command.index("COLUMN")] = column
-    main(command[3:])
-    assert len(load_questions(path.with_suffix(".jsonl"))) == 3
+    main([*command[3:], "--in", str(path), "--out", str(out)])
+    assert load_questions(out) == load_questions(path, question_field="frage", answer_field="antwort")
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.tsv", "own.json", "own.parquet"])
+def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path, name):
+    rows = [{"question": "Who?", "answer": "Anna", "kind": "math", "day": datetime.date(1, 2, 3)}]
+    path = tmp_path / name
+    if name == "own.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name == "own.json":
+        path.write_text(json.dumps(rows, default=str))
+    else:
+        separator = "\t" if name == "own.tsv" else ","
+        path.write_text("\n".join(separator.join(map(str, row)) for row in (rows[0], rows[0].values())))
+    [question] = load_questions(path)
+    assert (question.text, question.answers, question.kind) == ("Who?", ("Anna",), "math")
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([2**62], pa.timestamp("us")), "row 1: not readable as parquet"),
+        (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "row 1: not readable as parquet"),
+        (pa.array([2**62], pa.duration("s")), "row 1: not readable as parquet"),
+        (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
+    ],
+)
+def test_dates_and_durations_that_are_no_answers_are_refused(tmp_path, column, reason):
+    """Those that Python cannot hold ended with "internal error"."""
+    pq.write_table(pa.table({"question": ["When?"], "answer": column}), tmp_path / "own.parquet")
+    with pytest.raises(UsageError, match=reason):
+        load_questions(tmp_path / "own.parquet")

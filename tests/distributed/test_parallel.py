@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import socket
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,8 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -24,36 +21,37 @@ from transformers import AutoModelForCausalLM
 from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.policy import Policy, blocks_of
-from prompt_r1.distributed import ranks as ranks_module
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
+    RankLost,
     Ranks,
-    _buckets,
     assign_questions,
     check_own_address,
     choose_parallel,
     expand_segments,
-    lost_ranks_named,
     make_mesh,
+    network_errors_resumable,
     number_of_gpu,
+    pick_device,
     run_on_all_ranks,
     start_ranks,
     stop_ranks,
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
-from prompt_r1.options.advantages import ADVANTAGES, Groups
-from prompt_r1.options.credit import turn_starts
+from prompt_r1.options.advantages import Groups, compare_games
+from prompt_r1.options.turn_advantages import turn_starts
+from prompt_r1.reward import RULES
 from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.update import split
+from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests import tiny
-from tests.games import CPU, ONE_RANK, make_update, record_logprobs_of
+from tests.games import CPU, ONE_RANK, Learner, record_logprobs_of
 from tests.ports import free_ports
-from train import learn
 
 GROUP_SIZE = 4
+TIMEOUT = 90.0  # seconds that a rank waits for another
 # Five training steps: for each question, how many games of its group the environment breaks. One broken game
 # is left out, more drop the group. In step 2 only one rank has a question, and four ranks have three games to
 # train on; in step 3 no rank has a game.
@@ -133,7 +131,13 @@ def with_rewards(group: list[Trajectory]) -> list[ScoredGame]:
 
 def with_options(games_PG: Groups, ranks: Ranks) -> Groups:
     """The games with the standard deviation of the step, and with another advantage for each turn."""
-    games_PG = ADVANTAGES["group-mean-batch-std"](games_PG, ranks.sum)
+    games_PG = compare_games(
+        [[game.trajectory for game in group] for group in games_PG],
+        [[game.reward for game in group] for group in games_PG],
+        advantages="group-mean-batch-std",
+        rule=RULES["paper"],
+        sum_over_ranks=ranks.sum,
+    )
     return [
         [
             game
@@ -174,10 +178,10 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    ratio = "sequence" if case.options else "token"
-    update = make_update(policy, reference=reference, ranks=ranks, ratio=ratio)
+    options = {"ratio": "sequence", "clip": 0.02, "clip_high": 0.03} if case.options else {}
+    learner = Learner(policy, reference=reference, ranks=ranks, kl_coef=0.1, **options)
     gradients: list[Tensor] = []
-    update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
+    learner.update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics, node_sums = [], 0
     for step, broken in enumerate(BROKEN_GAMES):
         groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
@@ -189,7 +193,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
             record_a_gap(games, 0.1 * (number + 1))
         if case.options:
             games_PG = with_options(games_PG, ranks)
-        mini_batches = split(
+        mini_batches = mini_batches_of(
             games_PG,
             games=len(broken) * GROUP_SIZE,
             group_size=GROUP_SIZE,
@@ -197,9 +201,8 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
             numbers=numbers,
             drop_even=case.options,
         )
-        clip = (0.02, 0.03) if case.options else 0.2
         with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
-            metrics.append(learn(update, mini_batches, clip=clip, kl_coef=0.1))
+            metrics.append(learner.learn(mini_batches))
         node_sums += sum("group" in call.kwargs for call in all_reduce.call_args_list)  # not of all ranks
         rollout_policy.copy_weights_from(policy)
     return Outcome(
@@ -225,17 +228,24 @@ def local_size(weight: Tensor) -> int:
 def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) -> None:
     """Train one case after the other on one of `count` ranks; rank 0 saves the outcomes."""
     torch.set_num_threads(1)
-    ranks_module.BUCKET_ENTRIES = 5000  # so that the tiny model has several buckets
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     for name, port in ports.items():
         case = CASES[name]
         os.environ |= {"LOCAL_WORLD_SIZE": str(case.ranks_per_node), "MASTER_PORT": str(port)}
-        ranks = start_ranks("cpu", case.parallel)
+        ranks = start_ranks("cpu", case.parallel, timeout=TIMEOUT)
+        check_timeouts(ranks)
         check_exchange(ranks)
         outcome = five_steps(case, ranks)
         if rank == 0:
             torch.save(outcome, folder / f"{name}.pt")
         stop_ranks(ranks)
+
+
+def check_timeouts(ranks: Ranks) -> None:
+    """Every collective waits for the same number of seconds."""
+    groups = [dist.group.WORLD, ranks.monitored_group, *(ranks.mesh.get_all_groups() if ranks.mesh else [])]
+    seconds = [group._get_backend(CPU).options._timeout.total_seconds() for group in groups]
+    assert seconds == [TIMEOUT] * len(groups)
 
 
 def check_exchange(ranks: Ranks) -> None:
@@ -245,16 +255,16 @@ def check_exchange(ranks: Ranks) -> None:
     assert ranks.exchange(sent) == received
 
 
-def on_ranks(count: int, cases: list[str], folder: Path, *, seconds: float = 100) -> dict[str, Outcome]:
-    """Train each case on `count` processes. Fails when they hang."""
+def on_ranks(count: int, cases: list[str], folder: Path) -> dict[str, Outcome]:
+    """Train each case on `count` processes. Fails when one of them waits for another longer than TIMEOUT."""
     ports = dict(zip(cases, free_ports(len(cases)), strict=True))
     running = mp.spawn(train_on_rank, (count, ports, folder), nprocs=count, join=False)
-    end = time.monotonic() + seconds
-    while not running.join(timeout=1):
-        if time.monotonic() > end:
-            for process in running.processes:
-                process.kill()
-            pytest.fail(f"{count} ranks still wait for each other after {seconds} s")
+    try:
+        while not running.join():
+            pass
+    finally:
+        for process in running.processes:
+            process.kill()
     return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in cases}
 
 
@@ -292,6 +302,7 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
     return ((got_values - want_values).norm() / want_values.norm()).item()
 
 
+@pytest.mark.timeout(600)
 def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp_path):
     one = five_steps(Case("none"), ONE_RANK)
     two = on_ranks(2, ["ddp", "fsdp", "ddp, options"], tmp_path)
@@ -350,15 +361,6 @@ def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
         stop_ranks(ranks)
 
 
-@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 50))
-def test_gradients_are_summed_in_buckets_of_bounded_size(sizes, entries):
-    gradients = [torch.zeros(size) for size in sizes]
-    buckets = list(_buckets(gradients, entries))
-    assert [id(gradient) for bucket in buckets for gradient in bucket] == list(map(id, gradients))
-    for bucket in buckets:
-        assert sum(gradient.numel() for gradient in bucket) <= entries or len(bucket) == 1
-
-
 class RanksWithAFailedPeer(Ranks):
     """The first of two ranks; the other one has failed."""
 
@@ -386,7 +388,7 @@ def test_a_rank_of_several_nodes_needs_an_address_that_the_others_can_reach(monk
 
 def test_an_error_of_the_network_can_be_resumed():
     def fail(error: Exception) -> None:
-        with lost_ranks_named(replace(ONE_RANK, count=2)):
+        with network_errors_resumable(replace(ONE_RANK, count=2)):
             raise error
 
     nccl = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
@@ -397,6 +399,9 @@ def test_an_error_of_the_network_can_be_resumed():
         fail(dist.DistBackendError(remote))
     with pytest.raises(Resumable, match="Connection closed by peer"):
         fail(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:46191"))
+    for text in ("Timed out waiting 5000ms for recv operation", "Application timeout caused pair closure"):
+        with pytest.raises(Resumable, match=text):
+            fail(RuntimeError(text))
     twice = nccl.format(
         "invalid usage", "ncclInvalidUsage: This usually reflects a bug.", "Duplicate GPU detected"
     )
@@ -446,6 +451,26 @@ def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(
     assert [number_of_gpu(rank, visible=1) for rank in range(4)] == [0, 0, 0, 0]
     with pytest.raises(UsageError, match="process 4 of this machine sees 4 GPUs: start as many processes"):
         number_of_gpu(4, visible=4)
+
+
+def test_the_gpu_of_a_process_follows_from_its_number_on_its_machine(monkeypatch):
+    """The sixth process of all is the second of its machine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name, value in {"RANK": "5", "LOCAL_RANK": "1", "PYTORCH_ALLOC_CONF": ""}.items():
+        monkeypatch.setenv(name, value)
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:1")
+
+
+def test_a_rank_that_does_not_respond_is_waited_for_for_the_timeout(monkeypatch):
+    def barrier(group: object, timeout: timedelta, *, wait_all_ranks: bool) -> None:
+        raise RuntimeError(f"Ranks 1 failed to pass monitoredBarrier in {timeout.total_seconds():.0f} s")
+
+    monkeypatch.setattr(dist, "monitored_barrier", barrier)
+    ranks = Ranks(rank=0, count=2, device=CPU, monitored_group=object(), timeout=77)
+    with pytest.raises(RankLost, match="rank 1 did not respond") as lost:
+        ranks.wait_for_all()
+    assert "in 77 s" in str(lost.value.__context__)
 
 
 def test_hsdp_refuses_nodes_with_different_numbers_of_ranks(monkeypatch):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from prompt_r1.endpoint.client import CALLS_OF_AN_ITERATION
-from prompt_r1.endpoint.request import LONGEST_TEXT, USUAL_REPLY_TOKENS
+from prompt_r1.endpoint.request import LONGEST_TEXT, ApiKey
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
@@ -70,7 +70,6 @@ def test_a_busy_provider_delays_all_calls() -> None:
             await asyncio.sleep(0)
         await reply(environment)
         await first
-        await environment.close()
 
     asyncio.run(two_calls())
     assert sleep == [20, pytest.approx(20, abs=1)]
@@ -99,7 +98,6 @@ def test_the_longer_of_two_requested_waits_applies(first: int, second: int) -> N
     async def calls() -> None:
         await asyncio.gather(reply(environment), reply(environment))
         await reply(environment)
-        await environment.close()
 
     asyncio.run(calls())
     assert sleep == [first, pytest.approx(60, abs=1), pytest.approx(60, abs=1)]
@@ -121,6 +119,38 @@ def test_a_call_has_a_deadline_over_all_its_attempts() -> None:
     assert time.perf_counter() - started < 2
 
 
+def test_a_deadline_during_back_off_counts_the_attempt_before_it_once() -> None:
+    """A response without choices was sent for, and perhaps billed; one with status 500 was not."""
+
+    async def sleep_past_the_deadline(_: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now + 700
+        await asyncio.Event().wait()
+
+    for status, lost in ((200, 1), (500, 0)):
+
+        async def respond(request: httpx.Request, status: int = status) -> httpx.Response:
+            await request.extensions["trace"]("http11.send_request_body.complete", {})
+            return httpx.Response(status, json={})
+
+        environment = chat(respond, call_deadline=600, sleep=sleep_past_the_deadline)
+        outcome = asyncio.run(environment.call(HELLO))
+        assert (outcome.verdict, outcome.lost) == ("retry", lost)
+        assert outcome.reason.startswith("in 600 s, the last problem")
+
+
+def test_an_attempt_that_the_deadline_cuts_off_may_have_been_billed() -> None:
+    async def never_reply(request: httpx.Request) -> httpx.Response:
+        await request.extensions["trace"]("http11.send_request_body.complete", {})
+        await asyncio.sleep(60)
+        raise AssertionError("the deadline comes first")
+
+    environment = chat(never_reply, call_deadline=0.1)
+    outcome = asyncio.run(environment.call(HELLO))
+    assert (outcome.verdict, outcome.lost) == ("retry", 1)
+
+
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     """Forty calls through one slot take longer than the deadline of one call."""
 
@@ -132,7 +162,6 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
 
     async def all_calls() -> list[str]:
         replies = await asyncio.gather(*(reply(environment) for _ in range(40)))
-        await environment.close()
         return replies
 
     assert asyncio.run(all_calls()) == ["Paris"] * 40
@@ -154,7 +183,6 @@ def test_concurrency_is_never_exceeded() -> None:
 
     async def all_calls() -> None:
         await asyncio.gather(*(reply(environment) for _ in range(100)))
-        await environment.close()
 
     asyncio.run(all_calls())
     assert peak == 7
@@ -215,7 +243,6 @@ def test_concurrent_calls_that_are_rejected_drop_the_field_once() -> None:
 
     async def all_calls() -> list[str]:
         replies = await asyncio.gather(*(reply(environment) for _ in range(10)))
-        await environment.close()
         return replies
 
     assert asyncio.run(all_calls()) == ["Paris"] * 10
@@ -249,15 +276,14 @@ def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
         assert asyncio.run(reply(environment)) == "Paris"
 
 
-def test_each_event_loop_has_connections_of_its_own() -> None:
-    """Neither an open connection nor a semaphore that calls wait for can be used in another loop."""
+def test_calls_that_wait_for_a_slot_can_do_so_in_one_event_loop_after_another() -> None:
+    """A semaphore that calls wait for cannot be used in another loop."""
+    environment = chat(Provider(OK), concurrency=1)
 
-    async def http_client() -> httpx.AsyncClient:
-        return client._connect().clients[0]
+    async def two_calls() -> list[str]:
+        return await asyncio.gather(reply(environment), reply(environment))
 
-    client = chat(Provider(OK))._client
-    first, second = asyncio.run(http_client()), asyncio.run(http_client())
-    assert first is not second
+    assert [asyncio.run(two_calls()) for _ in range(2)] == [["Paris", "Paris"]] * 2
 
 
 # --- The check before a run ---
@@ -277,7 +303,6 @@ def check(answers: dict[str, httpx.Response | Exception], **settings: object) ->
     async def one_check() -> None:
         environment = chat(respond, **settings)
         await environment.check()
-        await environment.close()
 
     asyncio.run(one_check())
     return methods
@@ -362,28 +387,28 @@ def test_no_text_of_a_reply_contains_the_key(form: str, tmp_path: Path) -> None:
 def test_a_short_placeholder_key_is_scrubbed_from_errors_only() -> None:
     """Local servers need any key at all: "EMPTY" is no secret, and replies may contain the word."""
     reply = body_of("The set is EMPTY.", reasoning_content="EMPTY?")
-    outcome = asyncio.run(chat(Provider(httpx.Response(200, json=reply)), api_key="EMPTY").call(HELLO))
+    outcome = asyncio.run(chat(Provider(httpx.Response(200, json=reply)), key=ApiKey("EMPTY")).call(HELLO))
     assert (outcome.text, outcome.reasoning) == ("The set is EMPTY.", "EMPTY?")
     with pytest.raises(FatalEnvError, match=r"bad key \[key\]"):
-        ask(chat(Provider(httpx.Response(401, json=error_of("bad key EMPTY"))), api_key="EMPTY"))
+        ask(chat(Provider(httpx.Response(401, json=error_of("bad key EMPTY"))), key=ApiKey("EMPTY")))
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét", "sk-Secret\0"])
 def test_a_key_that_cannot_be_a_header_is_rejected_without_showing_it(key: str) -> None:
     with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
-        chat(Provider(OK), api_key=key)
+        chat(Provider(OK), key=ApiKey(key))
     assert "Secr" not in str(caught.value)
 
 
 def test_blanks_around_the_key_are_removed() -> None:
     provider = Provider(OK)
-    ask(chat(provider, api_key=f" {KEY}\r\n"))
+    ask(chat(provider, key=ApiKey(f" {KEY}\r\n")))
     assert provider.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
 def test_without_a_key_there_is_no_authorization_header() -> None:
     provider = Provider(OK)
-    ask(chat(provider, api_key=""))
+    ask(chat(provider, key=ApiKey("")))
     assert "authorization" not in provider.headers[0]
 
 
@@ -396,7 +421,6 @@ def test_the_limit_of_requests_per_minute_spreads_the_calls() -> None:
 
     async def three_calls() -> None:
         await asyncio.gather(*(reply(environment) for _ in range(3)))
-        await environment.close()
 
     asyncio.run(three_calls())
     assert sleep == [pytest.approx(1, abs=0.2), pytest.approx(2, abs=0.2)]
@@ -412,30 +436,6 @@ def test_another_attempt_counts_against_the_limit_of_requests(failure: httpx.Res
     provider = Provider(failure, OK)
     assert ask(chat(provider, fields={"max_tokens": 5}, requests_per_minute=60, sleep=sleep)) == "Paris"
     assert sleep == [pytest.approx(1, abs=0.2)]  # longer than the first back-off
-
-
-@pytest.mark.parametrize(
-    ("usage", "second_waits"),
-    [
-        ({}, 1.0),  # without usage the estimate stands
-        ({"usage": {"prompt_tokens": 400, "completion_tokens": 10}}, 2.0),
-        ({"usage": {"prompt_tokens": None, "completion_tokens": "many"}}, 1.0),
-    ],
-)
-def test_the_limit_of_tokens_counts_the_usage_or_else_the_estimate(
-    usage: dict[str, object], second_waits: float
-) -> None:
-    estimate = len(HELLO[0]["content"]) // 4 + USUAL_REPLY_TOKENS
-    provider, sleep = Provider(httpx.Response(200, json={**body_of(), **usage})), RecordedSleep()
-    environment = chat(provider, tokens_per_minute=60 * estimate, sleep=sleep)  # one usual call per second
-
-    async def two_calls() -> None:
-        for _ in range(2):
-            await reply(environment)
-        await environment.close()
-
-    asyncio.run(two_calls())
-    assert sleep == [pytest.approx(second_waits, abs=0.2)]
 
 
 def test_many_calls_at_once_start_in_several_turns_of_the_event_loop() -> None:
@@ -458,7 +458,6 @@ def test_many_calls_at_once_start_in_several_turns_of_the_event_loop() -> None:
         counting = asyncio.create_task(count_turns())
         replies = await asyncio.gather(*(reply(environment) for _ in range(300)))
         counting.cancel()
-        await environment.close()
         return replies
 
     assert asyncio.run(calls()) == ["Paris"] * 300
@@ -486,7 +485,6 @@ def test_a_reply_of_5_mb_blocks_the_event_loop_for_less_than_50_ms() -> None:
         history: list[Message] = [*HELLO, {"role": "assistant", "content": first}, *HELLO]
         await reply(environment, history)
         watching.cancel()
-        await environment.close()
         assert first == text[:LONGEST_TEXT]
         return longest
 

@@ -130,10 +130,7 @@ def ask_server(fault: str, **settings: object) -> str:
         async with HostileServer().running() as server:
             defaults = {"base_url": f"{server.base_url}/{fault}", "max_attempts": 2}
             environment = chat(**{**defaults, **settings})
-            try:
-                return await reply(environment)
-            finally:
-                await environment.close()
+            return await reply(environment)
 
     return asyncio.run(one_call())
 
@@ -189,8 +186,6 @@ def test_a_call_that_hangs_does_not_block_other_calls() -> None:
             assert not waiting.done()
             with pytest.raises(EnvError):
                 await waiting
-            await good.close()
-            await bad.close()
 
     asyncio.run(both())
 
@@ -207,7 +202,6 @@ def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: st
             for _ in range(5):
                 replies.append(await reply(environment))
                 await asyncio.sleep(pause)
-            await environment.close()
             return replies
 
     assert asyncio.run(five_calls()) == [f"reply {number}" for number in range(1, 6)]
@@ -241,10 +235,7 @@ def lost_attempts(fault: str, **settings: object) -> int:
         async with HostileServer().running() as server:
             defaults = {"base_url": f"{server.base_url}/{fault}", "max_attempts": 2}
             environment = chat(**{**defaults, **settings})
-            try:
-                return (await environment.call(HELLO)).lost
-            finally:
-                await environment.close()
+            return (await environment.call(HELLO)).lost
 
     return asyncio.run(one_call())
 
@@ -272,7 +263,6 @@ def test_a_cancelled_call_closes_its_connection_and_releases_its_slot() -> None:
                     call.cancel()
                     while server.open:
                         await asyncio.sleep(0.005)
-            await environment.close()
             return "done"
 
     assert asyncio.run(cancel_then_ask()) == "done"
@@ -286,9 +276,6 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
     async def one_call() -> str:
         async with HostileServer().running() as server:
             environment = open_environment(f"large@{server.base_url}/good", env_timeout=1)
-            try:
-                return await environment.ask(HELLO)
-            finally:
-                await environment.close()
+            return await environment.ask(HELLO)
 
     assert asyncio.run(one_call()) == "Paris"

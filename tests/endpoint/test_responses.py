@@ -39,6 +39,7 @@ def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
         (200, body_of("", finish="length"), "length", ""),
         (400, error_of("too long", code="context_length_exceeded"), "context_length", ""),
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
+        (400, error_of("Input is too long for requested model."), "context_length", ""),
         (413, b"", "context_length", ""),
         (400, error_of("filtered", code="content_filter"), "content_filter", ""),
     ],

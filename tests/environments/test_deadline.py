@@ -14,11 +14,13 @@ import pytest
 import train
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price, Spending
+from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment, ReplySource
+from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import ReplySource
 from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.console import summary
 from prompt_r1.types import Message
@@ -50,9 +52,6 @@ class TimedSource:
 
     async def check(self) -> None:
         raise AssertionError("check was called")
-
-    async def close(self) -> None:
-        pass
 
 
 def advance_clock(seconds: float) -> None:
@@ -169,7 +168,7 @@ def test_the_lost_attempts_of_an_endpoint_are_counted_and_waiting_for_a_slot_is_
     assert requests == lost_before + 1
     metrics, spent = environment.take_metrics(), environment.budget.spent
     assert (metrics["env/lost"], metrics["env/late_games"]) == (lost, 2)
-    assert spent == Spending(0, 0, 0.0, lost, spent.lost_tokens, spent.lost_usd) and spent.lost_usd > 0
+    assert spent == Spending(0, 0, 0, 0.0, lost, spent.lost_tokens, spent.lost_usd) and spent.lost_usd > 0
 
 
 # --- In training ---
@@ -190,6 +189,20 @@ class StuckEnvironment:
         return "It was Anna."
 
 
+class HourlyEnvironment:
+    """Each reply takes an hour by the clock of the loop."""
+
+    async def ask(self, messages: list[Message]) -> str:
+        advance_clock(3600)
+        for _ in range(5):
+            await asyncio.sleep(0)  # timers that are due run
+        return "It was Anna."
+
+
+def no_change(environment: StuckEnvironment) -> None:
+    """Let the environment reply as before."""
+
+
 @pytest.fixture
 def run_train(
     asking_agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,13 +212,20 @@ def run_train(
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     learn = train.learn
     line = f"""
-        --agent {asking_agent} --data {tmp_path / "own.jsonl"} --val-data none --test-data none
+        --agent {asking_agent} --data {tmp_path / "own.jsonl"} --test-data none
         --env py:late_replies:ENVIRONMENT --steps 2 --questions 3 --group-size 8 --mini-batch 12 --lr 1e-3
         --max-turns 3 --max-new 60 --max-tokens 900 --save-every 1 --device cpu --kv-tokens 20000
     """
 
-    def run(out: Path, *, after_games: Callable[[StuckEnvironment], None], deadline: str = LIMIT) -> None:
-        environment = StuckEnvironment()
+    def run(
+        out: Path,
+        *,
+        after_games: Callable[[StuckEnvironment], None] = no_change,
+        deadline: str = LIMIT,
+        environment: object | None = None,
+        validation: str = "none",
+    ) -> None:
+        environment = environment or StuckEnvironment()
         monkeypatch.setitem(sys.modules, "late_replies", SimpleNamespace(ENVIRONMENT=environment))
 
         def watched_learn(*arguments, **options):
@@ -213,7 +233,8 @@ def run_train(
             return learn(*arguments, **options)
 
         monkeypatch.setattr(train, "learn", watched_learn)
-        train.main([*line.split(), "--out", str(out), "--game-deadline", deadline])
+        flags = ["--out", str(out), "--game-deadline", deadline, "--val-data", validation]
+        train.main([*line.split(), *flags])
 
     return run
 
@@ -241,14 +262,26 @@ def test_late_games_leave_their_groups_and_a_killed_run_repeats_the_decision(run
     assert any(game["advantage"] for game in games) and second["groups/dropped"] == 0
     assert f"{len(late)} games left their groups" in summary(whole, 2, TrainConfig(env="mini"))
 
-    run_train(killed, after_games=lambda environment: None)  # nothing is stuck now
+    run_train(killed)  # nothing is stuck now
     assert saved_tensors(killed) == saved_tensors(whole) and games_of(killed) == games_of(whole)
     assert metrics_of(killed)[2]["env/late_games"] == len(late)
+
+
+def test_games_of_a_validation_have_no_deadline(run_train, tmp_path) -> None:
+    """Late games would leave the means, so EM would rise while the environment is slow."""
+    asked = ["cfddea", "b?a c afcadadcd"]  # of these the agent's greedy games ask
+    file = tmp_path / "validation.jsonl"
+    file.write_text("\n".join(json.dumps({"question": text, "answer": "Anna"}) for text in asked))
+    environment = HourlyEnvironment()
+    run_train(tmp_path / "run", deadline="600", environment=environment, validation=str(file))
+    first, *_, last = read_metrics(tmp_path / "run")
+    assert first["val/calls"] > 0 and (first["val/n"], first["val/errors"]) == (2, 0)
+    assert last["env/late_games"] == last["env/errors"] > 0
 
 
 @pytest.mark.slow
 def test_a_deadline_that_no_game_misses_changes_nothing(run_train, tmp_path) -> None:
     for name, deadline in (("with", "3600"), ("without", "0")):
-        run_train(tmp_path / name, after_games=lambda environment: None, deadline=deadline)
+        run_train(tmp_path / name, deadline=deadline)
     assert saved_tensors(tmp_path / "with") == saved_tensors(tmp_path / "without")
     assert metrics_of(tmp_path / "with") == metrics_of(tmp_path / "without")

@@ -2,13 +2,20 @@
 
 import asyncio
 import copy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
 from prompt_r1.agent.engine import Engine
-from prompt_r1.environments.local import LocalEnvironment, load_local, split_reasoning, stop_ids
+from prompt_r1.environments.local import (
+    LocalEnvironment,
+    ReplySettings,
+    load_local,
+    split_reasoning,
+    stop_ids,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
@@ -17,6 +24,7 @@ from tests import tiny
 from tests.providers import open_environment
 from tests.templates import chatml
 
+BRIEF = ReplySettings(system="Be brief.")
 HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
 
@@ -27,7 +35,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 def local(**settings) -> LocalEnvironment:
-    defaults = {"name": "tiny", "slots": 4, "capacity": 600, "max_tokens": 12}
+    """A local model with these fields of ReplySettings or parameters of LocalEnvironment."""
+    names = {field.name for field in fields(ReplySettings)}
+    shaping = ReplySettings(**{"max_tokens": 12, **{n: settings.pop(n) for n in names & settings.keys()}})
+    defaults = {"name": "tiny", "slots": 4, "capacity": 600, "settings": shaping}
     return LocalEnvironment(tiny.policy(), tiny.tokenizer(), **{**defaults, **settings})
 
 
@@ -69,7 +80,7 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     """A bug: without its opening tag, the cut reasoning was taken for the reply."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
-    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", capacity=600, max_tokens=12)
+    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", settings=ReplySettings(12))
     outcome = asyncio.run(environment.call(HELLO))
     assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
@@ -98,7 +109,7 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     strict = tiny.tokenizer.__wrapped__()  # a new one, because it is changed
     refuse = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}"
     strict.chat_template = refuse + tiny.QWEN3_LIKE_TEMPLATE
-    environment = LocalEnvironment(tiny.policy(), strict, name="x", slots=1, capacity=99, system="Be brief.")
+    environment = LocalEnvironment(tiny.policy(), strict, name="x", slots=1, capacity=99, settings=BRIEF)
     assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
@@ -145,11 +156,11 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
     fields: dict[str, object], folder: Path
 ) -> None:
     with pytest.raises(UsageError, match="takes max_tokens and temperature"):
-        load_local(folder, fields=fields, seed=0, slots=1, device=torch.device("cpu"))
+        load_local(f"hf:{folder}", fields=fields, seed=0, slots=1, device=torch.device("cpu"))
 
 
 def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path) -> None:
-    environment = load_local(folder, fields={}, seed=0, slots=1, device=torch.device("cpu"))
+    environment = load_local(f"hf:{folder}", fields={}, seed=0, slots=1, device=torch.device("cpu"))
     assert environment._engine.max_tokens == tiny.model().config.max_position_embeddings
 
 
@@ -163,7 +174,7 @@ def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
 
 def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(folder: Path) -> None:
     cpu = torch.device("cpu")
-    loaded = load_local(folder, fields={}, seed=3, slots=99, device=cpu)
+    loaded = load_local(f"hf:{folder}", fields={}, seed=3, slots=99, device=cpu)
     assert dict(loaded.parameters) == {
         **{"max_tokens": 1024, "temperature": 0.0, "seed": 3},
         "system": ENVIRONMENT_SYSTEM,
@@ -173,7 +184,7 @@ def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(fol
         **{"temperature": 0.0, "seed": 0, "system": ""},
     }
     set_by_user = load_local(
-        folder, fields={"max_tokens": 0, "temperature": 0.5}, seed=0, slots=2, device=cpu
+        f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, seed=0, slots=2, device=cpu
     )
     assert (set_by_user.parameters["max_tokens"], set_by_user.parameters["temperature"]) == (0, 0.5)
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import GameSettings, Question, Trajectory
 from tests import tiny
-from tests.mini_server import GAMES, with_server
+from tests.mini_server import GAMES, FaultyServer, with_server
 from tests.programs import command
 from tests.providers import open_environment
 from tests.tiny import ScriptedAgent, think
@@ -25,17 +24,17 @@ from tests.tiny import ScriptedAgent, think
 pytestmark = pytest.mark.slow
 
 
-class SlowServer(MiniServer):
+class SlowServer(FaultyServer):
     """Records how long it made each request wait."""
 
     def __init__(self, *, latency: float, rng: random.Random) -> None:
         super().__init__(rng=rng)
         self.median, self.waits = latency, list[float]()
 
-    async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
+    async def complete(self, body: bytes) -> tuple[int, dict[str, object]]:
         self.waits.append(self.median * math.exp(self.rng.gauss(0, 1.0)))
         await asyncio.sleep(self.waits[-1])
-        return await super()._complete(body)
+        return await super().complete(body)
 
 
 def best_time(waits: list[float], slots: int) -> float:
@@ -65,10 +64,7 @@ def play_640_games() -> float:
             agent = ScriptedAgent([think("a", prompt=f"Who? {seed}"), think("b", answer="Anna")])
             return await play(question, agent.generate, environment.ask, codec, settings, seed=seed)
 
-        try:
-            return await play_groups(questions, 5, play_one, seeds=[question.id for question in questions])
-        finally:
-            await environment.close()
+        return await play_groups(questions, 5, play_one, seeds=[question.id for question in questions])
 
     begin = time.perf_counter()
     groups = with_server(games(), server)
@@ -79,31 +75,31 @@ def play_640_games() -> float:
     return elapsed / best
 
 
-class StoppingServer(MiniServer):
+class StoppingServer(FaultyServer):
     """Stops replying after `last` replies, until `go_on` is set."""
 
     def __init__(self, *, last: int) -> None:
-        super().__init__(rng=random.Random(0))
+        super().__init__()
         self.last, self.reached, self.go_on = last, asyncio.Event(), asyncio.Event()
 
-    async def _complete(self, body: bytes) -> tuple[int, dict[str, object]]:
+    async def complete(self, body: bytes) -> tuple[int, dict[str, object]]:
         if self.counts["replies"] >= self.last:
             self.reached.set()
             await self.go_on.wait()
-        return await super()._complete(body)
+        return await super().complete(body)
 
 
 def test_a_run_that_is_killed_and_resumed_pays_no_more_than_an_undisturbed_run(
     asking_agent, tmp_path
 ) -> None:
-    async def train(server: MiniServer, out: str) -> asyncio.subprocess.Process:
+    async def train(server: FaultyServer, out: str) -> asyncio.subprocess.Process:
         settings = ["--agent", asking_agent, "--env", f"mini@{server.base_url}", "--out", out]
         line = command("train.py", *settings, *GAMES, "--steps", "3", "--save-every", "1")
         pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         return await asyncio.create_subprocess_exec(*line, cwd=tmp_path, env=variables, **pipes)
 
-    async def undisturbed(server: MiniServer) -> None:
+    async def undisturbed(server: FaultyServer) -> None:
         assert await (await train(server, "undisturbed")).wait() == 0
 
     async def killed(server: StoppingServer) -> None:
@@ -121,7 +117,7 @@ def test_a_run_that_is_killed_and_resumed_pays_no_more_than_an_undisturbed_run(
         server.counts["replies"] = paid  # the waiting requests are gone, without replies
         assert await (await train(server, "killed")).wait() == 0
 
-    reference = MiniServer(rng=random.Random(0))
+    reference = FaultyServer()
     with_server(undisturbed(reference), reference)
     lines = read_metrics(tmp_path / "undisturbed")
     in_two_steps = sum(line["env/paid"] for line in lines[:2])

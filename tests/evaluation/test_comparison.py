@@ -1,5 +1,7 @@
 """Comparisons of two systems: their pairs, their words and their tables; and small tables in every format."""
 
+from dataclasses import replace
+
 import pytest
 
 from prompt_r1.errors import UsageError
@@ -10,11 +12,13 @@ from prompt_r1.evaluation.comparison import (
     compare_systems,
     comparison_table,
     p_text,
+    printed_comparisons,
+    printed_pair,
     with_holm,
 )
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
-from prompt_r1.evaluation.printed import printed_comparisons, printed_pair, printed_results
-from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_csv, to_latex, to_markdown
+from prompt_r1.evaluation.results_folder import printed_results
+from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
 from prompt_r1.metrics.statistics import mcnemar, paired_bootstrap
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 
@@ -29,24 +33,24 @@ def compared(p: float, p_holm: float | None, **changes: object) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("p", "p_holm", "verdict", "short"),
+    ("p", "p_holm", "verdict"),
     [
-        (0.01, 0.0499, "significant", "significant"),
-        (0.01, 0.05, "no difference beyond ±50.0 shown", "within ±50.0"),
-        (0.0499, None, "significant", "significant"),
-        (0.05, None, "no difference beyond ±50.0 shown", "within ±50.0"),
+        (0.01, 0.0499, "significant"),
+        (0.01, 0.05, "within ±50.0"),
+        (0.0499, None, "significant"),
+        (0.05, None, "within ±50.0"),
     ],
 )
-def test_a_difference_is_significant_below_a_corrected_p_of_5_percent(p, p_holm, verdict, short):
+def test_a_difference_is_significant_below_a_corrected_p_of_5_percent(p, p_holm, verdict):
     one = compared(p, p_holm)
-    assert (one.verdict, one.short_verdict) == (verdict, short)
+    assert one.verdict == verdict
     assert one.corrected_p == (p if p_holm is None else p_holm) and one.difference == 0.25
 
 
 def test_a_difference_is_shown_in_points_and_its_bound_is_the_farther_end():
     assert compared(0.5, 0.5).points == "+25.0 [-2.4, +50.0]"
-    assert compared(0.5, 0.5, low=-0.6).verdict == "no difference beyond ±60.0 shown"
-    assert compared(0.5, 0.5, low=-1.2, high=1.1).short_verdict == "within ±100.0"
+    assert compared(0.5, 0.5, low=-0.6).verdict == "within ±60.0"
+    assert compared(0.5, 0.5, low=-1.2, high=1.1).verdict == "within ±100.0"
     assert (compared(0.5, 0.5).questions, compared(0.5, 0.5, failed=2).questions) == ("50", "50 (2 failed)")
     assert [p_text(p) for p in (1.0, 0.0123, 0.001, 0.00099, 3.2e-5)] == [
         "1.000",
@@ -59,12 +63,12 @@ def test_a_difference_is_shown_in_points_and_its_bound_is_the_farther_end():
 
 def test_the_tables_of_comparisons_have_these_columns():
     pair = [compared(0.01, 0.02), compared(0.5, None, dataset="pooled", metric="main", failed=1)]
-    assert comparison_table(pair, "A", "B").splitlines() == [
-        "| dataset | metric | n | A | B | difference [95 %] | test | p | p (Holm) | verdict |",
+    assert comparison_table(pair).splitlines() == [
+        "| dataset | metric | n | first | second | difference [95 %] | test | p | p (Holm) | verdict |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         "| towns | EM | 50 | 50.0 | 25.0 | +25.0 [-2.4, +50.0] | McNemar | 0.010 | 0.020 | significant |",
         "| pooled | main | 50 (1 failed) | 50.0 | 25.0 | +25.0 [-2.4, +50.0] | McNemar | 0.500 |  "
-        "| no difference beyond ±50.0 shown |",
+        "| within ±50.0 |",
     ]
     assert [line.split() for line in printed_pair(pair[:1], "EM").splitlines()] == [
         ["EM", "n", "A", "B", "A", "-", "B", "[95", "%]", "p", "verdict"],
@@ -84,8 +88,7 @@ def test_pairs_are_formed_by_question_and_corrected_over_the_datasets():
     kept = [1.0] * 8 + [0.0]
     assert (towns.dataset, towns.n, towns.failed, towns.metric) == ("towns", 9, 1, "em")
     assert (towns.first, towns.second, towns.p) == (8 / 9, 0.0, mcnemar(kept, [0.0] * 9))
-    interval = paired_bootstrap(kept, [0.0] * 9)
-    assert (towns.low, towns.high) == (interval.low, interval.high)
+    assert (towns.low, towns.high) == paired_bootstrap(kept, [0.0] * 9)
     assert (lakes.n, lakes.first, lakes.second, lakes.p, lakes.failed) == (8, 0.5, 0.5, 1.0, 0)
     assert (towns.p_holm, lakes.p_holm) == (2 * towns.p, 1.0)
     assert (pooled.dataset, pooled.metric, pooled.n, pooled.failed, pooled.p_holm) == (
@@ -125,24 +128,18 @@ def test_runs_with_other_questions_are_refused_by_the_first_that_is_missing():
 
 
 def test_results_are_printed_without_the_columns_that_nobody_filled():
-    results = score_predictions(
-        [*predict_all({"towns": [True, False]}), *predict_all({"towns": [True, True]}, OURS)]
-    )
-    means = {
-        "direct": {"n": 2.0, "errors": 0.0, "calls": 1.0},
-        "ours": {
-            "n": 2.0,
-            "errors": 3.0,
-            "calls": 2.5,
-            "tokens_in": 1000.0,
-            "tokens_out": 234.0,
-            "usd": 0.0123,
-        },
-    }
-    lines = printed_results(results, {DIRECT: "direct", OURS: "ours"}, means).splitlines()
+    ours = [
+        replace(one, calls=5, tokens_in=1000, tokens_out=234, usd=0.0123)
+        for one in predict_all({"towns": [True, True]}, OURS)
+    ]
+    ours.append(predict(9, system=OURS, error="HTTP 500"))
+    results = score_predictions([*predict_all({"towns": [True, False]}), *ours])
+    lines = printed_results(results).splitlines()
     cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-    assert cells[0][0] == "method" and "$" in cells[0] and "format" not in cells[0] and "SSim" not in cells[0]
-    assert cells[1][-1] == "1.00" and cells[2][-1] == "0.012" and "3" in cells[2]
+    assert cells[0][:3] == ["method", "n", "errors"] and cells[0][-1] == "$"
+    assert not {"format", "SSim"} & set(cells[0])
+    assert cells[1][-3:] == ["0.00", "0", "0"]
+    assert cells[2][2] == "1" and cells[2][-3:] == ["5.00", "1,234", "0.012"]
     assert any(cell.startswith("0.500 [") for cell in cells[1]) and any(
         c.startswith("1.000 [") for c in cells[2]
     )
@@ -159,7 +156,7 @@ def test_a_small_table_in_every_format():
         (rows[0], columns[1]): Entry(number=1234.5),
         (rows[1], columns[0]): Entry(Rate(0.25, 0.0, 0.5, 6, 2), usual_n=8),
     }
-    table = Table("table9", "Table 9: a title", ("method", "agent"), rows, columns, entries, ("A note.",))
+    table = Table("table9", "Table 9: a title", ("method", "agent"), rows, columns, entries)
     assert to_markdown(table).splitlines() == [
         "### Table 9: a title",
         "",
@@ -168,47 +165,12 @@ def test_a_small_table_in_every_format():
         "| ours | A | **75.0** [50.0, 87.5] | 1,234 |",
         "|  | A, paper | 71.50 |  |",
         "| x&y | B | 25.0 [0.0, 50.0] (n 6, 2 errors) | – |",
-        "",
-        "A note.",
-    ]
-    assert to_csv(table).splitlines() == [
-        "method,agent,towns EM,calls",
-        "ours,A,75,1234.5",
-        ',"A, paper",71.5,',
-        "x&y,B,25,",
     ]
     assert rates_to_csv([table]).splitlines() == [
         "table,row,column,percent,low,high,n,errors,paper",
         "table9,ours A,towns EM,75.0000,50.0000,87.5000,8,0,71.5",
         "table9,x&y B,towns EM,25.0000,0.0000,50.0000,6,2,",
     ]
-    latex = to_latex(table)
-    assert r"\caption{A title. In brackets: 95\,\% interval over questions.}" in latex
-    assert r"ours & A & \textbf{75.00} {\tiny [50.0, 87.5]} & 1,234 \\" in latex
-    assert r"x\&y & B & 25.00 {\tiny [0.0, 50.0]} (n 6, 2 errors) & -- \\" in latex
-    assert r"method & agent & \shortstack{towns\\EM} & \shortstack{calls} \\" in latex
-    assert r"\begin{tabular}{llrr}" in latex and r" & A, paper & 71.50 &  \\" in latex
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "parts", "widths"),
-    [
-        (1, 6, 1, ["lrrrrrr"]),
-        (3, 6, 1, ["lrrrrrr"]),
-        (3, 7, 1, ["lrrr"]),
-        (4, 8, 2, ["lrrrr"] * 2),
-        (4, 7, 2, ["lrrrr", "lrrr"]),
-    ],
-)
-def test_a_wide_latex_table_is_turned_or_split_into_equal_parts(rows, columns, parts, widths):
-    labels = [(str(number),) for number in range(max(rows, columns))]
-    table = Table("t", "Table 1: x", ("",), labels[:rows], labels[:columns], {})
-    latex = to_latex(table)
-    found = [
-        line.split("tabular}{")[1].rstrip("}") for line in latex.splitlines() if r"\begin{tabular}" in line
-    ]
-    assert found == widths and latex.count(r"\toprule") == parts
-    assert (f"X (1 of {parts}). In" in latex) == (parts > 1)
 
 
 @pytest.mark.parametrize(

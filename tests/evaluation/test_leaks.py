@@ -3,10 +3,8 @@
 import evaluate
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.data.fields import DAPO_CLOSING, DAPO_OPENING
-from prompt_r1.data.files import write_questions
-from prompt_r1.evaluation.leaks import leak_warnings
-from prompt_r1.evaluation.systems import training_files
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, write_questions
+from prompt_r1.evaluation.systems import leak_warnings, training_files
 from prompt_r1.types import Question
 
 QUESTIONS = [

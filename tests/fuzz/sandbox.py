@@ -25,7 +25,7 @@ from prompt_r1.miniworld import serve as mini_world
 from prompt_r1.report import __main__ as report
 from prompt_r1.serving import __main__ as serving
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import comparison, paper_cost
+from prompt_r1.studies import comparison
 from tests.providers import KEY
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
@@ -37,9 +37,8 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "report.py": report.main,
     "studies.py": studies.main,
     "comparison.py": comparison.main,
-    "paper_cost.py": paper_cost.main,
     "serving": serving.main,
-    "miniworld.serve": lambda arguments: mini_world.main(),  # reads sys.argv itself
+    "miniworld.serve": mini_world.main,
 }
 DONE, REFUSED, RESUMABLE, INTERRUPTED = 0, 2, 75, 130
 QUESTIONS = [

@@ -1,17 +1,17 @@
 """The environment that reads instructions: what each piece of advice does to its answers."""
 
 import asyncio
-import re
 import time
 from statistics import mean
 
 import pytest
 
 from prompt_r1.metrics.text import exact_match
-from prompt_r1.miniworld import MiniEnvironment, advice, make_questions, make_world
+from prompt_r1.miniworld import MiniEnvironment, make_questions, make_world
 from prompt_r1.miniworld.advice import (
     ADVICE,
     CONFLICTS,
+    MOST_WORDS,
     UNADVISED,
     AdvisedEnvironment,
     advised,
@@ -31,19 +31,6 @@ def answers(kind: str, *instructions: str, count: int = 400) -> list[bool]:
         reply = ENVIRONMENT.reply(f"{mini.question.text} Answer only.", instructions)
         found.append(exact_match(reply.text, mini.question.answers) == 1)
     return found
-
-
-def test_the_table_of_the_module_is_what_the_code_does():
-    rows = re.findall(r"^\| (\w+) +\|.*?\| (.+?) +\|$", advice.__doc__, re.MULTILINE)
-    described = dict(rows[1:])  # after the heading
-    assert list(described) == list(ADVICE)
-    for name, one in ADVICE.items():
-        losses = dict.fromkeys(one.factors, 1.0)
-        gains = {}
-        for skills, sign, number in re.findall(r"([a-z, ]+?) ([+×]) (\.\d+)", described[name]):
-            for skill in filter(None, skills.replace(" ", "").split(",")):
-                (gains if sign == "+" else losses)[skill] = float(number)
-        assert gains == one.gains and losses == one.factors, name
 
 
 def test_each_wording_is_understood_as_its_own_advice_and_as_nothing_else():
@@ -121,4 +108,4 @@ def test_a_very_long_text_is_read_quickly():
 def test_the_prompts_of_the_exhaustive_search_are_all_combinations_of_advice():
     prompts = list(every_prompt())
     assert len({find_advice(prompt) for prompt in prompts}) == len(prompts) == 2 ** len(ADVICE)
-    assert max(len(prompt.split()) for prompt in prompts) <= advice.MOST_WORDS
+    assert max(len(prompt.split()) for prompt in prompts) <= MOST_WORDS

@@ -5,12 +5,12 @@ from statistics import mean, stdev
 import pytest
 
 from prompt_r1.grpo import group_advantages
-from prompt_r1.options.advantages import ADVANTAGES, Groups, has_spread
-from prompt_r1.training.update import split
+from prompt_r1.options.advantages import compare_games, has_spread
+from prompt_r1.reward import RULES
+from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests import tiny
-from tests.games import make_update, random_game, random_scored_games, record_logprobs_of
-from train import learn
+from tests.games import ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
 
 REWARDS: list[list[float | None]] = [
     [1.0, -0.25, 0.5, 1.0],
@@ -22,30 +22,24 @@ REWARDS: list[list[float | None]] = [
 INTACT = [[1.0, -0.25, 0.5, 1.0], [0.3, 0.3, 0.3, 0.3], [-1.0, 1.0, 0.9], [], [-1.0, -1.0, -1.0, -0.9]]
 
 
-def groups_of(rewards_PG: list[list[float | None]]) -> Groups:
-    """Games with these rewards, compared by eq. 16."""
-    advantages_PG = group_advantages(rewards_PG)
-    return [
-        [
-            ScoredGame(random_game(number), None if reward is None else Reward(1, 0, reward), advantage)
-            for number, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
-        ]
-        for rewards, advantages in zip(rewards_PG, advantages_PG, strict=True)
+def advantages_of(name: str, rewards_PG: list[list[float | None]]) -> list[list[float | None]]:
+    """The advantages of games with these rewards."""
+    trajectories_PG = [[random_game(number) for number in range(len(rewards))] for rewards in rewards_PG]
+    scores_PG = [
+        [None if reward is None else Reward(1, 0, reward) for reward in rewards] for rewards in rewards_PG
     ]
+    games_PG = compare_games(
+        trajectories_PG,
+        scores_PG,
+        advantages=name,
+        rule=RULES["paper"],
+        sum_over_ranks=ONE_RANK.sum,
+    )
+    return [[game.advantage for game in group] for group in games_PG]
 
 
-def advantages_of(groups: Groups) -> list[list[float | None]]:
-    return [[game.advantage for game in group] for group in groups]
-
-
-def same(values: list[float]) -> list[float]:
-    """The sums of one rank alone."""
-    return values
-
-
-def test_by_default_games_keep_the_advantages_of_eq_16():
-    groups = groups_of(REWARDS)
-    assert ADVANTAGES["group"](groups, same) is groups
+def test_by_default_games_have_the_advantages_of_eq_16():
+    assert advantages_of("group", REWARDS) == group_advantages(REWARDS)
 
 
 @pytest.mark.parametrize("name", ["group-mean-batch-std", "no-std"])
@@ -54,7 +48,7 @@ def test_other_advantages_are_those_of_their_formulas(name):
     divisor = 1.0
     if name == "group-mean-batch-std":
         divisor = stdev([reward for rewards in INTACT for reward in rewards]) + 1e-6
-    got = advantages_of(ADVANTAGES[name](groups_of(REWARDS), same))
+    got = advantages_of(name, REWARDS)
     rows = zip(got, REWARDS, INTACT, strict=True)
     for advantages, rewards, intact in rows:
         assert [value is None for value in advantages] == [not intact or reward is None for reward in rewards]
@@ -65,10 +59,11 @@ def test_other_advantages_are_those_of_their_formulas(name):
 
 
 def test_an_empty_share_of_a_rank_and_a_step_without_spread_have_finite_advantages():
-    for name, compare in ADVANTAGES.items():
-        assert compare([], same) == [], name
-        assert advantages_of(compare(groups_of([[0.5, 0.5]]), same)) == [[0.0, 0.0]]
-        assert advantages_of(compare(groups_of([[None, None]]), same)) == [[None, None]]
+    for name in ("group", "group-mean-batch-std", "no-std", "turn"):
+        assert advantages_of(name, []) == [], name
+        if name != "turn":  # these games have no turns
+            assert advantages_of(name, [[0.5, 0.5]]) == [[0.0, 0.0]]
+        assert advantages_of(name, [[None, None]]) == [[None, None]]
 
 
 def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
@@ -82,7 +77,7 @@ def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
         for group in trained_on:
             record_logprobs_of(policy, group)
         count = len(trained_on)
-        steps = split(
+        steps = mini_batches_of(
             trained_on,
             games=3 * count,
             group_size=3,
@@ -90,8 +85,7 @@ def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
             numbers=range(count),
             drop_even=drop_even,
         )
-        update = make_update(policy, grad_clip=float("inf"))
-        metrics = learn(update, steps, clip=0.2, kl_coef=0.0)
+        metrics = Learner(policy, grad_clip=float("inf"), kl_coef=0.0).learn(steps)
         gradients.append(metrics["grad_norm"])
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-6)
     assert gradients[2] == pytest.approx(gradients[1] * 2 / 3, rel=1e-6)  # the even group dilutes

@@ -1,18 +1,43 @@
-"""The ratio of a game (GSPO) and the clip range above 1 (DAPO), against loops in float64 and autograd."""
+"""The ratio of a game (GSPO), the clip range above 1 (DAPO) and importance weights, against naive loops."""
 
 import math
 import random
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 
-from prompt_r1.grpo import grpo_loss
-from prompt_r1.options.objectives import RATIOS
-from prompt_r1.training.batch import empty_batch
+from prompt_r1.options.objectives import RATIOS, importance_weights
+from prompt_r1.training.micro_batches import Batch, empty_batch
+from prompt_r1.training.parts import Objective, make_objective
 from tests.games import CPU
 
 BELOW, ABOVE = 0.1, 0.3
+CLIP, KL_COEF = 0.2, 0.1
+
+
+def objective_of(**settings) -> Objective:
+    """The objective of these settings; the others are those of eq. 17 without KL."""
+    paper = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "ratio": "token", "importance_cap": 0.0}
+    return make_objective(**paper | settings)
+
+
+def batch_of(
+    advantages: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    engine: torch.Tensor | None = None,
+    games: torch.Tensor | None = None,
+) -> Batch:
+    """A micro-batch of these tokens; without `games` they belong to one."""
+    return replace(
+        empty_batch(CPU),
+        advantages=advantages,
+        weights=weights,
+        engine=torch.zeros_like(weights) if engine is None else engine,
+        games=torch.zeros(len(weights), dtype=torch.long) if games is None else games,
+    )
 
 
 def random_columns(seed: int, lengths: list[int]) -> tuple[list[list[float]], list[float], list[float]]:
@@ -52,16 +77,9 @@ def test_the_loss_of_gspo_and_its_gradient_are_the_published_ones(seed):
     old = torch.zeros_like(logprobs)
     games = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     of_tokens = torch.tensor([w / n for w, n in zip(weights, lengths, strict=True)]).double()[games]
-    loss = grpo_loss(
-        logprobs,
-        old,
-        old,
-        torch.tensor(advantages, dtype=torch.float64)[games],
-        of_tokens,
-        clip=(BELOW, ABOVE),
-        kl_coef=0.0,
-        ratio_of=lambda log_ratios: RATIOS["sequence"](games, log_ratios),
-    )
+    of_games = torch.tensor(advantages, dtype=torch.float64)[games]
+    objective = objective_of(clip=BELOW, clip_high=ABOVE, ratio="sequence")
+    loss = objective(logprobs, old, old, batch_of(of_games, of_tokens, games=games))
     loss.total.backward()
     assert loss.total.item() == pytest.approx(naive.item(), rel=1e-6)
     assert logprobs.grad is not None
@@ -75,13 +93,59 @@ def test_a_clip_range_above_1_of_its_own_lets_likelier_tokens_of_good_games_pass
     logprobs = torch.tensor([1.25, 1.3, 0.79, 0.75]).log().requires_grad_()
     advantages, old = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.zeros(4)
     passes = {
-        0.2: [False] * 4,
+        (0.2, 0.0): [False] * 4,
         (0.2, 0.28): [True, False, False, False],
         (0.3, 0.2): [False, False, True, True],
     }
-    for clip, expected in passes.items():
+    for (clip, clip_high), expected in passes.items():
         logprobs.grad = None
-        grpo_loss(
-            logprobs, old, old, advantages, torch.full((4,), 0.25), clip=clip, kl_coef=0.0
-        ).total.backward()
+        objective = objective_of(clip=clip, clip_high=clip_high)
+        objective(logprobs, old, old, batch_of(advantages, torch.full((4,), 0.25))).total.backward()
         assert logprobs.grad is not None and (logprobs.grad != 0).tolist() == expected
+
+
+def test_importance_weights_are_truncated_ratios_of_the_policy_that_sampled_to_the_engine():
+    old, engine = torch.tensor([-1.0, -1.0, -3.0, -1.0]), torch.tensor([-1.0, -1.5, -1.0, -9.0])
+    expected = [1.0, math.exp(0.5), math.exp(-2), 2.0]
+    assert importance_weights(old, engine, cap=2.0).tolist() == pytest.approx(expected)
+    assert importance_weights(old, engine, cap=0).tolist() == [1.0] * 4  # no correction
+
+
+@pytest.mark.parametrize("cap", [1.1, 2.0])
+def test_importance_weights_multiply_the_policy_term_and_not_the_kl(cap):
+    """The oracle is a loop in Python floats."""
+    rng = random.Random(0)
+    new, old, engine, ref = ([rng.uniform(-3, -1) for _ in range(20)] for _ in range(4))
+    advantages, weights = ([rng.uniform(low, 2) for _ in range(20)] for low in (-2, 0))
+    expected, slopes = 0.0, []
+    for n, o, e, f, a, w in zip(new, old, engine, ref, advantages, weights, strict=True):
+        ratio, c = math.exp(n - o), min(math.exp(o - e), cap)
+        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        expected += w * (-c * min(ratio * a, clipped * a) + KL_COEF * (math.exp(f - n) - (f - n) - 1))
+        policy_slope = -c * ratio * a if ratio * a <= clipped * a else 0.0
+        slopes.append(w * (policy_slope + KL_COEF * (1 - math.exp(f - n))))
+    logprobs = torch.tensor(new, requires_grad=True)
+    columns = [torch.tensor(column) for column in (old, ref, advantages, weights, engine)]
+    batch = batch_of(columns[2], columns[3], engine=columns[4])
+    loss = objective_of(kl_coef=KL_COEF, importance_cap=cap)(logprobs, *columns[:2], batch)
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+    assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-4)
+
+
+def test_an_objective_without_options_is_that_of_the_paper():
+    """Every option, at the value that turns it off, gives the loss and the gradient of eq. 17."""
+    rng = random.Random(0)
+    new, old, ref = (torch.tensor([rng.uniform(-3, -1) for _ in range(20)]) for _ in range(3))
+    advantages, weights = (torch.tensor([rng.uniform(low, 2) for _ in range(20)]) for low in (-2, 0))
+    losses, gradients = [], []
+    for settings in ({}, {"clip_high": CLIP}, {"importance_cap": 2.0}):
+        logprobs = new.clone().requires_grad_()
+        loss = objective_of(kl_coef=KL_COEF, **settings)(
+            logprobs, old, ref, batch_of(advantages, weights, engine=old)
+        )
+        loss.total.backward()
+        losses.append([loss.total.item(), loss.kl.item(), loss.clip_frac.item()])
+        gradients.append(logprobs.grad)
+    assert losses[1] == losses[2] == pytest.approx(losses[0])
+    assert all(torch.allclose(gradient, gradients[0]) for gradient in gradients)

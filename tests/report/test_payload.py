@@ -2,15 +2,14 @@
 
 import json
 import math
-import shutil
 
 import pytest
 
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import page, payload
-from prompt_r1.report.costs import CallCosts, key_of_call
-from prompt_r1.report.spans import TokenTexts, spans_of
+from prompt_r1.report.payload import RunData, ShownGame
+from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.report.verdict import verdict
 from prompt_r1.types import Question
 from tests import tiny
@@ -58,7 +57,7 @@ def test_as_many_steps_are_shown_as_games_fit(tmp_path, games, chosen):
 
 def test_files_of_many_megabytes_are_not_all_read(tmp_path, monkeypatch):
     """120 MB at most, measured by the last step; the limit is made smaller here."""
-    assert payload.MEGABYTES == 120 and page.GAMES == 8000 and page.MOST_RUNS == 6
+    assert payload.MEGABYTES == 120 and page.GAMES == 8000
     monkeypatch.setattr(payload, "MEGABYTES", 1)
     files = {step: [tmp_path / str(step)] for step in (1, 2, 3)}
     for step, size in ((1, 10), (2, 10), (3, 500_000)):
@@ -80,23 +79,22 @@ def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_pa
     rows.append(to_row(Prediction(questions[2], None, "?", system=System("cot", "mini", "runs/a"))))
     (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = payload.read_run(tmp_path, games=3)
-    assert [(group["id"], len(group["games"])) for group in data["groups"]] == [("q1", 1), ("q2", 2)]
-    first, unanswered = data["groups"][1]["games"]
-    assert first == {
-        **{"stop": "answered", "error": "", "answer": "Anna", "reward": None, "advantage": None},
-        **{"right": True, "player": "direct, mini", "calls": []},
-        "total": {"in": 70, "out": 9, "usd": 0.5, "count": 3},
-        "spans": [{"text": "So: Anna", "tokens": 0, "dialogue": True}],
-    }
-    assert (unanswered["answer"], unanswered["right"]) == (None, False)
-    assert {name: data[name] for name in ("step", "steps", "metrics", "sections", "settings")} == {
-        **{"step": 0, "steps": {"all": 1, "shown": 1}, "metrics": {}, "sections": [], "settings": {}},
-    }
-    group = data["groups"][0]
-    assert group["opening"] == {"text": "Who?", "tokens": 0} and (group["kind"], group["step"]) == (
-        "evaluation",
-        0,
+    assert [(group.id, len(group.games)) for group in data.groups] == [("q1", 1), ("q2", 2)]
+    first, unanswered = data.groups[1].games
+    assert first == ShownGame(
+        stop="answered",
+        error="",
+        answer="Anna",
+        right=True,
+        spans=[Span("So: Anna")],
+        player="direct, mini",
+        calls=3,
+        usd=0.5,
     )
+    assert (unanswered.answer, unanswered.right) == (None, False)
+    assert data == RunData(tmp_path.name, data.groups)
+    group = data.groups[0]
+    assert (group.opening, group.kind, group.step) == (Span("Who?"), "evaluation", 0)
 
 
 def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
@@ -107,17 +105,17 @@ def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
     lost = {**row["turns"][0], "reply": None, "latency": 7.0}
     for stop, calls in (("env_error", 2), ("malformed", 1)):
         game = payload._game({**row, "turns": [row["turns"][0], lost], "stop": stop}, [])
-        assert [call["latency"] for call in game["calls"]] == [row["turns"][0]["latency"], 7.0][:calls]
+        assert (game.calls, game.seconds) == (calls, sum([row["turns"][0]["latency"], 7.0][:calls]))
 
 
 def test_a_probability_is_shown_in_two_digits_of_percent():
     tokens = list(tiny.tokenizer()("abcd")["input_ids"])
     row = {"tokens": tokens, "sampled": "0111", "logprobs": [0.0, math.log(0.0999), math.log(0.5)]}
     context, written = spans_of(row, TokenTexts(tiny.tokenizer()))
-    assert context == {"text": "a", "tokens": 1}
-    assert written == {"text": "bcd", "tokens": 3, "lengths": "111", "chances": "990950"}
+    assert context == Span("a", 1)
+    assert written == Span("bcd", 3, written=True, lengths="111", chances="990950")
     [_, unknown] = spans_of({**row, "logprobs": [0.0]}, TokenTexts(tiny.tokenizer()))
-    assert unknown["chances"] == "" and not TokenTexts(None).known
+    assert unknown.chances == "" and not TokenTexts(None).known
 
 
 @pytest.mark.parametrize(("length", "digit"), [(1, "1"), (10, "a"), (35, "z"), (36, "")])
@@ -127,38 +125,9 @@ def test_the_length_of_a_token_is_one_digit_of_base_36(length, digit):
     assert texts.lengths((1,)) == digit
 
 
-def test_costs_are_those_of_the_wanted_calls_of_all_ranks(tmp_path):
-    def line(prompt: str, **more: object) -> str:
-        call = {"session": "q", "sample": 1, "prompt": prompt, "text": "Yes.", "tokens_in": 5}
-        return json.dumps({**call, "tokens_out": 2, "usd": 0.5, **more}) + "\n"
-
-    keys = {name: key_of_call("q", 1, name, "Yes.") for name in ("a", "b", "free", "odd", "absent")}
-    (tmp_path / "rank0.jsonl").write_text(line("a") + '{"torn' + "\n" + line("other"))
-    (tmp_path / "rank1.jsonl").write_text(
-        line("b", usd=0.25) + line("free", tokens_in=0, tokens_out=0) + line("odd", usd=1e999) + "{}\n"
-    )
-    costs = CallCosts(tmp_path, set(keys.values()))
-    assert costs.find(keys["a"]) == {"in": 5, "out": 2, "usd": 0.5}
-    assert costs.find(keys["b"]) == {"in": 5, "out": 2, "usd": 0.25}
-    assert costs.find(keys["free"]) == costs.find(keys["odd"]) == costs.find(keys["absent"]) == {}
-    assert costs.find(key_of_call("q", 1, "other", "Yes.")) == {}
-    assert (
-        len({key_of_call(*call) for call in (("q", 0, "a", "b"), ("q", 1, "a", "b"), ("r", 0, "a", "b"))})
-        == 3
-    )
-
-
-def test_a_page_of_several_runs_is_called_after_the_others(tmp_path):
-    question = Question("q0", "maths", "Who?", ("Anna",))
-    first = write_run(tmp_path / "first", [[group_of(question)]])
-    others = [shutil.copytree(first, tmp_path / f"other{number}") for number in range(6)]
-    assert page.write_report(first).name == "report.html"
-    assert page.write_report(first, others[0]).name == "report-with-other0.html"
-    assert page.write_report(first, *others[:3]).name == "report-with-other0-and-2-more.html"
-    assert page.write_report(first, *others[:5]).exists()
-    with pytest.raises(payload.UsageError, match="at most 6 runs, not 7"):
-        page.write_report(first, *others)
+def test_json_has_the_fields_of_records_and_no_character_of_markup():
     assert page.as_json({"a": ["<b> & é\u202e"]}) == '{"a":["\\u003cb\\u003e \\u0026 \\u00e9\\u202e"]}'
+    assert json.loads(page.as_json([Span("a", 1)])) == [vars(Span("a", 1))]
 
 
 def test_a_verdict_needs_ten_trained_steps_where_nothing_was_validated():

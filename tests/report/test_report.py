@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.cli.command_line import train_config
-from prompt_r1.config.fields import flag_of
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
@@ -19,8 +17,9 @@ from prompt_r1.report import write_report
 from prompt_r1.report.__main__ import main
 from prompt_r1.report.page import as_json
 from prompt_r1.report.payload import choose_steps, is_right
-from prompt_r1.report.spans import TokenTexts, spans_of
+from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.reward import RULES, score
+from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import Log
 from prompt_r1.types import Question, ScoredGame
 from tests import tiny
@@ -54,7 +53,7 @@ def test_a_number_that_javascript_cannot_read_is_not_written():
 
 
 def test_the_page_holds_the_data_of_the_run_folder(run):
-    [shown] = data_of(write_report(run))["runs"]
+    [shown] = data_of(write_report(run))
     games = [game for group in shown["groups"] for game in group["games"]]
     rows = rows_of(run)
     assert len(games) == len(rows) == 16 and [group["step"] for group in shown["groups"]] == [1, 1, 2, 2]
@@ -71,10 +70,12 @@ def test_the_page_holds_the_data_of_the_run_folder(run):
             }
             spans = [group["opening"], *game["spans"]]
             assert "".join(span["text"] for span in spans) == tokenizer.decode(row["tokens"])
-            mask = "".join(str(int("lengths" in span)) * span["tokens"] for span in spans)
+            mask = "".join(str(int(span["written"])) * span["tokens"] for span in spans)
             assert mask == row["sampled"]
             asked = [turn["latency"] for turn in row["turns"] if turn["reply"] or game["error"]]
-            assert [call["latency"] for call in game["calls"]] == asked
+            assert (game["calls"], game["seconds"]) == (len(asked), sum(asked))
+            replies = [span["seconds"] for span in game["spans"] if not span["written"]]
+            assert replies == asked[: len(replies)]
     assert shown["metrics"]["reward/mean"][0] is None and shown["metrics"]["turns"] == [None, 2.0, 2.0]
     assert shown["metrics"]["kl"] == [None] * 3  # JSON has no NaN
     assert (shown["metrics"]["val/em_low"][0], shown["metrics"]["val/em_high"][0]) == wilson(1, 10)
@@ -82,8 +83,8 @@ def test_the_page_holds_the_data_of_the_run_folder(run):
 
 
 def test_each_token_of_the_agent_has_its_length_and_its_probability(run):
-    [shown] = data_of(write_report(run))["runs"]
-    written = [span for game in shown["groups"][0]["games"] for span in game["spans"] if "lengths" in span]
+    [shown] = data_of(write_report(run))
+    written = [span for game in shown["groups"][0]["games"] for span in game["spans"] if span["written"]]
     assert len(written) == 7
     for span in written:
         assert len(span["lengths"]) == span["tokens"] and len(span["chances"]) == 2 * span["tokens"]
@@ -95,9 +96,7 @@ def test_a_character_of_several_tokens_is_shown_once():
     """Every byte is a token of the tiny tokenizer, so "é" has two tokens that are no text on their own."""
     tokens = tiny.tokenizer()("né")["input_ids"]
     row = {"tokens": tokens, "sampled": "1" * len(tokens), "logprobs": [-3.0] * len(tokens)}
-    assert spans_of(row, TokenTexts(tiny.tokenizer())) == [
-        {"text": "né", "tokens": 3, "lengths": "", "chances": "04" * 3}
-    ]
+    assert spans_of(row, TokenTexts(tiny.tokenizer())) == [Span("né", 3, written=True, chances="04" * 3)]
 
 
 def test_a_run_without_a_saved_agent_is_shown_with_its_recorded_texts(run, tmp_path):
@@ -106,7 +105,7 @@ def test_a_run_without_a_saved_agent_is_shown_with_its_recorded_texts(run, tmp_p
     for path in (run / "trajectories").iterdir():
         incomplete = path.read_bytes() + b'{"group": 9, "que'  # cut short by a kill
         (tmp_path / "trajectories" / path.name).write_bytes(incomplete)
-    [shown] = data_of(write_report(tmp_path))["runs"]
+    [shown] = data_of(write_report(tmp_path))
     first, *_ = rows_of(run)
     spans = shown["groups"][0]["games"][0]["spans"]
     assert [span["text"] for span in spans] == [
@@ -129,7 +128,7 @@ def test_hostile_texts_are_complete_and_never_markup(tmp_path):
     assert html.count("<script") == page.count("<script") == 2
     assert html.count("<") == page.count("<") and html.count("</") == page.count("</")
     assert "\0" not in html and "\u202e" not in html and "\u2028" not in html
-    [shown] = data_of(path)["runs"]
+    [shown] = data_of(path)
     assert [group["question"] for group in shown["groups"]] == texts
     for group, text in zip(shown["groups"], texts, strict=True):
         known = (
@@ -154,9 +153,9 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
 
 def test_a_page_can_show_two_runs(run, tmp_path):
     path = write_report(run, run, out=tmp_path / "both.html")
-    assert [shown["name"] for shown in data_of(path)["runs"]] == ["run", "run"]
-    with pytest.raises(UsageError, match="a report compares at most 6 runs, not 7"):
-        write_report(*[run] * 7)
+    assert [shown["name"] for shown in data_of(path)] == ["run", "run"]
+    other = shutil.copytree(run, tmp_path / "other")
+    assert write_report(run, other) == run / "report-with-other.html"
 
 
 def test_a_large_run_is_shown_by_complete_steps_with_the_first_and_the_last(tmp_path):
@@ -182,7 +181,7 @@ def test_the_groups_of_all_ranks_are_in_the_order_of_their_questions(tmp_path):
         mine = [row | {"group": row["group"] // 2} for row in rows if row["group"] % 2 == rank]
         own = path.with_name(f"step-000001-rank{rank}.jsonl")
         own.write_text("".join(json.dumps(row) + "\n" for row in mine))
-    [shown] = data_of(write_report(run))["runs"]
+    [shown] = data_of(write_report(run))
     assert [group["id"] for group in shown["groups"]] == ["q0", "q1", "q2", "q3"]
     assert [len(group["games"]) for group in shown["groups"]] == [4] * 4
 
@@ -197,7 +196,7 @@ def test_trajectory_files_are_sorted_by_the_number_of_the_rank(tmp_path):
         named = [row | {"question": row["question"] | {"id": f"q{rank}"}} for row in rows]
         own = path.with_name(f"step-000001-rank{rank}.jsonl")
         own.write_text("".join(json.dumps(row) + "\n" for row in named))
-    [shown] = data_of(write_report(run))["runs"]
+    [shown] = data_of(write_report(run))
     assert [group["id"] for group in shown["groups"]] == [f"q{rank}" for rank in range(11)]
 
 
@@ -206,28 +205,16 @@ def test_games_of_steps_that_were_rolled_back_are_not_shown(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     lines = (copy / "metrics.jsonl").read_text().splitlines()
     (copy / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    [shown] = data_of(write_report(copy))["runs"]
+    [shown] = data_of(write_report(copy))
     assert shown["metrics"]["step"] == [0, 1] and {group["step"] for group in shown["groups"]} == {1}
 
 
-def test_the_cost_of_a_call_comes_from_the_journal(run):
-    journal = run / "journal"
-    journal.mkdir(exist_ok=True)
-    call = {
-        "session": "q1",
-        "sample": 1,
-        "prompt": "Who?",
-        "text": "It is Anna.",
-        "tokens_in": 30,
-        "tokens_out": 4,
-        "usd": 2e-5,
-    }
-    (journal / "rank0.jsonl").write_text(json.dumps(call) + '\n{"session": "q1", "sam')
-    [shown] = data_of(write_report(run))["runs"]
-    dollars = [
-        [call.get("usd") for game in group["games"] for call in game["calls"]] for group in shown["groups"]
-    ]
-    assert dollars == [[None] * 4, [None, 2e-5, None, None], [None] * 4, [None] * 4]
+def test_a_game_shows_what_its_calls_have_cost(tmp_path):
+    question = Question("q", "maths", "Who?", ("Anna",))
+    games = group_of(question)
+    games[1].spent = Spending(calls=1, tokens_in=30, tokens_out=4, usd=2e-5)
+    [shown] = data_of(write_report(write_run(tmp_path / "run", [[games]])))
+    assert [game["usd"] for game in shown["groups"][0]["games"]] == [0, 2e-5, 0, 0]
 
 
 def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
@@ -252,7 +239,7 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
         game = play_game(question, [think("so", answer=answer)], [])
         scored = ScoredGame(game, score(game, rule=RULES["release"]), None)
         log.trajectories(f"{name}-rank0", [[scored]], trained=False)
-    [shown] = data_of(write_report(run))["runs"]
+    [shown] = data_of(write_report(run))
     training, validation, test = shown["groups"]
     assert [group["kind"] for group in shown["groups"]] == ["training", "validation", "test"]
     assert len(training["games"]) == 4 and validation["step"] == 1
@@ -272,32 +259,25 @@ def test_an_evaluation_is_shown_with_the_answers_of_its_systems_side_by_side(tmp
     ]
     lines = [json.dumps(to_row(one)) + "\n" for one in predictions]
     (tmp_path / "predictions.jsonl").write_text("".join(lines) + '{"torn')
-    [shown] = data_of(write_report(tmp_path))["runs"]
+    [shown] = data_of(write_report(tmp_path))
     [group] = shown["groups"]
     assert group["kind"] == "evaluation" and group["question"] == "Who?" and group["answers"] == ["Anna"]
     assert [(game["player"], game["right"]) for game in group["games"]] == [
         ("direct, mini", False),
         ("prompt-r1, mini, runs/a", True),
     ]
-    assert group["games"][0]["total"]["usd"] == 0.5
+    assert (group["games"][0]["calls"], group["games"][0]["usd"]) == (1, 0.5)
     (tmp_path / "predictions.jsonl").write_text('{"question": "Who?"}\n')
     with pytest.raises(UsageError, match="a line is not an answer"):
         write_report(tmp_path)
 
 
-def test_the_settings_have_the_headings_and_the_order_of_help_all(run, capsys):
-    with pytest.raises(SystemExit):
-        train_config(["--help-all"])
-    help_all = capsys.readouterr().out
-    [shown] = data_of(write_report(run))["runs"]
-    places = []
-    for section in shown["sections"]:
-        places.append(help_all.index(f"\n{section['title']}:"))
-        places += [help_all.index(f"\n  {flag_of(name)} ") for name, _ in section["settings"]]
-    assert places == sorted(places)
-    assert {name for section in shown["sections"] for name, _ in section["settings"]} == set(
-        shown["settings"]
-    )
+def test_the_settings_are_those_of_the_config_file_in_its_order(run):
+    [shown] = data_of(write_report(run))
+    names = [
+        line.partition(":")[0] for line in (run / "config.yaml").read_text().splitlines() if line[0].isalpha()
+    ]
+    assert list(shown["settings"]) == names and shown["settings"]["rule"] == "release"
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -337,10 +317,7 @@ def test_damaged_lines_are_skipped(run, tmp_path):
     lines = b'{"step": 2, "kl": 1e999, "val/n": "ten", "val/em": []}\n'
     for path in [copy / "metrics.jsonl", *(copy / "trajectories").iterdir()]:
         path.write_bytes(damage + path.read_bytes() + damage + lines * (path.name == "metrics.jsonl"))
-    (copy / "journal").mkdir(exist_ok=True)
-    call = b'{"session": "q1", "sample": [], "prompt": "Who?", "text": "Anna"}\n'
-    (copy / "journal/rank1.jsonl").write_bytes(damage + call)
-    [whole], [damaged] = data_of(write_report(run))["runs"], data_of(write_report(copy))["runs"]
+    [whole], [damaged] = data_of(write_report(run)), data_of(write_report(copy))
     assert damaged["groups"] == whole["groups"]
     for name, values in whole["metrics"].items():
         assert damaged["metrics"][name] == [*values, 2 if name == "step" else None]
@@ -349,7 +326,7 @@ def test_damaged_lines_are_skipped(run, tmp_path):
 def test_an_empty_file_of_settings_is_a_run_without_settings(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(LINE)
     (tmp_path / "config.yaml").write_bytes(b"")
-    [shown] = data_of(write_report(tmp_path))["runs"]
+    [shown] = data_of(write_report(tmp_path))
     assert shown["settings"] == {} and shown["metrics"]["step"] == [1]
 
 

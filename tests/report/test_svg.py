@@ -53,9 +53,9 @@ def test_the_grid_has_five_lines_with_their_values_beside_them():
     labels = {one["text"]: numbers(one, "x", "y") for one in elements(CURVES, "text")}
     values = ["0", "0.25", "0.5", "0.75", "1"]
     assert [labels[value] for value in values[1:]] == [(44, y + 4) for y in heights[1:]]
-    assert labels["Title"] == (22, 26) and labels["step"] == (540, 372) and labels["EM"] == (44, 50)
+    assert labels["Title"] == (22, 26) and labels["step"] == (540, 372) and labels["EM"] == (22, 50)
     assert labels["10"] == (RIGHT, 352), "the ticks of x are below the frame"
-    assert ElementTree.fromstring(svg(CURVES)).get("viewBox") == "0 0 720 380"
+    assert ElementTree.fromstring(svg(CURVES)).get("viewBox") == "0 0 716 380"
 
 
 def test_a_legend_shows_the_line_of_each_series_or_the_sign_of_its_points():
@@ -82,22 +82,13 @@ def test_a_point_says_its_numbers_when_it_is_pointed_at():
     assert rate_text(Point(0, 0.95349, 0.9249, 0.9751, 9)) == "0.953 [0.92, 0.98]"
 
 
-def test_names_stand_beside_their_points_without_covering_each_other():
-    """Points at the same x are moved apart by 4 pixels, names by 14; the lowest stays above the x axis."""
-    means = {"a": (10, 0.9), "b": (10, 0.9), "c": (5, 0.0), "d": (5, 0.01)}
-    series = [Series(name, [Point(x, mean, mean, mean, 9)]) for name, (x, mean) in means.items()]
-    plot = Plot("t", "x", "EM", series, names_at_points=True)
-    assert [float(dot["cx"]) for dot in elements(plot, "circle")] == [538.0, 542.0, 301.0, 305.0]
-    names = {one["text"]: numbers(one, "x", "y") for one in elements(plot, "text")}
-    assert names["a  0.900"] == (554, pytest.approx(93.2)) and names["b  0.900"] == (
-        554,
-        pytest.approx(107.2),
-    )
-    assert names["c  0.000"] == (317, 338.0) and names["d  0.010"] == (317, 324.0)
-    assert names["EM"] == (44, 50) and ElementTree.fromstring(svg(plot)).get("viewBox") == "0 0 854 380"
-    links = [one for one in elements(plot, "line") if one.get("class") == "grid"][5:]
-    assert numbers(links[0], "x1", "x2", "y1", "y2") == (545, 552, 89.2, pytest.approx(89.2))
-    assert "start" in {one.get("text-anchor") for one in elements(plot, "text") if one["text"] == "EM"}
+def test_the_plot_is_as_wide_and_high_as_its_legend():
+    """Long names were cut, and those of two dozen systems would stand below the edge."""
+    series = [Series(f"system {number} with a long name", POINTS) for number in range(24)]
+    plot = ElementTree.fromstring(svg(Plot("", "", "", series)))
+    width, height = map(int, plot.get("viewBox").split()[2:])
+    [last] = [one for one in plot.iter(NAMESPACE + "text") if one.text == series[-1].label]
+    assert float(last.get("x")) + 7 * len(last.text) <= width and float(last.get("y")) < height
 
 
 @pytest.mark.parametrize(

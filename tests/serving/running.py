@@ -10,9 +10,9 @@ from typing import cast
 import uvicorn
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.api.asking import Limits
-from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
+from prompt_r1.playing import Limits
 from prompt_r1.serving.app import ServedPair, make_app
 from tests.echo_agent import EchoAgent, Shouting
 from tests.ports import free_ports
@@ -49,7 +49,6 @@ def serving(pair: ServedPair) -> Iterator[str]:
 
     async def serve_and_close() -> None:
         await server.serve()
-        await pair.environment.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve_and_close()))
     thread.start()

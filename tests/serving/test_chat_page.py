@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.errors import EnvError
 from tests.browser import PROGRAM, Browser
 from tests.echo_agent import EchoAgent
@@ -87,20 +87,22 @@ def test_a_visitor_asks_and_sees_answer_dialogue_and_cost(pages, tmp_path) -> No
     ask(browser, HOSTILE)
     assert last(browser, ".answer") == HOSTILE and browser.evaluate("document.title") == "Prompt-R1"
 
-    browser.evaluate("document.querySelector('#remember').click()")
-    ask(browser, "And now?")
-    assert last(browser, ".answer").startswith("Earlier messages:\nuser: 2: Who is Anna?\nassistant: 2: Who")
     errors = [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"]
     assert not errors
 
     for name, width, phone, dark in [("wide", 1200, False, False), ("phone", 390, True, True)]:
         browser.resize(width, 844, phone=phone, dark=dark)
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ask(browser, f"3: Who is {name}?")
+        assert browser.evaluate("document.querySelector('#pair').textContent") == pair_of().model_name
+        box = "document.querySelector('article:last-of-type .answer').getBoundingClientRect()"
+        form = "document.querySelector('form').getBoundingClientRect().top"
+        assert browser.evaluate(f"0 <= {box}.top && {box}.bottom <= {form}"), "the answer is out of sight"
         browser.screenshot(tmp_path / f"{name}.png", full_page=True)
 
 
 @pytest.mark.slow
-def test_stop_cancels_the_game_and_a_new_chat_is_empty(pages) -> None:
+def test_stop_cancels_the_game(pages) -> None:
     browser, url = pages
     browser.visit(url)
     browser.evaluate("document.querySelector('#key').value = 'secret'")
@@ -111,6 +113,3 @@ def test_stop_cancels_the_game_and_a_new_chat_is_empty(pages) -> None:
     browser.evaluate(WAIT % "document.querySelector('#stop').hidden")
     assert last(browser, ".answer") == "Stopped."
     browser.evaluate(WAIT % "fetch('/health')")
-    browser.evaluate("document.querySelector('#new').click()")
-    assert browser.evaluate("document.querySelectorAll('article').length") == 0
-    assert not browser.evaluate("document.querySelector('#hint').hidden")

@@ -6,9 +6,8 @@ import random
 import openai
 import pytest
 
-from prompt_r1.miniworld.serve import MiniServer
 from tests.echo_agent import EchoAgent
-from tests.mini_server import with_server
+from tests.mini_server import FaultyServer, with_server
 from tests.providers import open_environment
 from tests.serving.running import pair_of, serving
 
@@ -17,13 +16,12 @@ SESSIONS, QUESTIONS, MOST_CALLS = 100, 300, 2
 
 @pytest.mark.slow
 def test_a_hundred_sessions_get_answers_or_typed_errors_while_one_call_in_ten_fails():
-    server = MiniServer(fail=0.1, rng=random.Random(0))
+    server = FaultyServer(fail=0.1, rng=random.Random(0))
     agent = EchoAgent(seconds=0.05)
     texts = [f"{1 + number % 3}: Who is the director of Film {number}?" for number in range(QUESTIONS)]
 
     async def ask_all() -> list[object]:
-        pool = open_environment(f"mini@{server.base_url}", env_timeout=2.0)
-        pool.stops_on_failures = False
+        pool = open_environment(f"mini@{server.base_url}", env_timeout=2.0, stops_on_failures=False)
         slots = asyncio.Semaphore(SESSIONS)
         with serving(pair_of(agent, pool, max_sessions=SESSIONS)) as url:
             async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120) as client:

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from prompt_r1.api.asking import Limits
-from prompt_r1.environments.own import pool_of
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.errors import EnvError, FatalEnvError
+from prompt_r1.playing import Limits
 from tests.echo_agent import EchoAgent, paid_pool
 from tests.serving.running import pair_of, serving
 

@@ -15,18 +15,17 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.checkpoint import checkpoints_of
-from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.storage.tensor_files import frozen_digest
 from tests import tiny
-from tests.games import ONE_RANK
+from tests.storage.exports import export
 from tests.tensors import load_tensors
 
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """
     --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4 --mini-batch 4
     --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --instruction short --save-every 3
-    --adapter-rank 4 --adapter-alpha 8
+    --adapter-rank 4
 """
 
 
@@ -35,10 +34,8 @@ def exported(folder: Path, model, base: Path) -> Path:
     add_lora(model, rank=4, alpha=8)
     for layer in adapters_of(model).values():
         torch.nn.init.normal_(layer.b, std=0.1)
-    config = TrainConfig(agent=str(base), adapter_rank=4, adapter_alpha=8.0)
-    policy = Policy(model, compute=torch.float32)
-    assert export_agent(policy, base, config, folder, lines=[{"step": 1}], ranks=ONE_RANK) == ""
-    return folder
+    config = TrainConfig(agent=str(base), adapter_rank=4)
+    return export(Policy(model, compute=torch.float32), base, config, folder, [{"step": 1}])
 
 
 @pytest.fixture
@@ -57,7 +54,7 @@ def test_the_exported_agent_has_the_adapters_merged_into_its_weights(base, tmp_p
         assert torch.equal(layer.base.weight, plain[f"{name}.weight"]), (
             "the export changed the frozen weights"
         )
-    assert "rank 4, alpha 8" in (folder / "README.md").read_text("utf-8")
+    assert "rank 4: merged" in (folder / "README.md").read_text("utf-8")
 
 
 def test_the_adapter_folder_has_the_documented_form(base, tmp_path):

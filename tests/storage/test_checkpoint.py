@@ -26,10 +26,11 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of, writes_in_background
-from prompt_r1.storage.export import _complete_config, export_agent, model_card
-from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
+from prompt_r1.storage.export import _complete_config
+from prompt_r1.storage.run_folder import count_rollbacks, lock_run, open_run, set_metrics_aside, trim_metrics
 from tests import tiny
 from tests.games import ONE_RANK
+from tests.storage.exports import card_of, export
 from tests.tensors import load_tensors
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
@@ -84,12 +85,12 @@ def saved(two_checkpoints, tmp_path) -> TinyRun:
 def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, background):
     whole = TinyRun(tmp_path, background=background)
     whole.learn()
-    whole.save(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
+    whole.save(1, questions="digest", best_em=0.5)
     whole.learn()  # in the background the tensors of step 1 are still being written
     assert whole.checkpoints.finish(wait=True) == ""
     loaded = TinyRun(tmp_path, seed=1)
     state = loaded.checkpoints.load(loaded.checkpoints.newest())
-    assert state == State(1, sampler={"epoch": 0, "position": 8}, best_em=0.5)
+    assert state == State(1, questions="digest", best_em=0.5)
     loaded.learn()
     assert equal_weights(loaded.weights(), whole.weights())
 
@@ -143,24 +144,17 @@ def test_saving_before_the_first_step_changes_nothing(tmp_path):
     assert equal_weights(saved.weights(), never.weights())
 
 
-def test_each_rollback_halves_the_learning_rate_and_later_checkpoints_are_removed(saved):
-    state = State(1)
+def test_a_rollback_removes_the_checkpoints_of_later_steps(saved):
     saved.checkpoints.drop_after(1)
-    state = saved.checkpoints.load(saved.checkpoints.newest(), rollbacks=2)
-    assert state.step == 1 and state.rollbacks == 2
-    assert saved.optimizer.param_groups[0]["lr"] == CONFIG.lr / 4
-    saved.save(2, rollbacks=2)
-    saved.checkpoints.load(saved.checkpoints.newest())
-    assert saved.optimizer.param_groups[0]["lr"] == CONFIG.lr / 4
+    assert [folder.name for folder in checkpoints_of(saved.checkpoints.folder.parent)] == ["step-000001"]
+    assert saved.checkpoints.load(saved.checkpoints.newest()).step == 1
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
-    run = TinyRun(tmp_path, config=replace(CONFIG, keep=3))
+    run = TinyRun(tmp_path)
     for step in range(2, 8):
         run.save(step, best_step=2)
-    assert [folder.name for folder in checkpoints_of(tmp_path)] == [
-        f"step-{step:06d}" for step in (2, 5, 6, 7)
-    ]
+    assert [folder.name for folder in checkpoints_of(tmp_path)] == [f"step-{step:06d}" for step in (2, 6, 7)]
 
 
 def cut(path: Path) -> None:
@@ -277,7 +271,7 @@ def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, file_events
     write_folder(tmp_path / "new", "text")
     *files, renamed, after = file_events
     assert renamed == ".new.tmp -> new" and after == tmp_path.name
-    assert sorted(files[:-1]) == ["a.txt", "b.txt", atomic_folder.MANIFEST] and files[-1] == ".new.tmp"
+    assert set(files[:-1]) == {"a.txt", "b.txt", atomic_folder.MANIFEST} and files[-1] == ".new.tmp"
 
 
 def test_a_checkpoint_syncs_each_of_its_files(tmp_path, file_events):
@@ -341,30 +335,30 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent/secret.txt").touch()
     with pytest.raises(UsageError, match=r"there are files in it that are not of a run; give a new or"):
-        open_run(replace(CONFIG, out=str(tmp_path)), "mini")
+        open_run(str(tmp_path), "auto", "mini")
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
 def test_a_run_folder_and_its_copy_without_hidden_files_are_opened_again(saved, tmp_path):
-    config = replace(CONFIG, out=str(tmp_path))
-    assert open_run(config, "mini") == tmp_path  # it holds checkpoints
+    out = str(tmp_path)
+    assert open_run(out, "auto", "mini") == tmp_path  # it holds checkpoints
     shutil.rmtree(saved.checkpoints.folder)
     for name in ("config.yaml", "metrics.jsonl"):
         (tmp_path / name).write_text("of another program: true\n")
     with pytest.raises(UsageError, match="files in it that are not of a run"):
-        open_run(config, "mini")
-    write_yaml(config, tmp_path / "config.yaml")
-    assert open_run(config, "mini") == tmp_path
+        open_run(out, "auto", "mini")
+    write_yaml(CONFIG, tmp_path / "config.yaml")
+    assert open_run(out, "auto", "mini") == tmp_path
     (tmp_path / "config.yaml").unlink()
     with lock_run(tmp_path, ONE_RANK):
-        assert open_run(config, "mini") == tmp_path
+        assert open_run(out, "auto", "mini") == tmp_path
 
 
 def test_a_run_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     for out in ("file", "file/run", "a" * 300):
         with pytest.raises(UsageError, match=rf"--out .*{out}: .*; give a folder that can be written"):
-            open_run(replace(CONFIG, out=str(tmp_path / out)), "mini")
+            open_run(str(tmp_path / out), "auto", "mini")
 
 
 def test_the_temporary_files_of_a_run_folder_follow_no_symbolic_link(tmp_path):
@@ -422,14 +416,10 @@ IDENTIFYING = {
     "rule": "release",
     "answer_metric": "my_file:metric",
     "reward": "my_file:reward",
-    "cost_weight": 0.5,
-    "cost_of": "calls",
     "questions": 9,
     "group_size": 9,
     "mini_batch": 9,
-    "mini_batch_of": "questions",
     "lr": 1.0,
-    "beta1": 0.5,
     "beta2": 0.5,
     "weight_decay": 0.5,
     "grad_clip": 0.5,
@@ -437,10 +427,8 @@ IDENTIFYING = {
     "clip_high": 0.28,
     "ratio": "sequence",
     "advantages": "no-std",
-    "credit": "turn",
     "drop_even_groups": True,
     "adapter_rank": 4,
-    "adapter_alpha": 16.0,
     "kl_coef": 0.5,
     "importance_cap": 1.5,
     "ahead": 1,
@@ -452,7 +440,6 @@ CHANGEABLE = {
     "steps": 999,
     "val_every": 9,
     "save_every": 9,
-    "keep": 9,
     "on_collapse": "stop",
     "val_data": ("v",),
     "device": "cpu",
@@ -471,14 +458,28 @@ def test_a_resume_with_another_identifying_setting_is_refused(saved):
             other.checkpoints.load(saved.checkpoints.folder / "step-000002")
 
 
-def test_a_setting_that_an_older_checkpoint_lacks_counts_as_having_its_default(saved):
+def test_a_checkpoint_without_an_identifying_setting_is_not_resumed(saved):
     folder = saved.checkpoints.folder / "step-000002"
     lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
-    (folder / "config.yaml").write_text("".join(line for line in lines if "mini_batch_of" not in line))
-    assert saved.checkpoints.load(folder).step == 2
-    other = TinyRun(folder.parent.parent, config=replace(CONFIG, mini_batch_of="questions"))
-    with pytest.raises(UsageError, match="was made with mini_batch_of = 'games', not 'questions'"):
-        other.checkpoints.load(folder)
+    (folder / "config.yaml").write_text("".join(line for line in lines if "kl_coef" not in line))
+    with pytest.raises(UsageError, match=r"another version, with no setting kl_coef: "):
+        saved.checkpoints.load(folder)
+
+
+def test_a_checkpoint_with_a_setting_that_is_gone_is_not_resumed(saved):
+    folder = saved.checkpoints.folder / "step-000002"
+    with (folder / "config.yaml").open("a") as file:
+        file.write("gone: 3\n")
+    with pytest.raises(UsageError, match=r"another version, with the setting gone: "):
+        saved.checkpoints.load(folder)
+
+
+def test_a_checkpoint_with_a_state_that_is_gone_is_not_resumed(saved):
+    folder = saved.checkpoints.folder / "step-000002"
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "sampler": {}}))
+    with pytest.raises(UsageError, match=r"another version, with the state sampler: "):
+        saved.checkpoints.load(folder)
 
 
 def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
@@ -550,8 +551,7 @@ def exported(tmp_path) -> Path:
     (base / "preprocessor_config.json").write_text('{"of": "a model that also sees"}')
     policy = load_policy(base, device=ONE_RANK.device)
     config = replace(CONFIG, agent="base", env="gpt-4o-mini@http://user:secret@host/v1")
-    assert export_agent(policy, base, config, tmp_path / "agent", lines=LINES, ranks=ONE_RANK) == ""
-    return tmp_path / "agent"
+    return export(policy, base, config, tmp_path / "agent", LINES)
 
 
 def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base_model(exported):
@@ -566,8 +566,7 @@ def test_an_export_has_tied_weights_once_and_buffers_too(exported):
     policy, base = tiny.policy(), exported.parent / "base"
     assert policy.model.config.tie_word_embeddings
     policy.model.register_buffer("scale", torch.tensor([2.0]))
-    folder = exported.parent / "second"
-    assert export_agent(policy, base, CONFIG, folder, lines=LINES, ranks=ONE_RANK) == ""
+    folder = export(policy, base, CONFIG, exported.parent / "second", LINES)
     names = set(load_tensors(folder))
     assert names == {name for name, _ in policy.model.named_parameters()} | {"scale"}
     assert "lm_head.weight" not in names
@@ -576,8 +575,7 @@ def test_an_export_has_tied_weights_once_and_buffers_too(exported):
 def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
     """As a checkpoint: a power cut could keep the name and lose the weights."""
     policy, base = tiny.policy(), exported.parent / "base"
-    folder = exported.parent / "second"
-    assert export_agent(policy, base, CONFIG, folder, lines=LINES, ranks=ONE_RANK) == ""
+    folder = export(policy, base, CONFIG, exported.parent / "second", LINES)
     renamed = file_events.index(".second.tmp -> second")
     assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(file_events[:renamed])
     assert file_events[renamed + 1 :] == [folder.parent.name]
@@ -642,11 +640,10 @@ def test_the_model_card_shows_settings_and_curves_but_no_secret(exported):
 def test_the_model_card_names_the_base_model_and_its_licence_for_the_hub(tmp_path, readme, licence):
     if readme is not None:
         (tmp_path / "README.md").write_text(readme)
-    card = ModelCard(model_card(replace(CONFIG, agent="Qwen/Qwen3-4B"), LINES, tmp_path))
+    card = ModelCard(card_of(replace(CONFIG, agent="Qwen/Qwen3-4B"), LINES, tmp_path))
     assert card.data.base_model == "Qwen/Qwen3-4B" and card.data.license == licence
-    assert (
-        ModelCard(model_card(replace(CONFIG, agent=str(tmp_path)), LINES, tmp_path)).data.base_model is None
-    )
+    local = ModelCard(card_of(replace(CONFIG, agent=str(tmp_path)), LINES, tmp_path))
+    assert local.data.base_model is None
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
@@ -676,9 +673,20 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
 def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
-    trim_metrics(tmp_path, 2, aside="before.jsonl")
+    trim_metrics(tmp_path, 2)
     assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
-    assert (tmp_path / "before.jsonl").read_text() == '{"step": 2}\n{"step": 3, "r\n'
+
+
+def test_a_rollback_sets_metric_lines_aside_and_is_counted_by_their_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3, "r')
+    assert count_rollbacks(tmp_path) == 0
+    for number, step in ((1, 2), (2, 1)):
+        set_metrics_aside(tmp_path, step, number=number)
+        assert count_rollbacks(tmp_path) == number
+    aside = [(tmp_path / f"metrics-before-rollback-{number}.jsonl").read_text() for number in (1, 2)]
+    assert aside == ['{"step": 2}\n{"step": 3, "r\n', '{"step": 1}\n']
+    assert path.read_text() == '{"step": 0}\n'
 
 
 def test_lines_that_are_no_metrics_are_removed_on_resume(tmp_path):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_folder import LOCK, open_run
 
 
@@ -10,7 +9,7 @@ def test_a_new_run_beside_earlier_ones_takes_the_first_free_number(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     opened = []
     for _ in range(3):
-        run = open_run(TrainConfig(data=("own.jsonl",), resume="never", seed=7), "mini")
+        run = open_run("", "never", "mini-seed7")
         for name in (LOCK, "config.yaml"):
             (run / name).touch()
         opened.append(run)

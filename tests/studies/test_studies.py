@@ -12,26 +12,23 @@ from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
+from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, rate_text, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import programs, trained_turns, turns
-from prompt_r1.studies.distance import (
-    SILENCE,
-    Measurements,
-    Mixture,
-    distance_table,
-    measure,
-    points,
-    share_of,
-    study_distance,
-)
-from prompt_r1.studies.runs import find_runs, first_of_each_kind, greedy, load_run, seed_groups
+from prompt_r1.studies import programs, turns
 from prompt_r1.studies.study import Study, rate_point
 from prompt_r1.studies.training import study_training
-from prompt_r1.studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING, answer_in_turn
+from prompt_r1.studies.turns import (
+    THOUGHT_AFTER_ASKING,
+    THOUGHT_BEFORE_ASKING,
+    answer_in_turn,
+    find_runs,
+    first_of_each_kind,
+    load_run,
+    seed_groups,
+)
 from prompt_r1.types import GameSettings, Question
 from tests import tiny
 from tests.providers import open_environment
@@ -101,79 +98,6 @@ def test_each_game_has_as_many_interactions_as_it_may_and_then_its_answer(asked,
     assert agent.seeds == [f"study/q/{turn}" for turn in range(1, asked + 2)]
 
 
-@pytest.fixture(scope="module")
-def home() -> MiniEnvironment:
-    return MiniEnvironment(make_world(0), "A", seed=0)
-
-
-def test_the_distance_of_a_mixture_from_home_is_its_share(home):
-    """Total variation is linear in a mixture; a prompt always gets the same reply."""
-    world = home.world
-    prompts = [f"Who is the director of {film}?" for film in world.test.films[:120]]
-    other = MiniEnvironment(world, "B", seed=0)
-
-    def distance(part: float) -> float:
-        mixture = Mixture(home, None, part)
-        return share_of([mixture.reply(prompt).value != home.reply(prompt).value for prompt in prompts])
-
-    assert distance(0.0) == 0.0 and distance(1.0) == 1.0
-    assert [distance(0.25), distance(0.5), distance(0.75)] == sorted(distance(p) for p in (0.25, 0.5, 0.75))
-    assert distance(0.5) == pytest.approx(0.5, abs=0.15)  # three standard errors of 120 prompts
-    assert all(Mixture(home, other, 1.0).reply(prompt) == other.reply(prompt) for prompt in prompts)
-    half = Mixture(home, other, 0.5)
-    assert all(half.reply(prompt) in (home.reply(prompt), other.reply(prompt)) for prompt in prompts)
-    assert [half.reply(prompt) for prompt in prompts] == [half.reply(prompt) for prompt in prompts]
-    asked = asyncio.run(half.ask([{"role": "user", "content": prompts[0]}]))
-    assert asked == half.reply(prompts[0]).text
-
-
-def test_the_loss_of_an_environment_is_what_the_trained_agent_has_less_than_at_home():
-    home = Measurements("home", "home", trained=[1.0, 1.0, 1.0, 0.0], untrained=[0.0] * 4)
-    away = Measurements("B", "environment B", trained=[1.0, 0.0, 0.0, 0.0], untrained=[0.0] * 4)
-    away.fact_differs = [True, False, False, False]
-    rows = [[cell.strip() for cell in row.split("|")] for row in distance_table([home, away]).splitlines()]
-    [header, _, of_home, of_away] = rows
-    column = header.index("loss")
-    assert (of_home[column], of_away[column]) == ("+0.000", "+0.500")
-    assert of_away[header.index("different fact")] == "0.250"
-
-
-def test_distances_are_of_the_prompts_that_the_trained_agent_sends_at_home(home):
-    """Silence differs from every reply in its wording, and in its fact unless there was none."""
-    film = home.world.test.films[0]
-    prompts = [f"Who is the director of {film}?", "Hm?"]
-    assert home.reply(prompts[0]).value and home.reply(prompts[1]).value == ""
-    asks, answers = [think("x", prompt=prompt) for prompt in prompts], think("x", answer="Anna")
-    agents = {"trained": GreedyScript([answers]), "untrained": GreedyScript([think("x", answer="Bob")])}
-    run = SimpleNamespace(seed=5, agents=agents, environment=home, questions=[QUESTION])
-    codec, settings = Codec(tiny.tokenizer(), INSTRUCTIONS["short"]), GameSettings(max_new=500)
-    script = [[asks[0], asks[1], answers], [answers]]
-    games = [
-        asyncio.run(play(QUESTION, ScriptedAgent(texts).generate, home.ask, codec, settings, seed="0"))
-        for texts in script
-    ]
-    measured = Measurements("mute", "100% mute")
-    measure(measured, run, Mixture(home, None, 1.0), games)
-    assert (measured.fact_differs, measured.wording_differs) == ([True, False], [True, True])
-    assert (measured.game_differs, measured.seeds) == ([True, False], [5])
-    assert (measured.trained, measured.untrained) == ([1.0], [0.0])
-    assert share_of(measured.fact_differs) == 0.5 and share_of([]) == 0.0 and share_of([True]) == 1.0
-    assert SILENCE.text == "I have nothing to say about this."
-    far = Measurements("B", "B", fact_differs=[True])
-    assert [point.x for point in points([(far, [1.0]), (measured, [0.0])])] == [0.5, 1.0]
-
-
-def test_a_mixture_draws_again_in_another_world_and_not_with_another_prompt_order(home):
-    """A draw below the share of 0.5 answers otherwise; which prompts do follows from the world's seed."""
-    prompts = [f"Who is the director of {film}?" for film in home.world.test.films[:40]]
-    other = MiniEnvironment(home.world, "A", seed=1)
-    silent = [
-        [Mixture(at, None, 0.5).reply(prompt) == SILENCE for prompt in prompts] for at in (home, home, other)
-    ]
-    assert silent[0] == silent[1] != silent[2] and 5 < sum(silent[0]) < 35
-    assert Mixture(home, None, 0.5).name == "mixture"
-
-
 def test_the_longest_mini_run_of_each_seed_is_studied(tmp_path):
     for name, seed, steps, env in (
         ("a", 0, 40, "mini"),
@@ -186,7 +110,6 @@ def test_the_longest_mini_run_of_each_seed_is_studied(tmp_path):
         settings = {**PRESETS["mini"], "seed": seed, "steps": steps, "env": env}
         write_yaml(TrainConfig(**settings), tmp_path / name / "agent" / GAME_FILE)
     assert [folder.name for folder in find_runs(tmp_path)] == ["b", "d"]
-    assert [folder.name for folder in find_runs(tmp_path, "mini-b")] == ["e"]
 
 
 def test_the_first_questions_of_each_kind_are_taken_in_their_order():
@@ -249,9 +172,11 @@ def test_a_studied_run_has_the_questions_and_the_environment_of_its_training(tmp
         assert run.environment.reply(question.text).text == reply
 
 
-def test_the_greedy_games_of_a_study_are_not_sampled():
-    agent = SimpleNamespace(generate=lambda *_, temperature: temperature)
-    assert greedy(agent)() == 0
+def test_a_run_with_another_environment_is_refused(tmp_path):
+    agent = tiny.save_agent(tmp_path / "agent")
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "agent": str(agent), "env": "mini-b"}), agent / GAME_FILE)
+    with pytest.raises(UsageError, match="is not a run with the environment mini, which"):
+        load_run(tmp_path, per_kind=1)
 
 
 def write_curves(folder, rates: list[float]) -> None:
@@ -321,10 +246,10 @@ def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     finally:
         (asking_agent / "prompt_r1.yaml").unlink()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"{name}.{end}" for name in ("turns", "training", "distance") for end in ("svg", "md")
+        f"{name}.{end}" for name in ("turns", "training") for end in ("svg", "md")
     }
     printed = capsys.readouterr().out
-    assert "| 100% mute | 5 | " in printed and "| trained, all | 5 | " in printed
+    assert "| trained, all | 5 | " in printed
     assert find_runs(tmp_path / "runs") == []  # its agent is not the mini one
     kinds = {question.dataset for question in mini_world(0).test}
     assert all(f"| {kind} | 1 | " in printed for kind in kinds)
@@ -371,73 +296,3 @@ def test_seed_0_is_reported_apart_from_the_others():
     assert seed_groups([0, 1, 2, 1]) == {"seed 0": [0], "seeds 1, 2": [1, 2]}
     assert seed_groups([0, 1]) == {"seed 0": [0], "seed 1": [1]}
     assert seed_groups([0]) == seed_groups([1, 2]) == {}
-    home = Measurements("home", "home", trained=[1.0, 1.0, 0.0, 0.0], untrained=[0.0] * 4, seeds=[0, 1, 2, 1])
-    header, _, row = distance_table([home]).splitlines()
-    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
-    assert cells["trained, seed 0"].startswith("1.000 ")
-    assert cells["trained, seeds 1, 2 |"].startswith("0.333 ")
-
-
-def test_proposition_3_is_also_measured_from_the_other_environment(tmp_path):
-    agent = tiny.save_agent(tmp_path / "agent")
-    settings = {**PRESETS["mini"], "agent": str(agent), "seed": 3, "env": "mini-b"}
-    settings |= {"max_turns": 2, "max_new": 8}
-    write_yaml(TrainConfig(**settings), agent / GAME_FILE)
-    run = load_run(tmp_path, per_kind=1, home="mini-b")
-    trained_with = open_environment("mini-b", seed=3)
-    for question in run.questions:
-        reply = asyncio.run(trained_with.ask([{"role": "user", "content": question.text}]))
-        assert run.environment.reply(question.text).text == reply
-    study = study_distance([run])
-    assert [(one.label, one.dashed, one.joined, len(one.points)) for one in study.plot.series] == [
-        (f"{agent}, {name}", agent == "untrained", False, 5)
-        for name in ("A", "mute")
-        for agent in ("trained", "untrained")
-    ]
-    table = study.table
-    assert [row.split(" | ")[0] for row in table.splitlines()[3:]] == [
-        f"| {share}% {name}" for name in ("A", "mute") for share in (25, 50, 75, 100)
-    ]
-    assert "| home |" in table and "| 100% A |" in table and "B |" not in table
-    with pytest.raises(UsageError, match="is not a run with the environment mini, which"):
-        load_run(tmp_path, per_kind=1)
-
-
-def test_agents_of_each_number_of_turns_are_trained_once_and_compared(tmp_path, monkeypatch):
-    """The trainings are replaced by a tiny agent with the settings that the flags give."""
-    trained = []
-
-    def train(folder, steps, flags):
-        trained.append((folder.name, steps, dict(flags)))
-        agent = tiny.save_agent(folder / "agent")
-        [seed] = flags["--seed"]
-        turns = 1 if "--env" in flags else flags["--max-turns"][0]
-        settings = {**PRESETS["mini"], "agent": str(agent), "seed": seed, "max_turns": turns, "max_new": 20}
-        write_yaml(TrainConfig(**settings), agent / GAME_FILE)
-
-    monkeypatch.setattr(trained_turns, "train", train)
-    runs = trained_turns.train_for_turns(tmp_path, [0, 1], steps=7, jobs=2)
-    assert sorted(name for name, _, _ in trained) == sorted(
-        f"turns{turns}-seed{seed}" for turns in (1, 2, 3, 4) for seed in (0, 1)
-    )
-    flags_of = {name: flags for name, _, flags in trained}
-    assert flags_of["turns1-seed0"] == {"--seed": [0], "--env": ["none"]}
-    assert flags_of["turns3-seed1"] == {"--seed": [1], "--max-turns": [3]}
-    assert trained_turns.play_run(runs[0], per_kind=1).keys() == {"bridge", "compare", "pop", "math", "gen"}
-    scores = {run: {"pop": [1.0, 0.0], "math": [float(run.turns > 2)]} for run in runs}
-    rows = [row.split(" | ") for row in trained_turns.study_trained_turns(scores).table.splitlines()]
-    assert [cell.strip("| ") for cell in rows[0]] == [
-        "trained for",
-        "n",
-        "all seeds",
-        "seed 0",
-        "seed 1",
-        "math",
-        "pop",
-    ]
-    assert [row[0].strip("| ") for row in rows[2:]] == ["1 turn", "2 turns", "3 turns", "4 turns"]
-    assert {row[1] for row in rows[2:]} == {"6"} and {row[3].split()[0] for row in rows[2:4]} == {"0.333"}
-    [series] = trained_turns.study_trained_turns(scores).plot.series
-    assert [(point.x, point.n) for point in series.points] == [(1, 6), (2, 6), (3, 6), (4, 6)]
-    assert [row[2].split()[0] for row in rows[2:]] == ["0.333", "0.333", "0.667", "0.667"]
-    assert [row[5].split()[0] for row in rows[2:]] == ["0.000", "0.000", "1.000", "1.000"]

@@ -1,5 +1,6 @@
 """When a run saves, exports, stops, resumes and rolls back."""
 
+import asyncio
 import json
 import math
 import resource
@@ -8,26 +9,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.data import QuestionSampler
+from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.environments.opening import pool_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, checkpoints_of
-from prompt_r1.storage.run_log import Clock, Log, read_metrics
-from prompt_r1.training.console import Console
-from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Lifecycle
+from prompt_r1.storage.run_folder import count_rollbacks
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training import lifecycle
+from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Lifecycle, RolledBack
+from prompt_r1.training.parts import Parts, make_objective
+from prompt_r1.training.run import Run
 from prompt_r1.types import Question
 from tests import tiny
 from tests.games import ONE_RANK
 
 CONFIG = TrainConfig(
-    agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), lr=1e-2, steps=99, save_every=4
+    agent="tiny",
+    data=("own.jsonl",),
+    val_data=("own.jsonl",),
+    val_every=1,
+    lr=1e-2,
+    steps=99,
+    save_every=4,
 )
 QUESTIONS = [Question("q", "own", "Who?", ("Anna",))] * 50
 HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, "turns": 2.0}
@@ -36,6 +48,12 @@ HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(autouse=True)
+def scripted_validation(monkeypatch):
+    """A validation has the metrics of the scripted step."""
+    monkeypatch.setattr(lifecycle, "validation_metrics", lambda run, parts, *, step: parts.models.validation)
 
 
 @contextmanager
@@ -57,25 +75,28 @@ class ScriptedRun:
     ) -> None:
         config = replace(CONFIG, **options)
         self.policy = tiny.policy()
-        optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
-        log = Log(folder, quiet=False)
-        self.sampler = QuestionSampler(questions_of_the_data, seed=0)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
         self.refreshed: list[float] = []  # the first weight at each refresh of the engine
-        console = Console(log, steps=99, priced=False)
-        self.lifecycle = Lifecycle(
-            config=config,
-            ranks=ONE_RANK,
-            log=log,
-            console=console,
-            clock=Clock(),
-            interrupt=Interrupt(),
-            policy=self.policy,
-            optimizer=optimizer,
-            sampler=self.sampler,
+        self.models = SimpleNamespace(
             start=base,
+            policy=self.policy,
             refresh=lambda: self.refreshed.append(self.weight()),
+            validation={},  # metrics of the step that is being completed
         )
-        self.state = self.lifecycle.begin()
+        parts = Parts(
+            environment=pool_of(tiny.ScriptedEnvironment([])),
+            models=self.models,
+            questions=SimpleNamespace(digest=digest_of(questions_of_the_data)),
+            optimizer=self.optimizer,
+            objective=make_objective(clip=0.2, clip_high=0, kl_coef=0, ratio="token", importance_cap=0),
+            update=SimpleNamespace(check_finite=lambda: None),
+        )
+        self.run = Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt())
+        self.lifecycle = Lifecycle(self.run, parts)
+
+    @property
+    def state(self) -> State:
+        return self.lifecycle.state
 
     def weight(self) -> float:
         return next(self.policy.parameters())[0, 0].item()
@@ -83,14 +104,16 @@ class ScriptedRun:
     def step(self, **metrics: float) -> None:
         """Take the next step and complete it with metrics; `val_em` stands for "val/em"."""
         number = self.state.step + 1
-        self.sampler.take(2)
         with torch.no_grad():
             next(self.policy.parameters())[0, 0] = number
-        line = {"step": number, **HEALTHY}
+        line, self.models.validation = {"step": number, **HEALTHY}, {}
         for name, value in metrics.items():
-            line[name if "/" in name or name == "clip_frac" else name.replace("_", "/")] = value
-        self.state.step, self.state.sampler, self.state.line = number, self.sampler.state(), line
-        self.state = self.lifecycle.complete(self.state, dict(line))
+            if name.startswith("val_"):
+                self.models.validation[name.replace("_", "/")] = value
+            else:
+                line[name if "/" in name or name == "clip_frac" else name.replace("_", "/")] = value
+        self.state.step, self.state.line = number, line
+        self.lifecycle._complete()
 
     def collapse(self) -> None:
         """Take steps without a well-formed game, until the watchdog raises the alarm."""
@@ -153,10 +176,21 @@ def test_a_full_disk_in_an_export_is_reported_and_the_second_in_a_row_stops_the_
         with pytest.raises(Resumable, match=r"agent could not be written: .*, for the second time in a row"):
             run.step(val_em=0.6, val_reward=0.3)
     assert exported_step(tmp_path / "agent") == 0
-    run.lifecycle.save(run.state, wait=True)
+    run.lifecycle.save(wait=True)
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 2 and resumed.state.line["step"] == 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_two_failed_exports_with_one_that_succeeds_between_them_do_not_stop_the_run(base, tmp_path):
+    run = ScriptedRun(tmp_path, base)
+    obstacle = tmp_path / ".agent.tmp"
+    for number, fails in enumerate((True, False, True)):
+        if fails:
+            obstacle.touch()
+        run.step(val_em=0.2 * number, val_reward=0.1)
+        obstacle.unlink(missing_ok=True)
+    assert run.state.step == 2 and exported_step(tmp_path / "agent") == 1
 
 
 def test_an_agent_of_the_last_step_that_is_not_exported_stops_the_run(base, tmp_path):
@@ -173,12 +207,6 @@ def test_resuming_refreshes_the_engine_with_the_weights_of_the_checkpoint(base, 
     assert ScriptedRun(tmp_path, base).refreshed == [4.0]
 
 
-def test_a_resumed_run_continues_with_the_next_questions(base, tmp_path):
-    run_to_step_6(base, tmp_path)
-    resumed = ScriptedRun(tmp_path, base)
-    assert resumed.sampler.state() == resumed.state.sampler == {"epoch": 0, "position": 10}
-
-
 def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
     """The name of the data file was compared, but not what is in it."""
     run_to_step_6(base, tmp_path)
@@ -189,17 +217,17 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
     assert ScriptedRun(tmp_path, base).state.step == 4
 
 
-def test_a_checkpoint_without_a_digest_of_the_questions_is_resumed(base, tmp_path):
-    """Checkpoints of older versions have none."""
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
+    """It holds the state of a sampler of questions, and perhaps games of --ahead."""
     run_to_step_6(base, tmp_path)
     newest = checkpoints_of(tmp_path)[-1]
-    state = json.loads((newest / "state.json").read_text())
-    del state["questions"]
+    state = json.loads((newest / "state.json").read_text()) | {"sampler": {"epoch": 0, "position": 10}}
     (newest / "state.json").write_text(json.dumps(state))
     names = [path.name for path in newest.iterdir() if path.name != atomic_folder.MANIFEST]
     checksums = atomic_folder.sync_and_checksum(newest, names)
     (newest / atomic_folder.MANIFEST).write_text(json.dumps(checksums))
-    assert ScriptedRun(tmp_path, base).state.step == 4
+    with pytest.raises(UsageError, match=r"by another version, with the state sampler: .* another --out$"):
+        ScriptedRun(tmp_path, base)
 
 
 def test_a_failed_checkpoint_is_reported_and_two_in_a_row_stop_the_run(base, tmp_path, capsys):
@@ -224,13 +252,13 @@ def test_a_failed_save_on_stop_reports_that_the_step_is_not_saved(base, tmp_path
     run = run_to_step_6(base, tmp_path)
     (tmp_path / "checkpoints/.step-000006.tmp").touch()
     with pytest.raises(Resumable, match="step 6 is not saved: make room"):
-        run.lifecycle.save(run.state, wait=True)
+        run.lifecycle.save(wait=True)
 
 
 def test_a_signal_during_a_step_ends_the_run_after_the_step(base, tmp_path):
     run = ScriptedRun(tmp_path, base)
-    assert run.lifecycle.interrupt.deferred  # there is something to save
-    run.lifecycle.interrupt.name = "SIGTERM"
+    assert run.run.interrupt.deferred  # there is something to save
+    run.run.interrupt.name = "SIGTERM"
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
@@ -281,7 +309,7 @@ def test_with_on_collapse_stop_a_collapsed_run_resumes_only_with_warn(base, tmp_
     run = run_to_step_6(base, tmp_path, on_collapse="stop")
     with pytest.raises(Resumable, match="training has collapsed: format is 0"):
         run.collapse()
-    run.lifecycle.save(run.state, wait=True)
+    run.lifecycle.save(wait=True)
     for _ in range(2):  # a job queue may restart it repeatedly
         with pytest.raises(UsageError, match=r"collapsed at step 9 \(format\); .* --on-collapse warn"):
             ScriptedRun(tmp_path, base, on_collapse="stop")
@@ -293,13 +321,12 @@ def test_with_on_collapse_stop_a_collapsed_run_resumes_only_with_warn(base, tmp_
 
 def test_a_rollback_restores_the_best_agent_and_halves_the_learning_rate(base, tmp_path):
     run = run_to_step_6(base, tmp_path, on_collapse="rollback")
-    for _ in range(3):
-        run.step(format=0.0)
-    assert run.state == State(
-        1, {"epoch": 0, "position": 4}, {}, 1, 0.5, 0.0, rollbacks=1, questions=run.sampler.digest
-    )
-    assert run.weight() == 1 and run.refreshed == [1.0] and run.sampler.state() == run.state.sampler
-    assert run.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+    with pytest.raises(RolledBack):
+        run.collapse()
+    run = ScriptedRun(tmp_path, base, on_collapse="rollback")
+    assert run.state == State(1, {}, 1, 0.5, 0.0, questions=digest_of(QUESTIONS))
+    assert run.weight() == 1 and run.refreshed == [1.0] and run.lifecycle.rollbacks == 1
+    assert run.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
     assert run.lifecycle.watchdog.recent["format"] == [1.0, 1.0]  # without the undone steps
     undone = (tmp_path / "metrics-before-rollback-1.jsonl").read_text().splitlines()
@@ -307,13 +334,38 @@ def test_a_rollback_restores_the_best_agent_and_halves_the_learning_rate(base, t
     for _ in range(3):
         run.step()
     resumed = ScriptedRun(tmp_path, base, on_collapse="rollback")
-    assert resumed.state.step == 4 and resumed.state.rollbacks == 1
-    assert resumed.lifecycle.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+    assert resumed.state.step == 4 and resumed.lifecycle.rollbacks == 1
+    assert resumed.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+
+
+def test_each_rollback_halves_the_learning_rate_again(base, tmp_path):
+    run = run_to_step_6(base, tmp_path, on_collapse="rollback")
+    for number in (1, 2):
+        with pytest.raises(RolledBack):
+            run.collapse()
+        run = ScriptedRun(tmp_path, base, on_collapse="rollback")
+        assert run.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2**number
+        for _ in range(5):
+            run.step()
+
+
+def test_a_rollback_that_is_killed_is_counted_and_completed(base, tmp_path):
+    """Killed after the file that counts it, and before the metric lines were trimmed."""
+    run = run_to_step_6(base, tmp_path, on_collapse="rollback")
+    with pytest.raises(RolledBack):
+        run.collapse()
+    aside = (tmp_path / "metrics-before-rollback-1.jsonl").read_text()
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + aside)
+    resumed = ScriptedRun(tmp_path, base, on_collapse="rollback")
+    assert resumed.state.step == 1 and resumed.lifecycle.rollbacks == count_rollbacks(tmp_path) == 1
+    assert resumed.optimizer.param_groups[0]["lr"] == CONFIG.lr / 2
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
 
 
 def test_the_number_of_rollbacks_is_limited(base, tmp_path):
     run = run_to_step_6(base, tmp_path, on_collapse="rollback")
-    run.state.rollbacks = MAX_ROLLBACKS
+    run.lifecycle.rollbacks = MAX_ROLLBACKS
     with pytest.raises(Resumable, match=f"after {MAX_ROLLBACKS} rollbacks"):
         run.collapse()
 
@@ -349,7 +401,7 @@ def test_an_export_without_its_checkpoint_is_repaired_on_resume(base, tmp_path):
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     run = run_to_step_6(base, tmp_path)
     run.state.line = {"step": 6, "em": 0.25}  # updated, but not completed: its line is in the state
-    run.lifecycle.save(run.state, wait=True)
+    run.lifecycle.save(wait=True)
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 6 and resumed.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
@@ -366,7 +418,7 @@ def test_a_sign_in_a_single_step_is_an_alarm_that_names_the_page_on_failures(bas
 def test_an_alarm_that_no_older_agent_mends_undoes_nothing(base, tmp_path, capsys, name):
     run = run_to_step_6(base, tmp_path, on_collapse="rollback")
     run.step(**{name: 1.0})
-    assert run.state.step == 7 and run.state.rollbacks == 0
+    assert run.state.step == 7 and run.lifecycle.rollbacks == 0
     assert f"Alarm at step 7: {name} is 1, above" in capsys.readouterr().out
 
 
@@ -375,5 +427,5 @@ def test_a_gap_between_engine_and_policy_is_reported_and_undoes_nothing(base, tm
     """An older agent has the same gap, so that a rollback would not help."""
     run = run_to_step_6(base, tmp_path, on_collapse=on_collapse)
     run.step(**{"engine/logprob_gap": 2e-4})
-    assert run.state.step == 7 and run.state.rollbacks == 0
+    assert run.state.step == 7 and run.lifecycle.rollbacks == 0
     assert "Alarm at step 7: engine/logprob_gap is 0.0002, above 0.0001" in capsys.readouterr().out

@@ -5,7 +5,7 @@ The definitions agree in the clipped surrogate, the k3 KL (TRL with `use_bias_co
     TRL's loss_type    ours
     grpo               the sequence mean of eq. 17; TRL needs the same number of games in all batches
     dapo               the token mean
-    dr_grpo            weights of 1 / (games × max_completion_length); `collate` takes them, no flag does
+    dr_grpo            weights of 1 / (games × max_completion_length); `make_batch` takes them, no flag does
 
 With an importance weight for each token, TRL's `token_truncate`, both weight the policy term and not the KL.
 
@@ -15,7 +15,7 @@ the released code does.
 """
 
 import itertools
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ import torch
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.grpo import grpo_loss, importance_weights
-from prompt_r1.training.batch import collate, sequence_mean_weight, token_mean_weight
-from prompt_r1.types import ScoredGame
+from prompt_r1.training.micro_batches import full_batches, make_batch
+from prompt_r1.training.parts import make_objective
+from prompt_r1.types import ScoredGame, Trajectory
 from tests import tiny
 from tests.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
 
@@ -62,11 +62,14 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
     theirs.config._attn_implementation = "sdpa"  # TRL also pads at the left
     games = stale_games(policy)
     tokens = sum(sum(game.trajectory.sampled) for game in games)
-    weight = {
-        "grpo": partial(sequence_mean_weight, games=6),
-        "dapo": partial(token_mean_weight, tokens=tokens),
-        "dr_grpo": lambda _: 1 / (6 * LONGEST),
-    }[loss_type]
+
+    def weight(game: Trajectory) -> float:
+        return {
+            "grpo": 1 / (6 * sum(game.sampled)),
+            "dapo": 1 / tokens,
+            "dr_grpo": 1 / (6 * LONGEST),
+        }[loss_type]
+
     with torch.no_grad():
         references = [reference(pack([[game.trajectory]], CPU)).logprobs for game in games]
 
@@ -83,21 +86,14 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
     loss_of_trl = trl_backward(trainer, rows)
 
     loss = 0.0
-    for batch in collate(games, weight, tokens_per_batch=70, device=CPU):
+    objective = make_objective(clip=0.2, clip_high=0.0, kl_coef=kl_coef, ratio="token", importance_cap=cap)
+    for games_of_batch in full_batches(games, 70):
+        batch = make_batch(games_of_batch, weight, CPU)
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
         old = batch.engine
-        loss_of_batch = grpo_loss(
-            logprobs,
-            old,
-            ref,
-            batch.advantages,
-            batch.weights,
-            clip=0.2,
-            kl_coef=kl_coef,
-            importance=importance_weights(old, engine_of(old), cap=cap),
-        )
+        loss_of_batch = objective(logprobs, old, ref, replace(batch, engine=engine_of(old)))
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()
 

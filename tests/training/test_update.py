@@ -9,41 +9,19 @@ import torch
 
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.training.batch import empty_batch
-from prompt_r1.training.update import MAX_SKIPPED, split
+from prompt_r1.training.update import MAX_SKIPPED
 from prompt_r1.types import ScoredGame
 from tests import tiny
 from tests.games import (
     CPU,
+    Learner,
     change_logprobs,
-    make_update,
     naive_logprobs,
     random_scored_games,
     record_logprobs_of,
 )
-from train import learn
-
-
-class Learner:
-    """An `Update` with the settings of these tests, and the loop of train.py over it."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        kl_coef: float = 0.01,
-        clip: float | tuple[float, float] = 0.2,
-        **settings,
-    ) -> None:
-        self.update = make_update(policy, **settings)
-        self.kl_coef = kl_coef
-        self.clip = clip
-
-    def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        return learn(self.update, mini_batches, clip=self.clip, kl_coef=self.kl_coef)
 
 
 def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
@@ -276,18 +254,6 @@ def test_in_16_bits_every_optimiser_step_weights_tokens_by_their_importance():
     assert (without[0] - expected).norm() > 0.05 * expected.norm()
 
 
-def test_in_float32_there_are_no_importance_weights():
-    """They are 1 up to rounding. Even games of another policy, which the check of the gap stops, get none."""
-    games = random_scored_games(4)
-    gradients = []
-    for cap in (0.0, 2.0):
-        learner = Learner(tiny.policy(), lr=0.0, importance_cap=cap)
-        [gradient], metrics = gradients_of_steps(learner, [games])
-        gradients.append(gradient)
-        assert metrics["engine/importance_mean"] == 1 and metrics["engine/importance_truncated"] == 0
-    assert torch.equal(*gradients)
-
-
 def naive_gradients(
     model: torch.nn.Module,
     games: list[ScoredGame],
@@ -345,7 +311,8 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ra
         lr=0.003,
         grad_clip=math.inf,
         kl_coef=0.1,
-        clip=clip,
+        clip=clip[0],
+        clip_high=clip[1],
         ratio=ratio,
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
@@ -371,31 +338,12 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ra
     assert 0.05 < metrics["clip_frac"] < 0.5
 
 
-def test_mini_batches_counted_in_questions_do_not_split_groups():
-    groups = [random_scored_games(5) for _ in range(4)]
-    by_game = split(groups, games=20, group_size=5, mini_batch=8, numbers=range(4))
-    assert [len(games) for games in by_game] == [8, 8, 4]
-    by_question = TrainConfig(questions=4, mini_batch=2, mini_batch_of="questions").games_per_update
-    whole_groups = split(groups, games=20, group_size=5, mini_batch=by_question, numbers=range(4))
-    assert whole_groups == [groups[0] + groups[1], groups[2] + groups[3]]
-
-
 def test_weights_that_overflow_end_the_run_before_they_are_saved():
     """They were saved and exported, and the run ended as a success."""
     policy = tiny.policy()
     games = record_logprobs_of(policy, random_scored_games(4))
     with pytest.raises(UsageError, match=r"the weights are not finite after an optimiser step: .*--lr"):
         Learner(policy, lr=1e30).learn([games])
-
-
-def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
-    """The pass of a rank that has no game, while the others have one."""
-    policy, batch = tiny.policy(), empty_batch(CPU)
-    logprobs = policy(batch.packed).logprobs
-    assert logprobs.shape == batch.weights.shape == batch.advantages.shape == batch.engine.shape == (0,)
-    logprobs.sum().backward()
-    gradients = [weight.grad for weight in policy.parameters()]
-    assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
 
 def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_step():
@@ -409,3 +357,11 @@ def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_ste
     tokens = sum(sum(game.trajectory.sampled) for game in later)
     kl = Learner(policy).learn([games[:2], later])["update/kl"]
     assert kl == pytest.approx((before - after) / tokens, rel=1e-3) and kl != 0
+
+
+def test_the_metrics_of_several_optimiser_steps_are_their_means():
+    """Steps of size 0 on the same games, so that each has the metrics of the first."""
+    games = record_logprobs_of(tiny.policy(), random_scored_games(4))
+    one, three = (Learner(tiny.policy(), lr=0.0).learn([games] * count) for count in (1, 3))
+    for name in ("loss", "entropy", "grad_norm"):
+        assert three[name] == pytest.approx(one[name], rel=1e-4) and one[name] != 0

@@ -1,0 +1,91 @@
+"""Settings of an agent and its game: those that infer and evaluate read from an agent's folder."""
+
+from dataclasses import dataclass, fields, replace
+
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, Range, setting
+from prompt_r1.config.functions import import_metric, import_reward
+from prompt_r1.protocol import INSTRUCTIONS
+from prompt_r1.reward import RULES, Rule
+from prompt_r1.types import GameSettings
+
+
+@dataclass(frozen=True)
+class AgentConfig(EnvironmentConfig):
+    """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
+
+    agent: str = setting(
+        "Qwen/Qwen3-4B",
+        "model folder, hub id or mini",
+        everyday=True,
+        identifies=True,
+        group="agent, environment and data",
+    )
+    env: str = setting(
+        "gpt-4o-mini", "mini, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True, identifies=True
+    )
+    data: tuple[str, ...] = setting(
+        (), "mini, or JSONL/parquet files to train on", everyday=True, identifies=True
+    )
+    val_data: tuple[str, ...] = setting((), "validation questions; none: no validation", everyday=True)
+    test_data: tuple[str, ...] = setting(
+        (), "test questions, played at the end; none: no test", everyday=True
+    )
+    seed: int = setting(
+        0, "seed of the mini world, question order and sampling", everyday=True, identifies=True
+    )
+    instruction: str = setting(
+        "paper",
+        "paper, paper-50 or short; alone or answer: without environment",
+        choices=tuple(INSTRUCTIONS),
+        identifies=True,
+        group="the game",
+    )
+    max_turns: int = setting(5, "most turns of a game", range=POSITIVE, everyday=True, identifies=True)
+    max_new: int = setting(1024, "most new tokens of a turn", range=POSITIVE, identifies=True)
+    max_tokens: int = setting(8192, "most tokens of a game", range=POSITIVE, identifies=True)
+    max_reply_tokens: int = setting(
+        1024, "tokens of a reply that the agent reads; 0: all", range=NOT_NEGATIVE, identifies=True
+    )
+    force_answer: bool = setting(False, "tell the agent when its last turn has come", identifies=True)
+    stop_tags: bool = setting(False, "end a turn at </interaction_prompt> or </answer>", identifies=True)
+    rule: str = setting(
+        "paper",
+        "reward rule (eqs 12-15); alone: for --env none",
+        choices=("paper", "release", "alone"),
+        identifies=True,
+    )
+    answer_metric: str = setting(
+        "", "MODULE:FUNCTION in place of F1 in the reward (eq. 13): 0 to 1", identifies=True
+    )
+    reward: str = setting("", "MODULE:FUNCTION in place of the whole reward (eq. 15)", identifies=True)
+    temperature: float = setting(
+        1.0,
+        "sampling temperature of training games; validation is greedy",
+        range=Range(at_least=1e-6),
+        identifies=True,
+    )
+    dtype: str = setting(
+        "bfloat16",
+        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
+        choices=("float32", "bfloat16"),
+        group="the machine",
+    )
+    threads: int = setting(
+        0, "CPU threads of torch, also when the agent plays later; 0: torch's default", range=NOT_NEGATIVE
+    )
+    kv_tokens: int = setting(
+        0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE
+    )
+
+    @property
+    def game(self) -> GameSettings:
+        """The rules of the game, without the rest of the training."""
+        return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
+
+    @property
+    def reward_rule(self) -> Rule:
+        """The rule of the reward, with the user's own metric and reward if there are any."""
+        rule = RULES[self.rule]
+        if self.answer_metric:
+            rule = replace(rule, metric=import_metric(self.answer_metric))
+        return replace(rule, own=import_reward(self.reward)) if self.reward else rule

@@ -1,0 +1,36 @@
+"""Removed flags: the programs refuse them with one sentence.
+
+An entry stays for one version. Agents that were trained with such a setting still play.
+"""
+
+FAULTS = "python -m tests.mini_server, in a checkout, serves the mini world with faults"
+ROWS = "select or extend the rows of the file before `convert`"
+COST = "charge `game.spent.usd` in a --reward function, as docs/using.md shows"
+# Flag → what to use instead.
+REMOVED_FLAGS = {
+    "--explain": "read examples/the_method_by_hand.ipynb, which computes a game, its reward and its loss",
+    "--cost-weight": COST,
+    "--cost-of": COST,
+    "--credit": "give --advantages turn in place of --credit turn",
+    "--mini-batch-of": "--mini-batch counts games: for N questions give N times --group-size",
+    "--adapter-alpha": "adapters change the weights by 32 / rank · B A: scale --lr instead",
+    "--slow-attention": "a run whose attention is slow says so, and trains",
+    "--fused-kernels": "fused kernels are used where a comparison at load agrees",
+    "--keep": "the two newest checkpoints are kept, and the best",
+    "--env-tpm": "limit the requests with --env-rpm; a provider's Retry-After is obeyed",
+    "--max-env-tokens": "give --max-env-usd with --env-price, or --max-env-calls",
+    "--beta1": "it is 0.9, as in the paper's runs",
+    "--live": "run the command again; training writes report.html with its checkpoints",
+    "--where": ROWS,
+    "--aliases": ROWS,
+    "--with-context": ROWS,
+    "--unanswerable": ROWS,
+    "--fail": FAULTS,
+    "--faults": FAULTS,
+    "--latency": FAULTS,
+}
+
+
+def removed_sentence(flag: str) -> str:
+    """Why a flag is unknown, if an older version had it; else ""."""
+    return f"{flag} was removed: {REMOVED_FLAGS[flag]}" if flag in REMOVED_FLAGS else ""

@@ -1,1 +1,0 @@
-"""A choice between a dear and a cheap environment in the mini world."""

@@ -1,0 +1,184 @@
+"""One way to open a pair, and to play a question: for all programs, methods, API, server and studies."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from prompt_r1.agent.agent import Agent, check_endpoint, codec_of, open_agent
+from prompt_r1.agent.names import AgentSpec
+from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.environments.opening import open_for_agent, pool_of
+from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import Answering
+from prompt_r1.errors import INTERRUPTED, EnvError
+from prompt_r1.rollout import play
+from prompt_r1.types import Completion, Message, Question, Trajectory
+
+
+@dataclass(frozen=True)
+class OpenPair:
+    """An agent that is loaded, and the environment that it questions."""
+
+    agent: Agent
+    environment: Pool
+    seed: int
+
+
+def open_pair(
+    spec: AgentSpec,
+    env: str | Answering,
+    calls: EnvironmentConfig,
+    *,
+    seed: int,
+    device: str,
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    stops_on_failures: bool = True,
+) -> OpenPair:
+    """Open an agent and its environment, and check both before a large agent is loaded.
+
+    `env` is a SPEC ("": that of the agent's training) or an object with `ask`; `seed`: -1 for the seed of the
+    training. `run` runs a check to its end. Raises UsageError or FatalEnvError if the pair cannot play.
+    """
+    seed = spec.config.seed if seed < 0 else seed
+    codec_of(spec)  # a missing agent is reported before the missing key of an environment
+    place = pick_device(device)
+    if isinstance(env, str):
+        environment = open_for_agent(
+            env, spec.config, calls, seed=seed, device=place, stops_on_failures=stops_on_failures
+        )
+    else:
+        environment = pool_of(env)
+    run(environment.check())
+    run(check_endpoint(spec))
+    return OpenPair(open_agent(spec, place), environment, seed)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one question may cost; 0: no limit. Turns are at most those of the agent's training."""
+
+    turns: int = 0
+    calls: int = 0
+    usd: float = 0.0
+    seconds: float = 0.0
+
+
+NO_LIMITS = Limits()
+
+
+class LimitReached(Exception):
+    """A question was given up, because its next call or second would exceed this limit."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class Listener(Protocol):
+    """Gets a game while it is played."""
+
+    wants_tokens: bool  # to get the agent's turn after each token, not only at its end
+
+    def turn(self, text: str, *, ended: bool) -> None:
+        """The agent's turn so far."""
+
+    def reply(self, text: str) -> None:
+        """The environment's reply."""
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """How the agent samples, and what ends a game early."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    deadline: float = 0.0  # most seconds that the game waits for replies; late, it ends as env_error; 0: none
+    limits: Limits = NO_LIMITS
+    keep_interrupted: bool = False  # a cancelled game ends as env_error with what there is of it
+
+
+GREEDY = PlaySettings()
+
+
+async def play_question(
+    agent: Agent,
+    environment: Pool,
+    question: Question,
+    how: PlaySettings = GREEDY,
+    *,
+    seed: str,
+    sample: int = 0,
+    listener: Listener | None = None,
+) -> Trajectory:
+    """Play one game; many may run at once in an event loop. The result holds its time and what it spent.
+
+    `sample` is the number of the game among those of the question: equal messages of two games are two calls.
+    Raises LimitReached, and what `Pool.call` raises except EnvError: then `stop` is "env_error".
+    """
+    calls = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=how.deadline)
+    limits, codec, interrupted = how.limits, agent.codec, False
+    watched = listener is not None and listener.wants_tokens
+    turns = agent.game.max_turns
+    turns = min(turns, limits.turns or turns, limits.calls + 1 if limits.calls else turns)
+
+    async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        nonlocal interrupted
+        sampled: list[int] = []
+
+        def watch(token: int) -> None:
+            sampled.append(token)
+            if listener is not None and watched:
+                listener.turn(codec.turn_text(sampled), ended=False)
+
+        try:
+            completion = await agent.generate(
+                tokens,
+                max_new=max_new,
+                seed=seed,
+                temperature=how.temperature,
+                top_p=how.top_p,
+                watch=watch if watched or how.keep_interrupted else None,
+            )
+        except asyncio.CancelledError:
+            if not how.keep_interrupted:
+                raise
+            interrupted = True
+            completion = Completion(sampled, [0.0] * len(sampled), finished=False)
+        if listener is not None:
+            listener.turn(codec.turn_text(completion.tokens), ended=True)
+        return completion
+
+    async def ask(messages: list[Message]) -> str:
+        nonlocal interrupted
+        spent = calls.spent.usd
+        if limits.usd and spent + environment.most_usd(messages) > limits.usd:
+            raise LimitReached(
+                "usd", f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
+            )
+        try:
+            if interrupted:
+                raise EnvError(INTERRUPTED)
+            reply = await calls(messages)
+        except asyncio.CancelledError:
+            if not how.keep_interrupted:
+                raise
+            interrupted = True
+            raise EnvError(INTERRUPTED) from None
+        if listener is not None:
+            listener.reply(reply)
+        return reply
+
+    begin = time.perf_counter()
+    try:
+        async with asyncio.timeout(limits.seconds or None):
+            rules = replace(agent.game, max_turns=turns)
+            trajectory = await play(question, generate, ask, codec, rules, seed=seed)
+    except TimeoutError:
+        raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
+    if interrupted:
+        trajectory.stop, trajectory.error = "env_error", INTERRUPTED
+    trajectory.spent, trajectory.seconds = calls.spent, time.perf_counter() - begin
+    return trajectory

@@ -1,0 +1,114 @@
+"""`train.py --dry-run`: the calls, tokens and dollars of a run, and the GPU memory it needs.
+
+Estimates lie between two assumptions about a game. Low: one call with a short prompt and a short reply. High:
+a call in every turn but the last, with prompts half as long as a turn may be and replies as long as the agent
+reads; each call repeats the dialogue so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prompt_r1.cli.fitted_table import fitted_table
+from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.fields import is_mini
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.questions import find_questions
+from prompt_r1.environments.budget import Price, parse_prices
+from prompt_r1.spending import Spending
+from prompt_r1.training.memory import memory_table
+
+SYSTEM_TOKENS = 40  # the environment's system message
+LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
+
+
+@dataclass(frozen=True)
+class ShortTexts:
+    """Tokens of the texts of a short call."""
+
+    system: int  # the environment's system message
+    prompt: int
+    reply: int
+
+
+def short_texts(spec: str) -> ShortTexts:
+    """The texts that the low estimate assumes. Those of the mini world can be a few words long."""
+    return ShortTexts(0, 5, 1) if is_mini(spec) else ShortTexts(SYSTEM_TOKENS, 60, 60)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run: training, validation or test."""
+
+    label: str
+    questions: int
+    games: int  # in all
+
+
+def estimate(config: TrainConfig) -> str:
+    """The tables of --dry-run. Reads the questions and the agent's config, but loads no model.
+
+    Raises UsageError for files that cannot be read.
+    """
+    find_questions(config.data, "train", config.seed)
+    validation = len(find_questions(config.val_data, "validation", config.seed))
+    test = len(find_questions(config.test_data, "test", config.seed))
+    parts = parts_of_run(config, validation=validation, test=test)
+    if config.env == "none":
+        return cost_table(parts, Spending(), Spending(), priced=True)
+    low, high = (spending_of_game(config, config.env, config.env_price, high=high) for high in (False, True))
+    return f"{cost_table(parts, low, high, priced=bool(config.env_price))}\n\n{memory_table(config)}"
+
+
+def parts_of_run(config: TrainConfig, *, validation: int, test: int) -> list[Part]:
+    """The parts of a run with so many validation and test questions."""
+    validations = 1 + config.steps // config.val_every + (config.steps % config.val_every > 0)
+    validation = min(validation, config.val_limit)
+    asked = config.steps * config.questions
+    return [
+        Part("training", asked, asked * config.group_size),
+        Part("validation", validation, validation * validations),
+        Part("test", test, 3 * test),  # alone, untrained, trained
+    ]
+
+
+def spending_of_game(game: AgentConfig, spec: str, prices: tuple[str, ...], *, high: bool) -> Spending:
+    """The spending of a game with the environment `spec`, at one end of the estimate.
+
+    Each call sends the whole dialogue so far. Of several prices the estimate takes the lowest or the highest.
+    """
+    short = short_texts(spec)
+    longest_reply = game.max_reply_tokens or LONGEST_REPLY
+    calls = max(game.max_turns - 1, 1) if high else 1
+    system = SYSTEM_TOKENS if high else short.system
+    prompt = game.max_new // 2 if high else short.prompt
+    reply = longest_reply if high else min(short.reply, longest_reply)
+    price = price_at(prices, high=high)
+    tokens_in = [system + (number + 1) * prompt + number * reply for number in range(calls)]
+    return sum((price.of_call(sent, reply) for sent in tokens_in), Spending())
+
+
+def price_at(prices: tuple[str, ...], *, high: bool) -> Price:
+    """The lowest or the highest of some prices."""
+    ordered = sorted(parse_prices(prices), key=lambda price: price.tokens_in + price.tokens_out)
+    return ordered[-1 if high else 0]
+
+
+def cost_table(parts: Sequence[Part], low: Spending, high: Spending, *, priced: bool) -> str:
+    """The table of calls: a row for each part and their sum, from `low` to `high` per game."""
+    total = Part("together", sum(part.questions for part in parts), sum(part.games for part in parts))
+    rows = []
+    for part in [*parts, total]:
+        cells = cost_cells(low * part.games, high * part.games, priced=priced)
+        rows.append([part.label, f"{part.questions:,}", f"{part.games:,}", *cells])
+    return fitted_table(["", "questions", "games", "calls", "tokens", "dollars"], rows)
+
+
+def cost_cells(low: Spending, high: Spending, *, priced: bool) -> list[str]:
+    """Calls, tokens and dollars, from low to high."""
+    dollars = span(low.usd, high.usd, ".2f") if priced else "no --env-price"
+    return [span(low.calls, high.calls), span(low.tokens, high.tokens), dollars]
+
+
+def span(low: float, high: float, form: str = ".0f") -> str:
+    """A range; one number if both ends look alike."""
+    return " to ".join(dict.fromkeys([f"{low:,{form}}", f"{high:,{form}}"]))

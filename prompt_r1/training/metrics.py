@@ -1,0 +1,173 @@
+"""The metrics of games: of a training step over all ranks, with intervals, and of validation."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import isfinite
+from statistics import mean, median
+from typing import TypeVar, get_args
+
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.environments.pool import Pool
+from prompt_r1.metrics.statistics import mean_interval
+from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.options.advantages import has_spread
+from prompt_r1.reward import well_formed
+from prompt_r1.types import ScoredGame, Stop
+
+REPLY_WORDS = 6  # of a reply that `same_reply` counts: a bare answer may be right for many questions
+REPLY_CHARACTERS = 200  # that two replies are compared by
+SAME_REPLY_QUESTIONS = 8  # in a step of fewer questions the same reply may be chance
+
+
+# Metrics of a game that has a reward; those of other games count in stop/*, tokens/* and env/* only.
+SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
+WITH_INTERVAL = ("reward/mean", "em", "format")
+
+T = TypeVar("T")
+Row = Mapping[str, float]  # the metrics of one game
+
+
+def metrics_of_game(game: ScoredGame) -> Row:
+    """The metrics of one game by name; those in SCORED only if it has a reward.
+
+    EM and F1 are those of the last answer; a game without answer has 0.
+    """
+    trajectory, answers = game.trajectory, game.trajectory.question.answers
+    answer, broken = trajectory.answer or "", trajectory.stop == "env_error"
+    replies = sum(turn.reply is not None for turn in trajectory.turns)
+    row = {f"stop/{stop}": float(trajectory.stop == stop) for stop in get_args(Stop)}
+    row |= {"tokens/game": len(trajectory.tokens), "tokens/sampled": sum(trajectory.sampled)}
+    row |= {"env/calls": replies + broken, "env/errors": broken}
+    if game.reward is None:
+        return row
+    return row | {
+        "reward/mean": game.reward.total,
+        "reward/format": game.reward.format,
+        "reward/answer": game.reward.answer,
+        "em": exact_match(answer, answers),
+        "f1": f1(answer, answers),
+        "format": float(well_formed(trajectory)),
+        "turns": float(len(trajectory.turns)),
+        "game/usd": trajectory.spent.usd,
+    }
+
+
+def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -> dict[str, float]:
+    """Means over the games of a step, and their intervals: 95 % over other questions.
+
+    The games of one question are not independent, so the interval is over the means of questions.
+    """
+    rows = [row for group in rows_PG for row in group]
+    scored_PG = [kept for group in rows_PG if (kept := [row for row in group if "em" in row])]
+    metrics = {name: _mean([row[name] for group in scored_PG for row in group]) for name in SCORED}
+    metrics |= {name: _mean([row[name] for row in rows]) for name in rows[0] if name.startswith("stop/")}
+    metrics |= {
+        "games": float(len(rows)),
+        "tokens/game": _mean([float(row["tokens/game"]) for row in rows]),
+        **{
+            name: float(sum(row[name] for row in rows))
+            for name in ("tokens/sampled", "env/calls", "env/errors")
+        },
+        "env/latency": median(latencies) if latencies else 0.0,
+    }
+    for name in WITH_INTERVAL if scored_PG else ():
+        values = [row[name] for group in scored_PG for row in group]
+        questions = [number for number, group in enumerate(scored_PG) for _ in group]
+        for end, value in zip(("low", "high"), mean_interval(values, questions), strict=True):
+            if isfinite(value):  # nothing is known from a single question
+                metrics[f"{name}_{end}"] = value
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean(values) if values else 0.0
+
+
+def step_metrics(
+    games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
+) -> dict[str, float]:
+    """The metrics of a step over all ranks: its games, its groups, and its speed."""
+    rows_PG = [[metrics_of_game(game) for game in group] for group in games_PG]
+    replied = [turn for group in games_PG for game in group for turn in game.trajectory.turns]
+    latencies = [turn.latency for turn in replied if turn.reply is not None]
+    replies_P = [_long_replies(group) for group in games_PG]
+    idle = [
+        number
+        for number, group in enumerate(games_PG)
+        if any(game.advantage is not None for game in group) and not has_spread(group)
+    ]
+    pairs = [pair for group in games_PG for pair in ranked_pairs(group)]
+    sums = {
+        "groups": float(len(games_PG)),
+        "kept": float(sum(any(game.advantage is not None for game in group) for group in games_PG)),
+        "idle": float(len(idle)),
+        "idle calls": float(sum(row["env/calls"] for number in idle for row in rows_PG[number])),
+        "idle usd": sum(game.trajectory.spent.usd for number in idle for game in games_PG[number]),
+        "pairs": float(len(pairs)),
+        "misranked": float(pairs.count(False)),
+    }
+    total = dict(zip(sums, ranks.sum(list(sums.values())), strict=True))
+    metrics = game_metrics(joined(ranks.gather(rows_PG)), joined(ranks.gather(latencies)))
+    return metrics | {
+        "reward/misranked": total["misranked"] / max(total["pairs"], 1),
+        "groups/dropped": 1 - total["kept"] / total["groups"],
+        "groups/no_spread": total["idle"] / max(total["kept"], 1),
+        "groups/no_spread_calls": total["idle calls"],
+        "groups/no_spread_usd": total["idle usd"],
+        "env/same_reply": same_reply(joined(ranks.gather(replies_P))),
+        "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
+        "games/s": metrics["games"] / rollout_seconds,
+    }
+
+
+def joined(shares: Sequence[Sequence[T]]) -> list[T]:
+    """The shares of all ranks in one list."""
+    return [item for share in shares for item in share]
+
+
+def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
+    """For each two games of a question that differ in R_ans: whether the better answer has the higher reward.
+
+    Only games whose gate is open (R_fmt = ε) are compared, so eq. 15 ranks all pairs by their answers; a
+    reward of the user's may not.
+    """
+    rewards = [game.reward for game in group if game.reward is not None and game.reward.gate_is_open]
+    return [
+        (one.total - other.total) * (one.answer - other.answer) > 0
+        for one, other in combinations(rewards, 2)
+        if one.answer != other.answer
+    ]
+
+
+def _long_replies(group: Sequence[ScoredGame]) -> set[str]:
+    """The beginnings of the different replies to the games of a question, without bare answers.
+
+    Words with a digit are taken as equal: an error text may hold a time or the number of a request.
+    """
+    replies = {turn.reply for game in group for turn in game.trajectory.turns if turn.reply is not None}
+    texts = {re.sub(r"\S*\d\S*", "#", reply[:REPLY_CHARACTERS]) for reply in replies}
+    return {text for text in texts if len(text.split()) >= REPLY_WORDS}
+
+
+def same_reply(replies_P: Sequence[set[str]]) -> float:
+    """The share of the questions to which the commonest reply was given in some of their games."""
+    counts = Counter(reply for replies in replies_P for reply in replies)
+    if len(replies_P) < SAME_REPLY_QUESTIONS or not counts:
+        return 0.0
+    return max(counts.values()) / len(replies_P)
+
+
+def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:
+    """Calls and tokens since the last line, over all ranks, and the dollars of the whole run.
+
+    env/usd was spent on replies; at most env/lost_usd more was billed for lost attempts.
+    """
+    shares = ranks.gather(environment.take_metrics())
+    before = environment.budget.before
+    now = environment.budget.spent - before
+    usd, lost_usd = ranks.sum([now.usd, now.lost_usd])
+    dollars = {"env/usd": usd + before.usd, "env/lost_usd": lost_usd + before.lost_usd}
+    names = sorted({name for share in shares for name in share})
+    return dollars | {name: sum(share.get(name, 0.0) for share in shares) for name in names}

@@ -1,0 +1,261 @@
+"""Types of models that are computed right or refused: each is built tiny with random weights, loaded as an
+agent is, and compared with the unmodified model: log-probabilities and gradients of packed games, and
+log-probabilities of two turns of the engine.
+"""
+
+import asyncio
+import math
+import random
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.loading import load_policy
+from prompt_r1.agent.model_check import eager_attention
+from prompt_r1.agent.packing import pack
+from prompt_r1.agent.policy import Policy
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Completion, Question, Trajectory
+
+# Sizes of the tiny models, under every name that a config may have for them.
+SIZES: dict[str, object] = {
+    "vocab_size": 99,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_size": 32, "n_embd": 32, "d_model": 32, "dim": 32, "embedding_size": 32, "embed_dim": 32,
+    "word_embed_proj_dim": 32, "attention_hidden_size": 32, "d_embed": 32, "embed_size": 32,
+    "intermediate_size": 48, "ffn_dim": 48, "n_inner": 48, "d_ff": 48, "ffn_hidden_size": 48,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "d_inner": 48, "dim_ff": 48,
+    "num_hidden_layers": 4, "n_layer": 4, "n_layers": 4, "num_layers": 4, "decoder_layers": 4,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "decoder_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16,
+    "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "max_position_embeddings": 256, "n_positions": 256, "n_ctx": 256, "max_seq_len": 256,
+    "sliding_window": 8, "attention_chunk_size": 8, "window_size": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_topk": 2, "moe_k": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "rotary_dim": 8,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99,
+    "initializer_range": 0.2,
+}  # fmt: skip
+# Fields whose default is None, but which have other values in published models.
+OPTIONAL = {"num_key_value_heads", "head_dim"}
+# Kinds of a type that its default config does not have, under the name in the table.
+VARIANTS: dict[str, dict[str, object]] = {
+    "gemma2 without soft caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gpt_bigcode with several key heads": {"multi_query": False, "num_key_value_heads": 4},
+    "llama with RoPE llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        }
+    },
+    "llama with RoPE yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64
+        }
+    },
+    "llama with RoPE dynamic": {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    },
+    "phi3 with RoPE longrope": {
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        },
+        "head_dim": 8,
+    },
+    "qwen2 with windows": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen2_moe with windows": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen3 with windows": {"use_sliding_window": True, "max_window_layers": 2},
+}  # fmt: skip
+LARGEST = 20_000_000  # weights of a model that is small enough to test
+# Float32 rounding; larger errors are wrong.
+LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-3, 1e-2
+LENGTHS = (47, 30, 41)  # tokens of the packed games
+OPENING = 11
+TURN = 12  # tokens sampled in a turn of the engine
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Largest differences from the unmodified model."""
+
+    logprob: float  # nats
+    gradient: float  # relative, in norm, of the worst tensor
+
+
+def tiny_config(name: str) -> PretrainedConfig:
+    """A config of this type or variant with small sizes."""
+    return _shrink(CONFIG_MAPPING[name.split()[0]], VARIANTS.get(name, {}))
+
+
+def _shrink(config_class: type[PretrainedConfig], more: dict[str, object]) -> PretrainedConfig:
+    default = config_class()
+    known = {**default.to_dict(), **dict.fromkeys(default.attribute_map, 0)}
+    chosen: dict[str, object] = {}
+    for field, value in SIZES.items():
+        given = known.get(field) is not None or (field in known and field in OPTIONAL)
+        if given and field not in default.attribute_map:
+            chosen[field] = value
+    if "kv_lora_rank" in known:  # latent attention has no groups of heads
+        chosen["num_key_value_heads"] = SIZES["num_attention_heads"]
+    for field in config_class.sub_configs:
+        inner = getattr(default, field, None)
+        if isinstance(inner, PretrainedConfig):
+            chosen[field] = _shrink(type(inner), {}).to_dict()
+    return config_class(**(chosen | more))
+
+
+def build(name: str, folder: Path) -> None:
+    """Save a random model of this type. Its weights are large, so that every part of it matters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(tiny_config(name)).float()
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.data += 0.2 * torch.randn_like(weight)
+            else:
+                weight.data = torch.randn_like(weight) * min(0.5, 1.5 / math.sqrt(weight.shape[-1]))
+    size = sum(weight.numel() for weight in model.parameters())
+    if size > LARGEST:
+        raise ValueError(f"its smallest config here has {size:,} weights")
+    model.save_pretrained(folder)
+
+
+def games(vocabulary: int) -> list[Trajectory]:
+    """Games of random tokens with one opening."""
+    rng = random.Random(1)
+    opening = [rng.randrange(3, vocabulary) for _ in range(OPENING)]
+    played: list[Trajectory] = []
+    for length in LENGTHS:
+        game = Trajectory(Question("q", "d", "?", ()))
+        game.add_context(opening)
+        new = [rng.randrange(3, vocabulary) for _ in range(length - OPENING)]
+        game.add_sampled(Completion(new, [0.0] * len(new), True))
+        played.append(game)
+    return played
+
+
+def own_logprobs(policy: Policy, tokens: list[int]) -> Tensor:
+    """(T - 1,) log-probabilities of all tokens but the first, from the unmodified model."""
+    with eager_attention(policy.model):
+        logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
+    """The gradient of the weighted sum of log-probabilities for each weight."""
+    policy.zero_grad()
+    weights = torch.rand(len(logprobs), generator=torch.Generator().manual_seed(2))
+    (logprobs * weights).sum().backward()
+    return {name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
+
+
+def engine_error(policy: Policy) -> float:
+    """The largest error of a log-probability in two turns of two games that share their opening."""
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=512, prefill_tokens=16)
+    opening = games(policy.model.get_input_embeddings().weight.shape[0])[0].tokens[:OPENING]
+
+    async def play(number: int) -> float:
+        tokens, worst = list(opening), 0.0
+        for turn in range(2):
+            start = len(tokens)
+            completion = await engine.generate(tokens, max_new=TURN, seed=f"{number}/{turn}")
+            tokens += completion.tokens
+            own = own_logprobs(policy, tokens)[start - 1 :]
+            worst = max(worst, float((own - torch.tensor(completion.logprobs)).abs().max()))
+            tokens += opening[number : number + 7]  # a reply
+        return worst
+
+    async def play_both() -> list[float]:
+        return await asyncio.gather(play(0), play(1))
+
+    with torch.no_grad():
+        return max(asyncio.run(play_both()))
+
+
+def measure(folder: Path) -> Errors:
+    """Load the model as an agent, and compare. Raises UsageError if it is refused."""
+    policy = load_policy(folder, device=torch.device("cpu"), max_tokens=128)
+    played = games(policy.model.get_input_embeddings().weight.shape[0])
+    found = policy(pack([played], policy.device)).logprobs
+    found_gradients = gradients(policy, found)
+    own = torch.cat([own_logprobs(policy, game.tokens)[OPENING - 1 :] for game in played])
+    own_gradients = gradients(policy, own)
+    worst, largest = 0.0, max(gradient.norm() for gradient in own_gradients.values())
+    for name, gradient in own_gradients.items():
+        scale = max(gradient.norm(), 1e-3 * largest)  # the gradient of a key's bias, for example, is 0
+        worst = max(worst, float((found_gradients[name] - gradient).norm() / scale))
+    return Errors(max(float((found - own).detach().abs().max()), engine_error(policy)), worst)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found of each type, by name."""
+
+    right: dict[str, Errors]
+    refused: dict[str, str]  # the sentence
+    untested: dict[str, str]  # why the tiny model could not be built
+    wrong: dict[str, str]  # what should not be
+
+
+def survey(names: Iterable[str]) -> Survey:
+    """Build and measure each type."""
+    found = Survey({}, {}, {}, {})
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                build(name, Path(folder))
+            except Exception as error:  # of transformers, for a config that is too small for it
+                found.untested[name] = _one_line(error)
+                continue
+            try:
+                errors = measure(Path(folder))
+            except UsageError as error:
+                found.refused[name] = str(error).replace(folder, "DIR")
+            except Exception as error:  # a traceback for the user
+                found.wrong[name] = _one_line(error)
+            else:
+                if errors.logprob <= LOGPROB_LIMIT and errors.gradient <= GRADIENT_LIMIT:
+                    found.right[name] = errors
+                else:
+                    found.wrong[name] = str(errors)
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:160]}{'…' if len(text) > 160 else ''}"
+
+
+def test_right_refused_and_untestable_types_are_told_apart():
+    found = survey(["qwen3", "stablelm", "zamba2"])
+    assert list(found.right) == ["qwen3"] and not found.wrong
+    assert "do not pass the cache on" in found.refused["stablelm"]
+    assert "num_hidden_layers" in found.untested["zamba2"]
+
+
+@pytest.mark.slow
+def test_well_known_types_and_variants_are_right_and_none_is_wrong():
+    right = (
+        "llama", "mistral", "qwen2", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3",
+        "smollm3", "olmo2", "granite", "gpt2", "gpt_neox", "opt", "gpt_oss", "cohere", "mixtral",
+    )  # fmt: skip
+    refused = (
+        "deepseek_v3", "qwen3_next", "bloom", "falcon", "jamba", "rwkv", "nemotron", "diffllama", "bert",
+        "qwen2_moe with windows",
+    )  # fmt: skip
+    right = (*right, *(VARIANTS.keys() - set(refused)))
+    found = survey([*right, *refused])
+    assert list(found.refused) == list(refused), found
+    assert list(found.right) == list(right), found

@@ -1,0 +1,214 @@
+"""`Watchdog`: no alarm for a run that learns, an alarm for each metric that collapses."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from prompt_r1.training.alarms import SIGNS, Watchdog
+from prompt_r1.training.logprob_gap import limit_of
+
+Curve = Callable[[int], float]  # the value of a metric in a step
+
+# The metrics of a run that learns, like those of the mini runs.
+HEALTHY: dict[str, Curve] = {
+    "format": lambda step: min(1.0, 0.85 + step / 200),
+    "stop/answered": lambda step: min(1.0, 0.9 + step / 200),
+    "reward/mean": lambda step: 0.9 - 0.8 * math.exp(-step / 10),
+    "kl": lambda step: 0.002 * step,
+    "entropy": lambda step: 0.015 + 0.12 * math.exp(-step / 15),
+    "grad_norm": lambda step: 0.1 + 0.2 * math.exp(-step / 15),
+    "engine/staleness": lambda step: 0.01,
+}
+
+
+def noisy_run(later_curves: dict[str, Curve] = HEALTHY) -> list[dict[str, float]]:
+    """The metrics of 60 steps, with noise; from step 40 on `later_curves` replace the healthy ones."""
+    rng = random.Random(0)
+    lines = []
+    for step in range(1, 61):
+        curves = HEALTHY | later_curves if step >= 40 else HEALTHY
+        line = {name: curve(step) * rng.uniform(0.9, 1.1) for name, curve in curves.items()}
+        lines.append(line | {"step": step})
+    return lines
+
+
+def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
+    """The step and text of each alarm."""
+    watchdog = Watchdog()
+    return [(int(line["step"]), alarm) for line in lines for alarm in watchdog.see(line)]
+
+
+def alarms_for(name: str, values: Sequence[float]) -> list[tuple[int, str]]:
+    """The alarms for a run with one metric, from step 0 on."""
+    return alarms([{"step": step, name: value} for step, value in enumerate(values)])
+
+
+def test_a_run_that_learns_gives_no_alarm():
+    assert alarms(noisy_run()) == []
+
+
+COLLAPSES: dict[str, Curve] = {
+    "format": lambda step: 0.05,
+    "stop/answered": lambda step: 0.9 * 0.7 ** (step - 40),
+    "reward/mean": lambda step: 0.9 - 0.1 * (step - 40),
+    "kl": lambda step: 0.1 * 1.5 ** (step - 40),
+    "entropy": lambda step: 0.02 * 0.5 ** (step - 40),
+    "grad_norm": lambda step: 0.1 * 2.0 ** (step - 40),
+    "engine/staleness": lambda step: 0.01 * 1.5 ** (step - 40),
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_collapsed_metric_is_reported_once_by_name(name):
+    [(step, alarm)] = alarms(noisy_run({name: COLLAPSES[name]}))
+    assert 40 < step < 60 and alarm.startswith(f"{name} is ")
+
+
+STEADY = {
+    "format": 1.0,
+    "stop/answered": 1.0,
+    "reward/mean": 0.5,
+    "kl": 0.0,
+    "entropy": 0.2,
+    "grad_norm": 0.3,
+}
+
+# Metric, its usual value, a value just without an alarm and one just with it.
+LIMITS = [
+    ("format", 1.0, 0.51, 0.49),
+    ("stop/answered", 0.6, 0.31, 0.29),
+    ("reward/mean", 0.5, 0.01, -0.01),
+    ("reward/mean", -0.4, -0.89, -0.91),
+    ("kl", 0.0, 0.99, 1.01),
+    ("entropy", 0.2, 0.0011, 0.0009),
+    ("entropy", 0.2, 0.99, 1.01),
+    ("entropy", 0.5, 1.49, 1.51),
+    ("grad_norm", 0.3, 2.9, 3.1),
+    ("grad_norm", 0.02, 0.19, 0.21),
+]
+
+
+@pytest.mark.parametrize(("name", "usual", "fine", "collapsed"), LIMITS)
+def test_each_metric_has_its_limit(name, usual, fine, collapsed):
+    def alarming_after(value: float) -> list[str]:
+        values = [usual] * 10 + [value] * 5
+        lines = [{"step": step, **STEADY, name: value} for step, value in enumerate(values)]
+        return [alarm.split()[0] for _, alarm in alarms(lines)]
+
+    assert alarming_after(fine) == [] and alarming_after(collapsed) == [name]
+
+
+@pytest.mark.parametrize(("usual", "count"), [(0.19, 0), (0.21, 1)])
+def test_a_rate_that_was_never_above_a_fifth_cannot_collapse(usual, count):
+    assert len(alarms_for("format", [usual] * 10 + [0.0] * 10)) == count
+
+
+def test_a_slow_decline_is_measured_from_the_best_window():
+    [(step, _)] = alarms_for("format", [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)])
+    assert step == 10 + 29  # the median of its window is 0.46, that of the best window 0.96
+
+
+def test_a_fall_of_the_reward_is_measured_from_the_best_window():
+    """Also where it stays above the reward of the start."""
+    assert [step for step, _ in alarms_for("reward/mean", [-0.9] * 10 + [0.5] * 10 + [-0.2] * 10)] == [22]
+
+
+def test_gradients_that_start_after_steps_without_any_have_not_exploded():
+    """A step has no gradient when the games of each group have equal rewards."""
+    assert alarms_for("grad_norm", [0.0] * 10 + [0.3] * 10) == []
+
+
+def test_a_metric_is_judged_from_its_sixth_value_on():
+    """The first full window is the reference of the later ones."""
+    assert [step for step, _ in alarms_for("kl", [2.0] * 8)] == [5]
+    assert alarms_for("format", [1.0] + [0.0] * 7) == []
+
+
+def test_the_median_of_five_values_decides():
+    for bad_steps, count in ((2, 0), (3, 1)):
+        values = [1.0] * 10 + [0.0] * bad_steps + [1.0] * (10 - bad_steps)
+        assert len(alarms_for("format", values)) == count
+
+
+def test_entropy_that_is_too_high_is_an_alarm():
+    noise = noisy_run({"entropy": lambda step: 4.0})
+    assert [alarm.split()[0] for _, alarm in alarms(noise)] == ["entropy"]
+
+
+def test_entropy_that_grows_slowly_is_measured_from_its_start():
+    """It never trebles from one window to the next."""
+    [(step, _)] = alarms_for("entropy", [0.5 * 1.05**step for step in range(60)])
+    assert step == 27  # the median of its window is 0.5 * 1.05**25, that of the first window 0.5 * 1.05**2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_an_alarm_at_once(value):
+    lines = noisy_run()
+    lines[2]["grad_norm"] = value
+    assert [step for step, _ in alarms(lines)] == [3]
+
+
+def test_a_single_bad_step_is_no_alarm():
+    lines = noisy_run()
+    lines[45] |= {"format": 0.0, "reward/mean": -1.0, "kl": 50.0, "grad_norm": 90.0}
+    assert alarms(lines) == []
+
+
+def test_steps_whose_games_the_environment_broke_are_ignored():
+    lines = noisy_run()
+    for line in lines[40:]:
+        line |= {"format": 0.0, "stop/answered": 0.0, "entropy": 0.0, "groups/dropped": 1.0}
+    assert alarms(lines) == []
+
+
+def test_an_agent_that_never_scored_gives_no_alarm():
+    untrained = dict.fromkeys(HEALTHY, 0.0) | {"entropy": 4.0, "reward/mean": -1.0}
+    assert alarms([{"step": step, **untrained} for step in range(30)]) == []
+
+
+def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
+    lines = noisy_run({"format": COLLAPSES["format"]})
+    assert len(alarms([*lines, *noisy_run()[20:40], *lines[40:]])) == 2
+
+
+def test_a_watchdog_that_replays_earlier_lines_gives_the_same_later_alarms():
+    lines = noisy_run({"kl": COLLAPSES["kl"]})
+    resumed_after = 50
+    watchdog = Watchdog()
+    for line in json.loads(json.dumps(lines[:resumed_after])):
+        watchdog.see(line)
+    later_alarms = [alarm for line in lines[resumed_after:] for alarm in watchdog.see(line)]
+    assert later_alarms == [alarm for step, alarm in alarms(lines) if step > resumed_after]
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
+    """A bug: the watchdog had no rule for it. It is reported once, until it is small again."""
+    limit = limit_of(compute)
+    watchdog = Watchdog(limit)
+    seen = [
+        watchdog.see({"step": step, limit.metric: share * limit.alarm})
+        for step, share in enumerate([1.01, 2, 0.99, 3])
+    ]
+    assert [len(alarms) for alarms in seen] == [1, 0, 0, 1]
+    assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_sign_is_an_alarm_in_its_first_step(name):
+    """EM may fall within two steps, before a window of five is full."""
+    limit = SIGNS[name].highest
+    seen = alarms_for(name, [0.0, limit, 1.1 * limit, 1.2 * limit, limit, 1.1 * limit])
+    assert [step for step, _ in seen] == [2, 5]
+    assert all(alarm.startswith(f"{name} is ") and alarm.endswith(SIGNS[name].meaning) for _, alarm in seen)
+
+
+@pytest.mark.parametrize(("em", "count"), [(0.2, 1), (0.95, 0)])
+def test_groups_without_spread_are_an_alarm_unless_the_answers_are_right(em, count):
+    """A bug: the console said so in step 1 only, and a run that got stuck later gave no alarm."""
+    lines = [{"step": step, "em": em, "groups/no_spread": 0.3 if step < 10 else 1.0} for step in range(20)]
+    assert [alarm.split()[0] for _, alarm in alarms(lines)] == ["groups/no_spread"] * count

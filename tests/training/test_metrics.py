@@ -1,0 +1,222 @@
+"""The metrics of a game, of a training step and of its spending, against numbers computed by hand."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.errors import EnvError
+from prompt_r1.metrics.statistics import wilson
+from prompt_r1.reward import RULES, Rule
+from prompt_r1.spending import Spending
+from prompt_r1.training.metrics import (
+    SAME_REPLY_QUESTIONS,
+    SCORED,
+    Row,
+    game_metrics,
+    metrics_of_game,
+    spending,
+    step_metrics,
+)
+from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
+from tests.games import CPU, GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.played import play_game
+from tests.tiny import think
+
+RULE = RULES["release"]
+QUESTION = Question("q7", "bridge", "Who made it?", ("Anna Keller",))
+
+
+def scored(*games: Trajectory) -> list[ScoredGame]:
+    """Games of one question with rewards."""
+    [group] = score_and_compare([list(games)], RULE)
+    return group
+
+
+def row(game: Trajectory) -> Row:
+    """Score a game and return its metrics."""
+    return metrics_of_game(scored(game)[0])
+
+
+def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
+    game = play_game(
+        QUESTION,
+        [think("a", prompt="Who?"), think("b", prompt="Who else?"), think("c", answer="Keller")],
+        ["Bob.", "Anna."],
+    )
+    game.spent = Spending(usd=0.25)
+    [found] = scored(game)
+    metrics = metrics_of_game(found)
+    assert (metrics["em"], metrics["f1"], metrics["format"]) == (0.0, 2 / 3, 1.0)
+    assert (metrics["turns"], metrics["env/calls"], metrics["env/errors"]) == (3, 2, 0)
+    assert metrics["tokens/sampled"] == sum(game.sampled) and metrics["tokens/game"] == len(game.tokens)
+    assert 0 < metrics["tokens/sampled"] < metrics["tokens/game"] and metrics["game/usd"] == 0.25
+    parts = [metrics[f"reward/{name}"] for name in ("mean", "format", "answer")]
+    assert parts == [found.reward.total, found.reward.format, found.reward.answer]
+    stops = {name: value for name, value in metrics.items() if name.startswith("stop/")}
+    assert stops.pop("stop/answered") == 1.0 and len(stops) == 4 and not any(stops.values())
+
+
+def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
+    texts = [think("a", prompt="Who?"), think("b", prompt="Who?")]
+    broken = row(play_game(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
+    assert (broken["stop/env_error"], broken["env/errors"], broken["env/calls"]) == (1.0, 1, 2)
+    assert not set(SCORED) & set(broken) and broken["tokens/sampled"] > 0
+
+
+def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means():
+    broken = row(game_of_turns(GOOD, stop="env_error"))
+    metrics = game_metrics([[row(game_of_turns(GOOD, RIGHT)), row(game_of_turns(WRONG)), broken]], [])
+    assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
+    assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
+    assert game_metrics([[broken]], [])["reward/mean"] == 0.0
+
+
+def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
+    games = scored(game_of_turns(GOOD, RIGHT), game_of_turns(WRONG))
+    games += scored(game_of_turns(GOOD, GOOD, WRONG))
+    right, *wrong = rows = [metrics_of_game(game) for game in games]
+    metrics = game_metrics([rows[:2], rows[2:]], [1.0, 5.0, 2.0])
+    for name in ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns"):
+        assert metrics[name] == pytest.approx(sum(one[name] for one in rows) / 3), name
+    assert right["em"] == 1.0 and [one["em"] for one in wrong] == [0.0, 0.0]
+    assert metrics["games"] == 3.0 and metrics["turns"] == 2.0
+    assert metrics["tokens/game"] == sum(one["tokens/game"] for one in rows) / 3
+    assert metrics["tokens/sampled"] == sum(one["tokens/sampled"] for one in rows)
+    assert (metrics["env/calls"], metrics["env/errors"], metrics["env/latency"]) == (3.0, 0.0, 2.0)
+    stops = {name: value for name, value in metrics.items() if name.startswith("stop/")}
+    assert sum(stops.values()) == 1.0 and len(stops) == 5 and stops["stop/answered"] == 1.0
+
+
+def test_the_latency_of_a_step_is_the_median_over_its_replies():
+    game = game_of_turns(GOOD, GOOD, GOOD, RIGHT)
+    turns = [replace(turn, latency=n) for turn, n in zip(game.turns, (0.5, 9.0, 1.5, 0.0), strict=True)]
+    metrics = step_metrics([scored(replace(game, turns=turns))], ONE_RANK, rollout_seconds=1.0)
+    assert metrics["env/latency"] == 1.5, "the last turn has no reply"
+    alone = step_metrics([scored(game_of_turns(RIGHT))], ONE_RANK, rollout_seconds=1.0)
+    assert alone["env/latency"] == 0.0
+
+
+def test_the_intervals_of_a_step_count_questions_not_games():
+    """Five equal games of a question are one observation: repeating each game leaves the bounds unchanged."""
+    endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
+    rows = [row(game_of_turns(GOOD, ending)) for ending in endings]
+    once = game_metrics([[one] for one in rows], [])
+    five_times = game_metrics([[one] * 5 for one in rows], [])
+    assert (once["em_low"], once["em_high"]) == pytest.approx(wilson(5, 8))
+    bounds = [name for name in once if name.endswith(("low", "high"))]
+    assert all(five_times[name] == pytest.approx(once[name]) for name in bounds)
+    assert "em_low" in once and "reward/mean_high" in once and "format_low" in once
+
+
+def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones():
+    """One of three groups is broken; one of the other two has equal rewards."""
+    right, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)
+    broken = game_of_turns(GOOD, stop="env_error")
+    right.spent = Spending(usd=0.25)
+    games_PG = score_and_compare([[broken, broken], [right, right], [right, wrong]], RULE)
+    metrics = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
+    assert metrics["groups/dropped"] == pytest.approx(1 / 3) and metrics["groups/no_spread"] == 1 / 2
+    assert metrics["games/s"] == 3.0
+    assert metrics["groups/no_spread_calls"] == 2 and metrics["groups/no_spread_usd"] == 0.5
+    only_broken = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
+    assert only_broken["groups/dropped"] == 1 and only_broken["groups/no_spread"] == 0
+
+
+def pays_for_turns(trajectory: Trajectory, reward: Reward) -> float:
+    """A leak: the reward of the user's depends on the turns alone."""
+    return len(trajectory.turns) / 10
+
+
+def test_a_pair_is_misranked_when_the_better_answer_gets_no_higher_reward():
+    """Of games with an open gate. Here the longer games have the worse answers."""
+    right, half = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF)
+    wrong = game_of_turns(GOOD, GOOD, WRONG)
+    malformed = game_of_turns(RIGHT)  # no interaction: the gate is shut
+    group = [right, half, wrong, malformed]
+
+    def misranked(rule: Rule) -> float:
+        games_PG = score_and_compare([group, [right, right]], rule)
+        return step_metrics(games_PG, ONE_RANK, rollout_seconds=1.0)["reward/misranked"]
+
+    assert misranked(RULE) == 0.0
+    # right against half (equal rewards), right against wrong, half against wrong
+    assert misranked(replace(RULE, own=pays_for_turns)) == 1.0
+    assert misranked(replace(RULE, own=lambda game, reward: reward.total + len(game.turns))) == 2 / 3
+
+
+def with_replies(*replies: str) -> Trajectory:
+    """A game whose prompts got these replies."""
+    game = game_of_turns(*[GOOD] * len(replies), RIGHT)
+    turns = [replace(turn, reply=reply) for turn, reply in zip(game.turns, [*replies, None], strict=True)]
+    return replace(game, turns=turns)
+
+
+ERROR_TEXTS = [f"Error 429: too many requests, retry after {n} seconds (request a{n}f)" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("replies", "share"),
+    [
+        (ERROR_TEXTS[:10], 1.0),  # numbers and codes are taken as equal
+        ([*ERROR_TEXTS[:4], *(f"The director is person {chr(65 + n)} of the list" for n in range(6))], 0.4),
+        (["Yes."] * 10, 0.0),  # a bare answer may be right for many questions
+        (ERROR_TEXTS[: SAME_REPLY_QUESTIONS - 1], 0.0),  # so few questions may have it by chance
+    ],
+)
+def test_the_same_reply_to_most_questions_is_counted(replies, share):
+    groups = [[with_replies(reply), with_replies(reply)] for reply in replies]
+    metrics = step_metrics(score_and_compare(groups, RULE), ONE_RANK, rollout_seconds=1.0)
+    assert metrics["env/same_reply"] == pytest.approx(share)
+
+
+class RankInThread(Ranks):
+    """One of two ranks that run in threads of this process."""
+
+    meeting = threading.Barrier(2)
+    items: ClassVar[list[object]] = [None, None]
+
+    def gather(self, item):
+        self.items[self.rank] = item
+        self.meeting.wait()
+        gathered = [*self.items]
+        self.meeting.wait()
+        return gathered
+
+    def sum(self, values: list[float]) -> list[float]:
+        return [sum(column) for column in zip(*self.gather(values), strict=True)]
+
+
+def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
+    """A mean of the means of the ranks would weigh the games of the smaller share more."""
+    right, half, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG)
+    broken = game_of_turns(GOOD, stop="env_error")
+    right.spent = Spending(usd=0.25)
+    half.turns[0] = replace(half.turns[0], latency=3.0)
+    games = [[right, half], [right, wrong], [right, right], [broken, broken], [wrong, wrong]]
+    same = [[with_replies(text), with_replies("No.")] for text in ERROR_TEXTS[:5]]
+    games_PG = score_and_compare([*games, *same], replace(RULE, own=pays_for_turns))
+    one = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
+    assert all(one[name] > 0 for name in one if name.startswith(("groups/", "env/same", "reward/mis")))
+    shares, ranks = (games_PG[:2], games_PG[2:]), [RankInThread(rank=n, count=2, device=CPU) for n in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        two = list(
+            threads.map(lambda share, rank: step_metrics(share, rank, rollout_seconds=2.0), shares, ranks)
+        )
+    assert two == [pytest.approx(one)] * 2
+
+
+def test_the_spending_of_a_step_adds_what_earlier_parts_of_the_run_have_spent():
+    before = Spending(usd=2.0, lost_usd=0.5)
+    budget = SimpleNamespace(before=before, spent=Spending(calls=3, usd=2.75, lost_usd=0.75))
+    pool = SimpleNamespace(budget=budget, take_metrics=lambda: {"env/paid": 3.0, "env/reused": 1.0})
+    assert spending(pool, ONE_RANK) == {
+        "env/usd": 2.75,
+        "env/lost_usd": 0.75,
+        "env/paid": 3.0,
+        "env/reused": 1.0,
+    }

@@ -1,0 +1,92 @@
+"""The models of a training: what is loaded, and how often it is checked."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+from prompt_r1.agent import loading
+from prompt_r1.agent.adapters import adapters_of
+from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.packing import pack
+from prompt_r1.config.train import TrainConfig, check
+from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.errors import UsageError
+from prompt_r1.training.models import Models, load_models, load_reference
+from prompt_r1.training.run import Run
+from tests import tiny
+from tests.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
+from train import learn
+
+ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",))
+
+
+def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, monkeypatch):
+    """The check takes forwards of the whole model; the reference has the same weights."""
+    checked = []
+    check_model = loading.check_model
+    monkeypatch.setattr(loading, "check_model", lambda policy: checked.append(check_model(policy)))
+    folder, config = tiny.save_agent(tmp_path), TrainConfig(temperature=0.7)
+    agent = load_agent(folder, config, CPU)
+    assert len(checked) == 1
+    reference = load_reference(folder, agent, ONE_RANK, offload="none")
+    assert len(checked) == 1 and reference.temperature == 0.7
+    assert not any(weight.requires_grad for weight in reference.parameters())
+
+
+def models_of(folder, config: TrainConfig) -> Models:
+    agent = tiny.save_agent(folder / "agent")
+    config = replace(config, agent=str(agent), device="cpu")
+    return load_models(Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt()))
+
+
+def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
+    """After an update: the reference still scores like the untrained agent, bit for bit."""
+    models = models_of(tmp_path, ADAPTERS)
+    assert models.agent.policy is models.policy
+    packed = pack([siblings(0, 3)], CPU)
+    with torch.no_grad():
+        start = tiny.policy()(packed).logprobs
+        assert torch.equal(models.policy(packed).logprobs, start)
+    games = record_logprobs_of(models.policy, random_scored_games())
+    learner = Learner(models.policy, lr=1e-2, kl_coef=0.1)
+    batches = learner.update.prepare([games, games])
+    assert learn(learner.update, batches, models.reference_logprobs, learner.objective)["kl"] > 0
+    assert torch.equal(models.reference_logprobs(packed), start)
+    with torch.no_grad():
+        assert not torch.equal(models.policy(packed).logprobs, start)
+    adapted = adapters_of(models.policy.model)
+    factors = {id(weight) for layer in adapted.values() for weight in (layer.a, layer.b)}
+    assert {id(weight) for weight in learner.update.optimizer.state} == factors and len(factors) == 28
+
+
+def test_without_a_kl_there_is_no_reference(tmp_path):
+    for rank in (0, 4):
+        models = models_of(tmp_path, replace(ADAPTERS, kl_coef=0.0, adapter_rank=rank))
+        assert models.reference_logprobs(pack([siblings(0, 3)], CPU)) is None
+
+
+def test_adapters_that_do_not_fit_the_model_are_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="rank 999 do not fit the model: give a rank of at most 32"):
+        models_of(tmp_path, replace(ADAPTERS, adapter_rank=999))
+
+
+def test_a_model_that_reads_the_weights_of_its_layers_itself_is_a_usage_error(tmp_path, monkeypatch):
+    """Then the adapter would not be applied, or an AttributeError would end the first forward."""
+
+    def forward(self, x):
+        return x @ self.up_proj.weight.T @ self.down_proj.weight.T
+
+    monkeypatch.setattr(Qwen3MLP, "forward", forward)
+    with pytest.raises(UsageError, match=r"--adapter-rank 4: .* not supported: .*weight"):
+        models_of(tmp_path, ADAPTERS)
+
+
+@pytest.mark.parametrize("line", [{"parallel": "fsdp"}, {"parallel": "hsdp"}, {"offload": "all"}])
+def test_adapters_are_not_sharded_or_offloaded(line):
+    check(replace(ADAPTERS, parallel="ddp"))
+    assert ADAPTERS.layout == "ddp" and TrainConfig().layout == "auto"
+    with pytest.raises(UsageError, match=r"--adapter-rank trains .* give --parallel ddp"):
+        check(replace(ADAPTERS, **line))

@@ -1,0 +1,65 @@
+"""The questions of each training step, on each rank."""
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.files import write_questions
+from prompt_r1.data.sampler import digest_of, questions_of_step
+from prompt_r1.errors import QuestionTooLong
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.training.parts import RunQuestions
+from prompt_r1.types import Question
+from tests import tiny
+from tests.games import ONE_RANK
+
+QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for number in range(7)]
+
+
+def ids(questions: list[Question]) -> list[str]:
+    return [question.id for question in questions]
+
+
+def steps(count: int, steps: int, *, seed: int = 0) -> list[str]:
+    """The questions of the first steps, one after the other."""
+    taken = [questions_of_step(QUESTIONS, step, count=count, seed=seed) for step in range(1, steps + 1)]
+    assert all(len(questions) == count for questions in taken)
+    return [name for questions in taken for name in ids(questions)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 20])
+def test_the_questions_of_the_steps_are_shuffled_epochs_one_after_another(count):
+    order = steps(count, 42)
+    epochs = [order[start : start + 7] for start in range(0, len(order), 7)]
+    assert all(Counter(epoch) == Counter(ids(QUESTIONS)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs[:3]}) == 3
+    assert order == steps(7, 6 * count), "the same order, however many questions a step has"
+
+
+def test_the_questions_of_a_step_depend_on_the_seed_and_the_step_alone():
+    """So a resumed run needs no state: it goes on with the next questions."""
+    alone = questions_of_step(QUESTIONS, 5, count=3, seed=1)
+    assert ids(alone) == steps(3, 5, seed=1)[12:]
+    assert steps(3, 5, seed=1) != steps(3, 5, seed=2)
+
+
+@pytest.mark.parametrize("part", ["data", "val_data", "test_data"])
+def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, part):
+    """Also among those of the test, which is played last."""
+    path = tmp_path / "long.jsonl"
+    write_questions(path, [Question("long", "own", "why " * 500, ("a",))])
+    files = {"data": ("mini",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    with pytest.raises(QuestionTooLong, match="question 'long' takes"):
+        RunQuestions.load(SimpleNamespace(config=TrainConfig(max_tokens=1000, **files)), codec)
+
+
+def test_every_rank_plays_its_own_questions_of_a_step():
+    run = RunQuestions(QUESTIONS, [], [], per_step=5, seed=3, digest=digest_of(QUESTIONS))
+    whole = run.of_rank(2, ONE_RANK)
+    assert whole == dict(enumerate(questions_of_step(QUESTIONS, 2, count=5, seed=3)))
+    shares = [run.of_rank(2, replace(ONE_RANK, rank=rank, count=2)) for rank in (0, 1)]
+    assert all(shares) and shares[0] | shares[1] == whole and not shares[0].keys() & shares[1].keys()
