@@ -145,7 +145,7 @@ def test_the_paper_preset_runs_end_to_end(agent, tmp_path, call_here):
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = """
         --config paper --env mini --data own.jsonl --val-data own.jsonl --test-data own.jsonl --steps 2
-        --questions 3 --mini-batch 8 --max-new 24 --max-tokens 3000
+        --questions 3 --mini-batch 8 --max-new 24 --max-tokens 3000 --out runs/paper-seed0
     """
     done = call_here(tmp_path, "train.py", "--agent", agent, *settings.split())
     assert done.returncode == 0, done.stderr
@@ -164,9 +164,10 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     (tmp_path / "own.jsonl").write_text("\n".join(rows))
     files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
     monkeypatch.chdir(tmp_path)
-    train.main(["--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files])
+    line = ["--config", "mini", "--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files]
+    train.main([*line, "--out", "alone"])
     output = capfd.readouterr().out
-    run_folder = tmp_path / "runs/mini-alone-seed0"
+    run_folder = tmp_path / "alone"
     table = (run_folder / "test.md").read_text("utf-8")
     assert "environment alone" not in output + table and "| trained agent |" in table
     line = read_metrics(run_folder)[1]
@@ -258,9 +259,18 @@ BAD_INPUT = [
     (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
     (["train.py", "--config", "bad.yaml"], "unknown key 'lerning_rate'"),
     (["train.py", "--agent", "no/such/agent"], "no tokenizer at 'no/such/agent'"),
-    (["train.py", "--agent", "AGENT", "--data", "none.jsonl"], "none.jsonl: there is no such file"),
-    (["train.py", "--agent", "AGENT", "--data", "empty.jsonl"], "the file contains no questions"),
-    (["train.py", "--agent", "AGENT", "--data", "long.jsonl"], "question 'long' takes"),
+    (
+        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "none.jsonl"],
+        "none.jsonl: there is no such file",
+    ),
+    (
+        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "empty.jsonl"],
+        "the file contains no questions",
+    ),
+    (
+        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "long.jsonl", "--val-data", "none"],
+        "question 'long' takes",
+    ),
     (["train.py", "--agent", "AGENT", "--env", "what?ever"], "what?ever"),
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "5"], "--max-env-usd needs --env-price"),

@@ -43,7 +43,9 @@ COMMANDS = {
     'python infer.py --question "Who is the mother of the director of Silent Train?"': "{SAME}",
     'python infer.py --question "…"': "{SAME}",
     "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
-    "python train.py --agent path/to/model": f"{{SAME}} {TINY} --out runs/model",
+    "python train.py --config paper --agent path/to/model --data mine.jsonl": (
+        f"{{SAME}} --env mini {TINY} --instruction short --out runs/model"
+    ),
     "--env gpt-4o-mini": "OPENAI_API_KEY=k OPENAI_BASE_URL={URL} python infer.py --question Who? {SAME}",
     "--env MODEL@http://host:port/v1": "python infer.py --question Who? --env gpt-4o-mini@{URL}",
     "--env hf:DIR": "python infer.py --agent path/to/model --question Who? --env hf:path/to/model",

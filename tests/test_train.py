@@ -17,8 +17,8 @@ from tests.json_server import JsonHandler, serving
 from tests.tensors import load_tensors
 
 SMALL = (
-    "--env mini --questions 4 --group-size 4 --mini-batch 16 --max-turns 3 --max-new 80 --max-tokens 900 "
-    "--lr 1e-3 --steps 1 --device cpu"
+    "--config mini --env mini --questions 4 --group-size 4 --mini-batch 16 --max-turns 3 --max-new 80 "
+    "--max-tokens 900 --lr 1e-3 --steps 1 --device cpu"
 ).split()
 
 

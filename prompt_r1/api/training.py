@@ -19,17 +19,18 @@ OnStep = Callable[[dict[str, float]], object]
 PACKAGE = Path(__file__).parents[1]
 
 
-def train(config: str | Path = "mini", *, on_step: OnStep | None = None, **settings: object) -> Path:
+def train(config: str | Path = "", *, on_step: OnStep | None = None, **settings: object) -> Path:
     """Train an agent and return its run folder.
 
-    `config`: mini, paper or a YAML file. `settings`: the flags of train.py, with underscores; `reward` and
-    `answer_metric` may be functions of a module, also of the notebook that runs. `on_step` is
+    `config`: mini (the default), paper or a YAML file. `settings`: the flags of train.py, with underscores;
+    `reward` and `answer_metric` may be functions of a module, also of the notebook that runs. `on_step` is
     called with each line of metrics.jsonl; an exception that it raises ends the run, which the next call with
     the same settings resumes from its newest checkpoint.
 
     Raises UsageError, FatalEnvError and Resumable, for which the command line has the exit codes 2, 2 and 75.
     """
-    values, name = train_config(["--config", str(config), *_flags(settings)])
+    preset = ["--config", str(config)] if config else []
+    values, name = train_config([*preset, *_flags(settings)])
     train_steps = _train_script().train
     return _outside_event_loop(lambda: start(values, name, train_steps, on_metrics=on_step))
 

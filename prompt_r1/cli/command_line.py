@@ -4,6 +4,7 @@ import argparse
 import errno
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,11 +15,11 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
+from prompt_r1.config.fields import HELD_OUT, MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.removed import removed_sentence
-from prompt_r1.config.train import PRESETS, TrainConfig, check
+from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.errors import NO_CPU_MEMORY, FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
 from prompt_r1.terminal import escape_unprintable_output, printable
@@ -120,27 +121,49 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     """
     about = "Train an agent to question an environment."
     parser = _new_parser("train.py", about)
-    parser.add_argument(
-        "--config", default="mini", metavar="mini|paper|FILE", help="preset or YAML file (mini)"
-    )
+    parser.add_argument("--config", default="", metavar="mini|paper|FILE", help="preset or YAML file (mini)")
     _add_flags(parser, TrainConfig, arguments, preset=PRESETS["mini"])
     given = vars(parser.parse_args(arguments))
-    source = given.pop("config")
+    chosen = given.pop("config")
+    source = chosen or "mini"
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
     # The mini world brings its own questions.
     if config.env in MINI_ENVIRONMENTS and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
+    if has_own_questions(config):
+        if config.agent != "mini" and not chosen:
+            raise UsageError(
+                f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper "
+                "(for real models), --config mini (the settings of the toy agent) or a YAML file"
+            )
+        asked = given if source in PRESETS else {**values, **given}
+        # The mini world's questions say nothing about one's own.
+        config = replace(
+            config,
+            val_data=config.val_data if "val_data" in asked else (HELD_OUT,),
+            test_data=config.test_data if "test_data" in asked else (),
+        )
     if "none" in config.val_data:
         config = replace(config, val_data=())
     if "none" in config.test_data:
         config = replace(config, test_data=())
-    name = Path(source).stem
     if config.env == "none":
         config = _without_environment(config, given)
-        name = f"{name}-alone"
     check(config)
-    return config, name
+    return config, run_name(Path(source).stem, config, values, given)
+
+
+def run_name(start: str, config: TrainConfig, preset: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """The name of a run without --out: its preset or file, then agent, environment and data if they differ.
+
+    So a run on one's own data does not meet the folder of a run in the mini world.
+    """
+    agent, env, data = config.agent, config.env, config.data[0] if has_own_questions(config) else ""
+    chosen = {"agent": agent, "env": env if env != "none" else "alone", "data": data}
+    differing = [value for name, value in chosen.items() if name in given and given[name] != preset.get(name)]
+    names = [re.sub(r"\.(jsonl|parquet)$", "", Path(value.split("@")[0]).name) for value in differing]
+    return re.sub(r"[^\w.-]+", "-", "-".join(filter(None, [start, *names])))[:80]
 
 
 def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ class AgentConfig(EnvironmentConfig):
     data: tuple[str, ...] = setting(
         (), "mini, or JSONL/parquet files to train on", everyday=True, identifies=True
     )
-    val_data: tuple[str, ...] = setting((), "validation questions; none: no validation", everyday=True)
+    val_data: tuple[str, ...] = setting(
+        (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True
+    )
     test_data: tuple[str, ...] = setting(
         (), "test questions, played at the end; none: no test", everyday=True
     )

@@ -49,6 +49,9 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
+
+
 def is_mini(spec: str) -> bool:
     """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
     return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))

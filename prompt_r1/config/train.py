@@ -11,6 +11,7 @@ from prompt_r1.config.fields import (
     POSITIVE,
     Range,
     check_ranges,
+    is_mini,
     setting,
 )
 from prompt_r1.config.functions import import_metric, import_reward
@@ -138,6 +139,24 @@ class TrainConfig(AgentConfig):
                 f"rank {self.adapter_rank}: merged into the weights, and alone in `adapter/` for peft"
             )
         return rows
+
+
+def has_own_questions(config: TrainConfig) -> bool:
+    """Whether a run trains on questions that are not of the mini world."""
+    return any(name.partition(":")[0] != "mini" for name in config.data)
+
+
+def toy_note(config: TrainConfig) -> str:
+    """Which parts of a run are toys of the mini world, beside real ones; "" if all parts are, or none."""
+    parts = {"--agent": config.agent == "mini", "--data": not has_own_questions(config)}
+    if config.env != "none":
+        parts["--env"] = is_mini(config.env)
+    toys = [flag for flag, toy in parts.items() if toy]
+    if len(toys) in (0, len(parts)):
+        return ""
+    real = " and ".join(flag for flag, toy in parts.items() if not toy)
+    toy = " and ".join(toys)
+    return f"Note: {real} of your own, but {toy} of the mini world:\na toy that knows nothing else."
 
 
 PRESETS: dict[str, dict[str, Any]] = {

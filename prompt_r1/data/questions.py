@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_r1.config.fields import HELD_OUT
 from prompt_r1.data import load_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
@@ -40,6 +41,24 @@ def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) ->
     if any(name.partition(":")[0] != "mini" for name in names):
         questions = stratified(questions)
     return questions[: limit or None]
+
+
+def training_and_validation(
+    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int
+) -> tuple[list[Question], list[Question]]:
+    """The questions to train on, and at most `limit` to validate with.
+
+    Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
+    """
+    training, val_data = find_questions(data, "train", seed), list(val_data)
+    if val_data != [HELD_OUT]:
+        return training, sample_questions(val_data, "validation", seed, limit)
+    validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
+    texts = {question.text for question in validation}
+    rest = [question for question in training if question.text not in texts]
+    if not rest:
+        raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
+    return rest, validation
 
 
 def _mini_questions(split: str, seed: int) -> list[Question]:

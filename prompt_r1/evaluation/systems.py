@@ -14,6 +14,7 @@ from pathlib import Path
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.fields import HELD_OUT
 from prompt_r1.config.methods import METHODS, MethodConfig
 from prompt_r1.data.files import load_questions, question_key
 from prompt_r1.environments.opening import parse_json_object
@@ -143,7 +144,7 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
 def training_files(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> list[str]:
     """The questions that agents were trained and validated on, and that methods prepare with."""
     own = [agent.config for name, agent in agents.items() if name in trained_with(agents)]
-    names = [name for run in own for name in (*run.data, *run.val_data)]
+    names = [name for run in own for name in (*run.data, *run.val_data) if name != HELD_OUT]
     return [*names, *config.train_data, *config.val_data]
 
 

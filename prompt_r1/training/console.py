@@ -195,7 +195,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         lost = _lost_dollars(lines[-1])
         totals.append(_dollars(lines[-1]) + (f" (at most {lost} for lost attempts)" if lost else ""))
     totals.append(_duration(_seconds(lines)))
-    other = "mini:ood" if config.env == "mini" else " ".join(config.test_data) or "FILE"
+    mini = config.env == "mini" and set(config.data) <= {"mini"}
+    other = "mini:ood" if mini else " ".join(config.test_data) or "FILE"
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),

@@ -12,7 +12,7 @@ from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import is_mini
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.data.questions import find_questions
+from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.spending import Spending
 from prompt_r1.training.memory import memory_table
@@ -49,10 +49,11 @@ def estimate(config: TrainConfig) -> str:
 
     Raises UsageError for files that cannot be read.
     """
-    find_questions(config.data, "train", config.seed)
-    validation = len(find_questions(config.val_data, "validation", config.seed))
+    _, validation = training_and_validation(
+        config.data, config.val_data, seed=config.seed, limit=config.val_limit
+    )
     test = len(find_questions(config.test_data, "test", config.seed))
-    parts = parts_of_run(config, validation=validation, test=test)
+    parts = parts_of_run(config, validation=len(validation), test=test)
     if config.env == "none":
         return cost_table(parts, Spending(), Spending(), priced=True)
     low, high = (spending_of_game(config, config.env, config.env_price, high=high) for high in (False, True))

@@ -11,7 +11,7 @@ import torch
 from prompt_r1.agent.names import exported_step
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.cli.crash_report import crash_report_in
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train import TrainConfig, toy_note
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.distributed.ranks import network_errors_resumable, start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
@@ -44,8 +44,9 @@ def start(
 
     `on_metrics` gets each line of metrics.jsonl. Returns the run folder.
     """
+    note = toy_note(config)
     if config.dry_run:
-        print(estimate(config))
+        print("\n".join(filter(None, [note, estimate(config)])))
         return Path(config.out or f"runs/{name}-seed{config.seed}")
     if config.threads:
         torch.set_num_threads(config.threads)  # more threads hardly help a tiny model, and hurt on a busy CPU
@@ -55,6 +56,8 @@ def start(
             folder = ranks.from_first(
                 lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
             )
+        if note and ranks.first:
+            print(printable(note))
         with crash_report_in(folder), network_errors_resumable(ranks), lock_run(folder, ranks):
             if done := ranks.from_first(lambda: _finished_summary(folder, config)):
                 if ranks.first:

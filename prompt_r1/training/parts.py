@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from prompt_r1.agent.agent import check_question_lengths
-from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step
 from prompt_r1.distributed.ranks import Ranks, assign_questions
 from prompt_r1.environments.opening import Environments
@@ -41,8 +41,9 @@ class RunQuestions:
     def load(cls, run: Run, codec: Codec) -> "RunQuestions":
         """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
         config = run.config
-        training = find_questions(config.data, "train", config.seed)
-        validation = sample_questions(config.val_data, "validation", config.seed, config.val_limit)
+        training, validation = training_and_validation(
+            config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        )
         test = find_questions(config.test_data, "test", config.seed)
         check_question_lengths([*training, *validation, *test], codec, config.max_tokens)
         return cls(training, validation, test, config.questions, config.seed, digest_of(training))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 
 import pytest
@@ -18,7 +19,7 @@ from prompt_r1.config.fields import flag_of
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.removed import REMOVED_FLAGS
 from prompt_r1.config.serve import ServeConfig
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train import TrainConfig, toy_note
 from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
 from tests.paths import ROOT
 
@@ -295,6 +296,40 @@ def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_
     config, name = train_config(["--env", "none", *flags.split()])
     assert (config.instruction, config.max_turns, config.max_new, config.rule) == game
     assert name == ("paper-alone" if "paper --data" in flags else "mini-alone")
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "toys"),
+    [
+        ("", "mini", ""),
+        ("--steps 3 --agent mini --data mini", "mini", ""),
+        ("--data a/mine.jsonl", "mini-mine", "--agent and --env of"),
+        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent of"),
+        ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data and --env of"),
+        ("--config paper --data mine.jsonl", "paper-mine", ""),
+        ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
+    ],
+)
+def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
+    config, name = train_config(flags.split())
+    assert name == folder
+    assert (toys in toy_note(config)) if toys else not toy_note(config)
+
+
+def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of_the_mini_world():
+    def split(flags: str) -> tuple[Sequence[str], Sequence[str]]:
+        config, _ = train_config(["--data", "mine.jsonl", *flags.split()])
+        return config.val_data, config.test_data
+
+    assert split("") == split("--config paper") == (("held-out",), ())
+    assert split("--val-data none --test-data b.jsonl") == ((), ["b.jsonl"])
+    assert split("--val-data c.jsonl") == (["c.jsonl"], ())
+
+
+def test_a_model_of_ones_own_never_learns_by_the_settings_of_the_toy_agent_unasked():
+    with pytest.raises(UsageError, match="--config paper"):
+        train_config(["--agent", "model", "--data", "mine.jsonl"])
+    assert train_config(["--config", "paper", "--agent", "model", "--data", "mine.jsonl"])[0].lr == 1e-6
 
 
 def test_a_typing_error_names_the_flag_that_resembles_it(monkeypatch):

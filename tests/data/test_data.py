@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from prompt_r1.data import load_questions
 from prompt_r1.data.files import write_questions
-from prompt_r1.data.questions import sample_questions
+from prompt_r1.data.questions import sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
@@ -303,3 +304,18 @@ def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path, 
     write_questions(tmp_path / name, [Question("1", "own", "Wer ist Ägidius?", ("Anna",))])
     assert target.read_text() == "precious"
     assert [question.text for question in load_questions(tmp_path / name)] == ["Wer ist Ägidius?"]
+
+
+def test_a_tenth_is_held_out_by_dataset_and_no_text_of_it_is_trained_on(tmp_path):
+    rows = [{"question": f"{n % 45}?", "answer": "a", "dataset": "AB"[n % 3 == 0]} for n in range(60)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = [str(tmp_path / "own.jsonl")]
+    training, validation = training_and_validation(files, ["held-out"], seed=0, limit=100)
+    assert Counter(question.dataset for question in validation) == {"A": 4, "B": 2}
+    held_out = {question.text for question in validation}
+    assert held_out.isdisjoint(question.text for question in training)
+    assert {question.text for question in training} | held_out == {row["question"] for row in rows}
+    assert training_and_validation(files, ["held-out"], seed=1, limit=2)[1] == validation[:2]
+    (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
+    with pytest.raises(UsageError, match="no question to train on"):
+        training_and_validation(files, ["held-out"], seed=0, limit=9)

@@ -212,7 +212,7 @@ def run_train(
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     learn = train.learn
     line = f"""
-        --agent {asking_agent} --data {tmp_path / "own.jsonl"} --test-data none
+        --agent {asking_agent} --data {tmp_path / "own.jsonl"} --test-data none --config mini
         --env py:late_replies:ENVIRONMENT --steps 2 --questions 3 --group-size 8 --mini-batch 12 --lr 1e-3
         --max-turns 3 --max-new 60 --max-tokens 900 --save-every 1 --device cpu --kv-tokens 20000
     """

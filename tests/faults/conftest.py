@@ -26,7 +26,7 @@ def arguments(asking_agent, tmp_path_factory) -> list[str]:
     rows = [{"question": f"Who is number {number}?", "answer": "Anna"} for number in range(6)]
     file.write_text("\n".join(map(json.dumps, rows)))
     settings = """
-        --env mini --out run --steps 5 --questions 4 --group-size 2 --mini-batch 4 --lr 0.001
+        --config mini --env mini --out run --steps 5 --questions 4 --group-size 2 --mini-batch 4 --lr 0.001
         --max-turns 3 --max-new 60 --max-tokens 900 --val-every 2 --val-limit 2 --save-every 1
         --device cpu --kv-tokens 20000
     """

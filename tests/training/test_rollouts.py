@@ -88,6 +88,7 @@ class Runs:
         self.monkeypatch = monkeypatch
         self.line = f"""
             --agent {agent} --data {folder / "own.jsonl"} --val-data {folder / "own.jsonl"} --test-data none
+            --config mini
             --env py:patient_replies:ENVIRONMENT --steps {STEPS} --questions 3 --group-size 5 --mini-batch 15
             --lr 1e-3 --max-turns 3 --max-new 60 --max-tokens 900 --val-every 3 --val-limit 2 --save-every 3
             --device cpu --kv-tokens 20000 --tokens-per-batch 900 --loss token-mean --kl-coef 0
