@@ -27,6 +27,10 @@ class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 
 
+class Interrupted(Resumable):
+    """The user stopped the run by Ctrl-C (exit code 130)."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,7 +21,15 @@ from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
 from prompt_r1.config.yaml_files import read_yaml
-from prompt_r1.errors import NO_CPU_MEMORY, FatalEnvError, InternalError, Resumable, UsageError, out_of_memory
+from prompt_r1.errors import (
+    NO_CPU_MEMORY,
+    FatalEnvError,
+    InternalError,
+    Interrupted,
+    Resumable,
+    UsageError,
+    out_of_memory,
+)
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
 
@@ -54,7 +62,7 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     except (UsageError, FatalEnvError) as error:
         _exit(2, error)
     except Resumable as error:
-        _exit(75, error)
+        _exit(130 if isinstance(error, Interrupted) else 75, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
         _exit(75, "nobody reads the output any more; the same command resumes from the last checkpoint")

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1: save and exit with code 75.
+"""SIGTERM, SIGUSR1 and the first Ctrl-C: save and exit.
 
 Before training begins the run exits at once. Afterwards, running games are cancelled with their pending
-calls, but an update is finished; the ranks agree on the step (`Ranks.gather`), save and exit. Ctrl-C exits at
-once without saving.
+calls, but an update is finished; the ranks agree on the step (`Ranks.gather`), save and exit. A second Ctrl-C
+exits at once without saving.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TypeVar
 
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Interrupted, Resumable
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SAME_CTRL_C = 1.0  # seconds: a terminal sends it to torchrun and to its ranks, and torchrun sends it again
 
 
 class Interrupt:
@@ -34,7 +35,9 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-        self._before = {number: signal.signal(number, self._receive) for number in handled}
+        # A shell ignores Ctrl-C for what it runs in the background.
+        heard = [number for number in handled if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -53,7 +56,7 @@ class Interrupt:
         except asyncio.CancelledError:
             if not self.name:
                 raise
-            raise Resumable(self.reason) from None
+            raise self.stops(self.reason) from None
         finally:
             self._cancel = lambda: None
 
@@ -63,13 +66,20 @@ class Interrupt:
         return f"{self.name} was received" if self.name else ""
 
     @property
+    def stops(self) -> type[Resumable]:
+        """The exception that ends the run, and with it the exit code."""
+        return Interrupted if self.name == "SIGINT" else Resumable
+
+    @property
     def age(self) -> str:
         """How long ago the signal came, in brackets; "" if none has come."""
         return f" ({time.monotonic() - self.received:.0f} s after the signal)" if self.name else ""
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.name and time.monotonic() - self.received > SAME_CTRL_C:
+            raise KeyboardInterrupt
         if not self.name:
             self.name, self.received = signal.Signals(number).name, time.monotonic()
         if not self.deferred:
-            raise Resumable(f"{self.reason} before training began")
+            raise self.stops(f"{self.reason} before training began")
         self._cancel()

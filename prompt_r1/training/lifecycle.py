@@ -57,7 +57,7 @@ def lifecycle(run: Run, parts: Parts, rollouts: Rollouts) -> Iterator["Lifecycle
             raise
         steps.save(wait=True)
         stop_ranks(run.ranks)  # all ranks have agreed on this stop
-        raise Resumable(
+        raise run.interrupt.stops(
             f"{error}; stopped after step {steps.state.step}{run.interrupt.age}, the same command "
             "resumes the run"
         ) from None
@@ -228,7 +228,7 @@ class Lifecycle:
         ranks, on_collapse = self.run.ranks, self.run.config.on_collapse
         self._report_write_failure(self.checkpoints.finish(wait=False))
         for reason in filter(None, ranks.gather(self.run.interrupt.reason)):
-            raise Resumable(reason)
+            raise self.run.interrupt.stops(reason)
         self.idle_steps = self.idle_steps + 1 if line.get("groups/dropped") == 1 else 0
         if self.idle_steps == IDLE_STEPS:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")

@@ -3,11 +3,20 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from prompt_r1.distributed.signals import SIGNALS, Interrupt
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Interrupted, Resumable
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler of SIGINT: a shell ignores the signal for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -48,6 +57,24 @@ def test_after_a_signal_during_an_update_no_new_work_starts():
 def test_a_signal_before_training_ends_the_run_at_once():
     with Interrupt(), pytest.raises(Resumable, match="before training began"):
         os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_the_run_at_once():
+    with Interrupt() as interrupt:
+        interrupt.deferred = True
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # the same one: torchrun sends it again
+        assert interrupt.stops is Interrupted and interrupt.reason == "SIGINT was received"
+        interrupt.received -= 2
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_stays_ignored_in_the_background():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+    assert not interrupt.name and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_guard_returns_the_result_and_raises_the_errors_of_its_work():
