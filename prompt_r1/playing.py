@@ -13,7 +13,7 @@ from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.environments.opening import open_for_agent, pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.sources import Answering
-from prompt_r1.errors import INTERRUPTED, EnvError
+from prompt_r1.errors import INTERRUPTED, EnvError, UsageError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
 
@@ -58,12 +58,19 @@ def open_pair(
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost; 0: no limit. Turns are at most those of the agent's training."""
+    """The most that one question may cost; None: no limit. Turns are at most those of the agent's training.
 
-    turns: int = 0
-    calls: int = 0
-    usd: float = 0.0
-    seconds: float = 0.0
+    Raises UsageError for a game without a turn.
+    """
+
+    turns: int | None = None
+    calls: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.turns is not None and self.turns < 1:
+            raise UsageError(f"a limit of {self.turns} turns: a game has at least one")
 
 
 NO_LIMITS = Limits()
@@ -121,8 +128,8 @@ async def play_question(
     calls = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=how.deadline)
     limits, codec, interrupted = how.limits, agent.codec, False
     watched = listener is not None and listener.wants_tokens
-    turns = agent.game.max_turns
-    turns = min(turns, limits.turns or turns, limits.calls + 1 if limits.calls else turns)
+    most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)
+    turns = min(most for most in most_turns if most is not None)  # in its last turn, a game makes no call
 
     async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
         nonlocal interrupted
@@ -154,7 +161,7 @@ async def play_question(
     async def ask(messages: list[Message]) -> str:
         nonlocal interrupted
         spent = calls.spent.usd
-        if limits.usd and spent + environment.most_usd(messages) > limits.usd:
+        if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
             raise LimitReached(
                 "usd", f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
             )
@@ -173,7 +180,7 @@ async def play_question(
 
     begin = time.perf_counter()
     try:
-        async with asyncio.timeout(limits.seconds or None):
+        async with asyncio.timeout(limits.seconds):
             rules = replace(agent.game, max_turns=turns)
             trajectory = await play(question, generate, ask, codec, rules, seed=seed)
     except TimeoutError:

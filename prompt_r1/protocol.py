@@ -200,7 +200,7 @@ class Codec:
         """
         close = [] if after == self.turn_end else self._close
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
-        content = self._encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
+        content = self.encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
             content = self._whole_characters(content[:max_tokens]) + self.encode_trusted(CUT)
         return close + self._reply_head + content + self._reply_tail(note)
@@ -213,7 +213,7 @@ class Codec:
         """The tokens of text from outside, none of them an added token of the vocabulary."""
         return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
 
-    def _encode_beginning(self, text: str, max_tokens: int) -> list[int]:
+    def encode_beginning(self, text: str, max_tokens: int) -> list[int]:
         """Tokens of a text: all, or of a long one more than `max_tokens`, of which that many are exact.
 
         Replies may have megabytes, which take seconds to encode.

@@ -149,10 +149,13 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 def check_question_lengths(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
     for question in questions:
-        length = len(codec.opening(question.text))
+        # A text of megabytes takes seconds to encode; too long, its beginning is.
+        length = len(codec.encode_beginning(question.text, max_tokens))
+        if length < max_tokens:
+            length = len(codec.opening(question.text))
         if length >= max_tokens:
             name = f"question {question.id!r}" if question.id else f"the question {question.text[:40]!r}…"
             raise QuestionTooLong(
-                f"{name} takes {length} tokens of a game of {max_tokens}: shorten it, or "
+                f"{name} takes at least {length} tokens of a game of {max_tokens}: shorten it, or "
                 "train with a larger --max-tokens"
             )

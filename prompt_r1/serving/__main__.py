@@ -54,7 +54,12 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         run=asyncio.run,
         stops_on_failures=False,  # each failed question gets its own error
     )
-    limits = Limits(config.request_turns, config.request_calls, config.request_usd, config.request_seconds)
+    limits = Limits(  # flags: 0 is no limit
+        config.request_turns or None,
+        config.request_calls or None,
+        config.request_usd or None,
+        config.request_seconds,
+    )
     served = ServedPair(
         pair.agent, pair.environment, config.model_name, config.temperature, limits, config.max_sessions, key
     )

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import logging
 import re
+import reprlib
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -21,11 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
@@ -70,7 +73,8 @@ def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
         Route("/", page),
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[guard])
+    handlers = {HTTPException: _refuse, ClientDisconnect: _nobody, Exception: _report}
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
 
 async def page(request: Request) -> Response:
@@ -113,7 +117,9 @@ class ChatServer:
         except BadRequest as error:
             return _respond(failure_of(error))
         if asked.model != self._pair.model_name:
-            message = f"there is no model {asked.model!r}; this server has {self._pair.model_name!r}"
+            message = (
+                f"there is no model {reprlib.repr(asked.model)}; this server has {self._pair.model_name!r}"
+            )
             return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
         if self.sessions >= self._pair.max_sessions:
             return _respond(FULL)
@@ -122,10 +128,9 @@ class ChatServer:
         game = self._start(asked, pieces)
         if asked.stream:
             events = self._events(game, pieces, envelope, asked)
-            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            return GameStream(game, events)
         if not await _is_awaited(game, request):
-            return Response(status_code=499)  # nobody reads it
+            raise ClientDisconnect
         try:
             answer = await game
         except Exception as error:
@@ -164,10 +169,7 @@ class ChatServer:
         envelope: Envelope,
         asked: ChatRequest,
     ) -> AsyncIterator[bytes]:
-        """The stream of a game. Its status has been sent when the game fails, so an error is an event.
-
-        Starlette cancels it when the client disconnects.
-        """
+        """The stream of a game. Its status has been sent when the game fails, so an error is an event."""
         try:
             yield event(envelope.chunk({"role": "assistant", "content": ""}))
             dialogue = DialogueText()
@@ -186,27 +188,45 @@ class ChatServer:
             yield END_OF_STREAM
         except Exception as error:
             yield event(_failure(error).body)
-        finally:
-            game.cancel()
 
     def _has_key(self, request: Request) -> bool:
         given = request.headers.get("authorization", "")
         return not self._pair.key or hmac.compare_digest(given.encode(), f"Bearer {self._pair.key}".encode())
 
 
+class GameStream(StreamingResponse):
+    """The events of a game, which ends with this response.
+
+    A client may leave before the first event is requested: then the iterator of events never runs.
+    """
+
+    def __init__(self, game: asyncio.Task[Answer], events: AsyncIterator[bytes]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._game = game
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._game.cancel()
+
+
 async def _body(request: Request) -> bytes:
-    """The body of a request. Raises BadRequest for one that is too long or not declared as JSON.
+    """The body of a request. Raises BadRequest if it is too long, has two lengths or is not declared as JSON.
 
     A web page of another site can send other types than JSON without asking the browser.
     """
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        raise BadRequest("the request has both Content-Length and Transfer-Encoding: send one of them")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("the request needs the header Content-Type: application/json")
-    content = b""
+    content = bytearray()
     async for part in request.stream():
         content += part
         if len(content) > MOST_BYTES:
             raise BadRequest(f"the body has more than {MOST_BYTES:,} bytes")
-    return content
+    return bytes(content)
 
 
 async def _is_awaited(game: asyncio.Task[Answer], request: Request) -> bool:
@@ -231,6 +251,21 @@ def _failure(error: Exception) -> Failure:
     if failure.status == 500:
         logger.error("a question ended with an internal error", exc_info=error)
     return failure
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """An unknown path or method."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {reprlib.repr(request.url.path)}"
+    return _respond(Failure(error.status_code, "invalid_request_error", message, headers=error.headers))
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # the client has gone: nobody reads it
+
+
+async def _report(request: Request, error: Exception) -> Response:
+    return _respond(failure_of(error))
 
 
 def _respond(failure: Failure) -> Response:

@@ -2,14 +2,18 @@
 
 import json
 import math
+import reprlib
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from prompt_r1.errors import UsageError
 from prompt_r1.playing import Limits
 
 MOST_BYTES = 1_000_000  # of a request
 # Fields that would change the form of the answer. Others that we do not know are ignored, as elsewhere.
 UNSUPPORTED = ("tools", "functions", "response_format", "logprobs", "stop", "modalities", "audio")
+LIMITS = {f"max_{field.name}" for field in fields(Limits)}
 
 
 class BadRequest(Exception):
@@ -38,7 +42,7 @@ def read_request(content: bytes, limits: Limits) -> ChatRequest:
     """Read a request, which may lower `limits`. Raises BadRequest."""
     try:
         body = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
@@ -47,6 +51,11 @@ def read_request(content: bytes, limits: Limits) -> ChatRequest:
             raise BadRequest(f"`{field}` is not supported: the pair answers with plain text", field)
     if body.get("n") not in (None, 1):
         raise BadRequest("`n` must be 1: ask again for another answer", "n")
+    # Limits are never ignored, except OpenAI's on tokens, which its clients send with every request.
+    for field in sorted(key for key in body if key.startswith("max_")):
+        if field not in LIMITS | {"max_tokens", "max_completion_tokens"}:
+            known = ", ".join(sorted(LIMITS))
+            raise BadRequest(f"there is no limit {reprlib.repr(field)}: there are {known}", field[:40])
     options = body.get("stream_options") or {}
     seed = body.get("seed")
     return ChatRequest(
@@ -56,7 +65,7 @@ def read_request(content: bytes, limits: Limits) -> ChatRequest:
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         include_reasoning=bool(body.get("include_reasoning")),
         temperature=_number(body, "temperature"),
-        seed="0" if seed is None else str(seed),
+        seed="0" if seed is None else str(seed).encode("utf-8", "replace").decode(),  # no lone surrogates
         limits=_lower(limits, body),
     )
 
@@ -74,7 +83,7 @@ def question_of(messages: object) -> str:
             raise BadRequest("each of `messages` must be an object with role and content", "messages")
         role = message.get("role")
         if role not in ("system", "developer", "user", "assistant"):
-            raise BadRequest(f"a message has the role {role!r}: not supported", "messages")
+            raise BadRequest(f"a message has the role {reprlib.repr(role)}: not supported", "messages")
         lines.append((str(role), _content(message.get("content"))))
     role, question = lines.pop()
     if role != "user" or not question.strip():
@@ -111,20 +120,26 @@ def _number(body: Mapping[str, object], field: str) -> float | None:
     value = body.get(field)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise BadRequest(f"`{field}` must be a number of at least 0", field)
     return float(value)
 
 
 def _lower(limits: Limits, body: Mapping[str, object]) -> Limits:
-    """The stricter of the server's limits and those of a request; 0 and absent: no limit."""
+    """The stricter of the server's limits and those of a request; None and absent: no limit."""
 
-    def stricter(ours: float, field: str) -> float:
-        return min(filter(None, (ours, _number(body, field))), default=0.0)
+    def stricter(ours: float | None, field: str) -> float | None:
+        return min((limit for limit in (ours, _number(body, field)) if limit is not None), default=None)
 
-    return Limits(
-        turns=math.ceil(stricter(limits.turns, "max_turns")),
-        calls=math.ceil(stricter(limits.calls, "max_calls")),
-        usd=stricter(limits.usd, "max_usd"),
-        seconds=stricter(limits.seconds, "max_seconds"),
-    )
+    def whole(limit: float | None) -> int | None:
+        return None if limit is None else math.ceil(limit)
+
+    try:
+        return Limits(
+            turns=whole(stricter(limits.turns, "max_turns")),
+            calls=whole(stricter(limits.calls, "max_calls")),
+            usd=stricter(limits.usd, "max_usd"),
+            seconds=stricter(limits.seconds, "max_seconds"),
+        )
+    except UsageError as error:
+        raise BadRequest(str(error), "max_turns") from None

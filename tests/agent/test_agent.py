@@ -82,7 +82,9 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
 def test_a_question_must_leave_room_for_one_token():
     length = len(CODEC.opening(QUESTION.text))
     check_question_lengths([QUESTION], CODEC, length + 1)
-    with pytest.raises(UsageError, match=f"question 'q7' takes {length} tokens of a game of {length}"):
+    with pytest.raises(
+        UsageError, match=f"question 'q7' takes at least {length} tokens of a game of {length}"
+    ):
         check_question_lengths([QUESTION], CODEC, length)
 
 

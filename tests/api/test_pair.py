@@ -115,7 +115,12 @@ def test_a_failed_environment_raises_for_one_question_and_marks_its_own_game_in_
 
 @pytest.mark.parametrize(
     ("limits", "turns", "calls"),
-    [(prompt_r1.Limits(), 4, 3), (prompt_r1.Limits(turns=2), 2, 1), (prompt_r1.Limits(calls=2), 3, 2)],
+    [
+        (prompt_r1.Limits(), 4, 3),
+        (prompt_r1.Limits(turns=2), 2, 1),
+        (prompt_r1.Limits(calls=2), 3, 2),
+        (prompt_r1.Limits(calls=0), 1, 0),
+    ],
 )
 def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
     answer = pair.ask("9: more than it may", limits=limits)

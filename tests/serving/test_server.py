@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Iterator
 
@@ -9,9 +10,13 @@ import httpx
 import openai
 import pytest
 
+from prompt_r1.agent.agent import check_question_lengths
+from prompt_r1.chat_template import PieceEncoder
 from prompt_r1.environments.opening import pool_of
-from prompt_r1.errors import EnvError, FatalEnvError
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
+from prompt_r1.serving.app import make_app
+from prompt_r1.types import Question
 from tests.echo_agent import EchoAgent, paid_pool
 from tests.serving.running import pair_of, serving
 
@@ -145,6 +150,48 @@ def test_a_body_that_is_not_json_or_too_long_is_refused(url):
     assert httpx.post(address, content=b" " * 1_000_001, headers=headers).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/models/" + "x" * 9000, 404)],
+)
+def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status):
+    response = httpx.request(method, url + path)
+    error = response.json()["error"]
+    assert response.status_code == status and error["type"] == "invalid_request_error"
+    assert method in error["message"] and len(error["message"]) < 100
+
+
+def test_the_name_of_an_unknown_model_is_cut(url):
+    message = ask(url, model="x" * 900_000).json()["error"]["message"]
+    assert message.endswith("xxx'; this server has 'prompt-r1'") and len(message) < 100
+
+
+def test_a_request_with_two_lengths_is_answered_at_once(url):
+    """Its body has no chunks: the server waited for the first one."""
+    address = httpx.URL(url)
+    lines = ["POST /v1/chat/completions HTTP/1.1", f"Host: {address.host}", "Content-Type: application/json"]
+    lines += ["Content-Length: 2", "Transfer-Encoding: chunked", "", "{}"]
+    with socket.create_connection((address.host, address.port), timeout=5) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        response = b""
+        while b"}" not in response:
+            response += connection.recv(10_000)
+    assert response.startswith(b"HTTP/1.1 400") and b"send one of them" in response
+
+
+def test_the_length_of_a_question_is_checked_on_its_beginning(monkeypatch):
+    """900 kB of tags held the event loop for seconds."""
+    codec, characters = EchoAgent().codec, []
+    start = PieceEncoder.start
+    monkeypatch.setattr(
+        PieceEncoder, "start", lambda self, text: characters.append(len(text)) or start(self, text)
+    )
+    for length in (100_000, 900_000):
+        with pytest.raises(QuestionTooLong, match="tokens of a game of 500"):
+            check_question_lengths([Question("", "asked", "<think>" * (length // 7), ())], codec, 500)
+    assert sum(characters) < 20_000
+
+
 def test_a_web_page_of_another_site_cannot_ask(url):
     """Browsers send text/plain without asking first, and a site can point its name to this machine."""
     body = json.dumps({"model": MODEL, "messages": HELLO})
@@ -227,6 +274,8 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error,
         (Limits(calls=2), {}, 2),
         (Limits(), {"max_turns": 3}, 2),
         (Limits(calls=1), {"max_calls": 3}, 1),
+        (Limits(), {"max_calls": 0}, 0),
+        (Limits(calls=0), {"max_calls": 3}, 0),
         (Limits(calls=3), {"max_calls": 1}, 1),
     ],
 )
@@ -252,6 +301,32 @@ def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repea
         for response in (slow, dear):
             assert response.headers["x-should-retry"] == "false"
     assert pool.budget.spent.usd <= 0.1
+
+
+def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
+    """The iterator of events never ran, and the game was played to its end."""
+    agent, pool = EchoAgent(seconds=0.05), paid_pool()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "3: Who?"}], "stream": True}
+    received = [
+        {"type": "http.request", "body": json.dumps(body).encode()},
+        {"type": "http.disconnect"},
+    ]
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}
+
+    async def receive():
+        return received.pop(0)
+
+    async def send(message):
+        await asyncio.sleep(0)  # as for a full socket
+
+    async def leave():
+        await make_app(pair_of(agent, pool), hosts=("testserver",))(scope, receive, send)
+        await asyncio.sleep(0.5)  # a game of the echoing agent takes less
+
+    asyncio.run(leave())
+    assert not received and agent.running == 0 and pool.budget.spent.calls == 0
 
 
 def test_a_client_that_disconnects_ends_its_game_quietly(capfd):

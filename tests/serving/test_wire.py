@@ -23,12 +23,13 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     found = read()
     assert (found.model, found.question, found.seed, found.temperature) == ("pair", "Who?", "0", None)
     assert (found.stream, found.include_usage, found.include_reasoning) == (False, False, False)
-    assert found.limits == Limits() == Limits(0, 0, 0.0, 0.0)
+    assert found.limits == Limits() == Limits(None, None, None, None)
     asked = read(
         stream=True, stream_options={"include_usage": True}, include_reasoning=1, seed=7, temperature=0
     )
     assert (asked.stream, asked.include_usage, asked.include_reasoning) == (True, True, True)
     assert (asked.seed, asked.temperature) == ("7", 0.0)
+    assert read(seed="\ud800").seed == "?"  # half a character has no UTF-8
     assert read(stream_options="text").include_usage is False and read(stream_options=None).stream is False
 
 
@@ -54,9 +55,11 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
         ),
         (
             Limits(5, 6, 0.5, 7.0),
-            {"max_turns": 0, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
-            Limits(5, 6, 0.5, 7.0),
+            {"max_turns": 1, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
+            Limits(1, 0, 0.0, 0.0),
         ),
+        (Limits(calls=0), {"max_calls": 3}, Limits(calls=0)),
+        (Limits(), {"max_tokens": 0, "max_completion_tokens": 9}, Limits()),
         (Limits(), {"max_turns": 1.2, "max_calls": 0.5}, Limits(2, 1)),
     ],
 )
@@ -77,6 +80,11 @@ def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, t
         ({"temperature": -0.1}, "temperature", "at least 0"),
         ({"max_usd": float("inf")}, "max_usd", "at least 0"),
         ({"max_seconds": "3"}, "max_seconds", "at least 0"),
+        ({"max_turns": 10**400}, "max_turns", "at least 0"),
+        ({"max_calls": 10**400}, "max_calls", "at least 0"),
+        ({"max_turns": 0}, "max_turns", "a game has at least one"),
+        ({"max_call": 3}, "max_call", "no limit 'max_call': there are max_calls, max_seconds"),
+        ({"messages": [{"role": "x" * 10_000}]}, "messages", "xxx...xxx"),
         ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
         ({"messages": ["Who?"]}, "messages", "each of `messages` must be an object with role and content"),
         (
@@ -102,7 +110,8 @@ def test_a_wrong_field_is_named(fields, field, sentence):
 def test_fields_that_say_what_is_so_anyway_are_accepted():
     said = {"tools": [], "functions": None, "logprobs": False, "response_format": {"type": "text"}, "n": 1}
     assert read(**said, modalities=["text"], user="me").question == "Who?"
-    for body, sentence in ((b"[]", "not a JSON object"), (b"{", "the body is not JSON: ")):
+    unlike = (b"[]", "not a JSON object"), (b"{", "the body is not JSON: "), (b"[" * 100_000, "not JSON")
+    for body, sentence in unlike:
         with pytest.raises(BadRequest, match=sentence):
             read_request(body, Limits())
     assert MOST_BYTES == 1_000_000
