@@ -6,11 +6,13 @@ games of 600 + 630 tokens then take 3,750 rows instead of 6,150.
 """
 
 import os
+import sys
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -315,6 +317,40 @@ def cache_bytes(free: float, later: float, least: float) -> float:
     return min(MEMORY_SHARE * free, max(room - UNCOUNTED_BYTES, min(room, least)))
 
 
+def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of main memory that this process may still take; without Linux's files, all that there is.
+
+    MemAvailable (proc(5)), or less if a cgroup of the process has less left (cgroup-v2.rst and
+    cgroup-v1/memory.rst of the kernel). Both count the page cache of files as free.
+    """
+    try:
+        free = 1024 * int((proc / "meminfo").read_text().split("MemAvailable:")[1].split()[0])
+        memberships = (proc / "self/cgroup").read_text().splitlines()
+    except (OSError, IndexError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        old = "memory" in controllers.split(",")
+        root = cgroups / "memory" if old else cgroups
+        # In a container, the path may be the host's: then only the root is there, and it is the container's.
+        group = root / path.strip("/")
+        while group.is_relative_to(root) and (old or not controllers):
+            free = min(free, _left_in(group, old=old))
+            group = group.parent
+    return max(free, 0)
+
+
+def _left_in(group: Path, *, old: bool) -> int:
+    """The bytes that a cgroup may still take, of version 1 if it is `old`; sys.maxsize if it has no limit."""
+    limit, usage, total = ("limit_in_bytes", "usage_in_bytes", "total_") if old else ("max", "current", "")
+    try:
+        most, used = (int((group / f"memory.{name}").read_text()) for name in (limit, usage))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return most - used + sum(int(counts.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
+    except (OSError, ValueError):  # no such file, or the limit "max"
+        return sys.maxsize
+
+
 def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
     """The number of rows that caches may have; 0 if what comes later needs all memory that is free now.
 
@@ -324,8 +360,7 @@ def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
     else:
-        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-        free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+        free = free_memory()
     row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
     return max(0, int(cache_bytes(free, later, least * row_bytes)) // row_bytes)
 

@@ -15,6 +15,7 @@ from prompt_r1.agent.kv_cache import (
     PrefixIndex,
     Segment,
     affordable_rows,
+    free_memory,
     prefix_key,
 )
 from tests import tiny
@@ -155,14 +156,57 @@ def test_rows_are_copied_in_all_layers_even_if_the_ranges_overlap(source, target
     assert all(torch.equal(rows, wanted) for rows, wanted in zip(caches, expected, strict=True))
 
 
-@pytest.mark.skipif(
-    "SC_AVPHYS_PAGES" not in os.sysconf_names, reason="the system does not report free memory"
-)
-def test_by_default_the_cache_takes_its_share_of_the_free_memory():
+def test_by_default_the_cache_takes_its_share_of_the_free_memory(monkeypatch):
     """The bytes of a row are measured on a real arena."""
     policy = tiny.policy()
     arena = Arena(policy, ROWS)
     row_bytes = sum(rows.nbytes for rows in (*arena.keys, *arena.values)) / (ROWS + 1)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # Other programs may allocate or free memory at the same time.
-    assert affordable_rows(policy) * row_bytes == pytest.approx(MEMORY_SHARE * free, rel=0.3)
+    monkeypatch.setattr("prompt_r1.agent.kv_cache.free_memory", lambda: 10**9)
+    assert affordable_rows(policy) * row_bytes == pytest.approx(MEMORY_SHARE * 10**9, rel=1e-4)
+
+
+GB = 10**9
+NO_LIMIT = 2**63 - 4096  # what version 1 writes for none
+STAT = f"anon {3 * GB}\nactive_file {GB}\ninactive_file {2 * GB}"
+TOTALS = STAT + f"\ntotal_active_file {2 * GB}\ntotal_inactive_file {3 * GB}"
+
+
+def group_v2(limit: object, used: float) -> dict[str, object]:
+    return {"memory.max": limit, "memory.current": int(used * GB), "memory.stat": STAT}
+
+
+def group_v1(limit: int, used: float) -> dict[str, object]:
+    names = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": int(used * GB)}
+    return names | {"memory.stat": TOTALS}
+
+
+@pytest.mark.parametrize(
+    ("membership", "groups", "gigabytes"),
+    [
+        ("0::/\n", {}, 20.48),  # no limit: MemAvailable, not MemFree
+        ("0::/\n", {"": group_v2("max", 15)}, 20.48),
+        ("0::/\n", {"": group_v2(16 * GB, 6)}, 13),  # of the 6 GB used, 3 are page cache
+        ("0::/\n", {"": group_v2(4 * GB, 8)}, 0),
+        ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2("max", 4)}, 7),  # the limit of a parent
+        ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2(6 * GB, 4)}, 5),
+        ("9:memory:/job\n0::/\n", {"memory": group_v1(NO_LIMIT, 9), "memory/job": group_v1(9 * GB, 6)}, 8),
+        ("9:cpu,memory:/of/the/host\n", {"memory": group_v1(9 * GB, 7)}, 7),
+        ("9:cpu:/\n", {"": group_v2(GB, 3), "memory": group_v1(GB, 5)}, 20.48),
+    ],
+)
+def test_free_memory_is_what_the_machine_and_the_cgroups_leave(tmp_path, membership, groups, gigabytes):
+    """Fake files as Linux writes them; SC_AVPHYS_PAGES knew neither page cache nor containers."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 32000000 kB\nMemFree: 100 kB\nMemAvailable: 20000000 kB\n")
+    (proc / "self/cgroup").write_text(membership)
+    for name, files in groups.items():
+        (cgroups / name).mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            (cgroups / name / file).write_text(f"{content}\n")
+    assert free_memory(proc, cgroups) == pytest.approx(gigabytes * GB)
+
+
+def test_without_linuxs_files_all_memory_counts_as_free(tmp_path):
+    assert free_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < free_memory() <= free_memory(tmp_path)
