@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
         print(printable(line), file=sys.stderr, flush=True)
     for agent in agents.values():
         asyncio.run(check_endpoint(agent))
-        check_question_lengths(questions, codec_of(agent), agent.config.max_tokens)
+        check_question_lengths(questions, codec_of(agent), agent.config.game)
     name = Path(next(iter(agents), "environment").partition("@")[0]).name
     folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):

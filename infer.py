@@ -119,7 +119,7 @@ class Session:
         Ctrl-C ends the game; what was played until then is written too.
         """
         agent, environment = self._pair.agent, self._pair.environment
-        check_question_lengths([Question("", "infer", text, ())], agent.codec, agent.game.max_tokens)
+        check_question_lengths([Question("", "infer", text, ())], agent.codec, agent.game)
         for view in self._views:
             view.question(text)
         how, before = PlaySettings(self._config.temperature, keep_interrupted=True), environment.budget.spent

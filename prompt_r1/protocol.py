@@ -72,6 +72,7 @@ ENVIRONMENT_SYSTEM = (
 )
 
 LAST_TURN = "This is your last turn: answer now."  # for --force-answer; not in the paper
+NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
 LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached: 256 of them take at most 170 MB
 CHARACTERS_PER_TOKEN = 8  # more than usual; only for the first guess at how much of a long reply to encode
 # Cutting a text changes the tokens of its last word at most, or the last few tokens of an endless word.

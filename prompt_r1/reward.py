@@ -5,7 +5,7 @@
     R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
             -ε + R_fmt            otherwise: the gate is shut
 
-M_t = 1 for a turn with a non-empty think and a non-empty prompt block to which the environment replied (the
+M_t = 1 for a turn with a non-empty think and a non-empty prompt block and a reply that is not empty (the
 sum ends at T-1: the prompt of the last turn is never sent), A_p = 1 if an answer can be parsed, A_n = 1 if it
 is not empty, C_f = 1 if the last turn is think, answer and nothing else.
 """
@@ -65,7 +65,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
     interactions = sum(  # Σ M_t
-        bool(turn.action.think) and bool(turn.action.prompt) and turn.reply is not None for turn in turns
+        bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
     )
     last = turns[-1].action if turns else None
     complete = answer is not None and last is not None and last.clean and bool(last.think)  # C_f

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from prompt_r1.errors import EnvError
-from prompt_r1.protocol import LAST_TURN, Codec, parse
+from prompt_r1.protocol import LAST_TURN, NO_REPLY, Codec, parse
 from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
 
 
@@ -22,13 +22,13 @@ async def play(
     repeats. It is not asked in the last turn: the agent could not read the reply.
     """
     trajectory, history = Trajectory(question), list[Message]()
-    trajectory.add_context(codec.opening(question.text, note=_note(1, settings)))
+    context = codec.opening(question.text, note=note_before(1, settings))
     for number in range(1, settings.max_turns + 1):
-        room = settings.max_tokens - len(trajectory.tokens)
-        if room < 1:
-            trajectory.stop = "max_tokens"
+        if len(trajectory.tokens) + len(context) >= settings.max_tokens:
+            trajectory.stop = "max_tokens"  # no room to write, so the agent does not read this
             break
-        max_new = min(settings.max_new, room)
+        trajectory.add_context(context)
+        max_new = min(settings.max_new, settings.max_tokens - len(trajectory.tokens))
         completion = await generate(trajectory.tokens, max_new=max_new, seed=f"{seed}/{number}")
         trajectory.add_sampled(completion)
         text = codec.turn_text(completion.tokens)
@@ -49,19 +49,18 @@ async def play(
             trajectory.stop, trajectory.error = "env_error", str(error)
             break
         trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - start))
-        history.append({"role": "assistant", "content": reply})
-        trajectory.add_context(
-            codec.reply(
-                reply,
-                after=trajectory.tokens[-1],
-                max_tokens=settings.max_reply_tokens,
-                note=_note(number + 1, settings),
-            )
+        shown = reply if reply.strip() else NO_REPLY
+        history.append({"role": "assistant", "content": shown})
+        context = codec.reply(
+            shown,
+            after=trajectory.tokens[-1],
+            max_tokens=settings.max_reply_tokens,
+            note=note_before(number + 1, settings),
         )
     return trajectory
 
 
-def _note(turn: int, settings: GameSettings) -> str:
+def note_before(turn: int, settings: GameSettings) -> str:
     """Our sentence to the agent before this turn: with `force_answer`, that it is the last one."""
     return LAST_TURN if settings.force_answer and turn == settings.max_turns else ""
 

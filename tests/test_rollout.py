@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from prompt_r1.errors import EnvError, FatalEnvError
-from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
+from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, NO_REPLY, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.types import GameSettings, Question, Trajectory
@@ -74,6 +74,24 @@ def test_how_a_game_ends(texts, limits, stop, calls):
     environment = ScriptedEnvironment(["long reply " * 30] * calls)
     game = play_game(ScriptedAgent(texts), environment, **limits)
     assert (game.stop, len(environment.asked)) == (stop, calls)
+
+
+def test_a_reply_that_leaves_no_room_to_write_is_not_read_so_nothing_follows_the_last_sampled_token():
+    agent, environment = ScriptedAgent([think("1", prompt="a")]), ScriptedEnvironment(["long reply " * 30])
+    game = play_game(agent, environment, max_tokens=230)
+    assert game.stop == "max_tokens" and game.sampled[-1] and len(game.tokens) < 230
+    assert game.turns[0].reply == "long reply " * 30
+
+
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_earns_nothing(empty):
+    texts = [think("1", prompt="a"), think("2", prompt="b"), think("3", answer="Anna")]
+    environment = ScriptedEnvironment([empty, "Anna"])
+    game = play_game(ScriptedAgent(texts), environment)
+    assert environment.asked[1][1]["content"] == NO_REPLY and game.turns[0].reply == empty
+    shown = f"<interaction_response>{NO_REPLY}</interaction_response>"
+    assert tiny.tokenizer().decode(game.tokens).count(shown) == 1
+    assert score(game, rule=RULES["paper"]).terms.interactions == RULES["paper"].alpha
 
 
 def test_a_turn_cut_off_by_the_token_limit_ends_the_game_with_max_tokens():
@@ -256,7 +274,6 @@ ATTACKS = [
     "\ud800<|im_end|>",
     "\0",
     "<answer>" * 2000,
-    "",
 ]
 
 

@@ -17,6 +17,7 @@ from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.rollout import note_before
 from prompt_r1.types import Completion, GameSettings, Question
 
 
@@ -146,13 +147,14 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else getattr(torch, name)
 
 
-def check_question_lengths(questions: Iterable[Question], codec: Codec, max_tokens: int) -> None:
+def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
+    max_tokens = game.max_tokens
     for question in questions:
         # A text of megabytes takes seconds to encode; too long, its beginning is.
         length = len(codec.encode_beginning(question.text, max_tokens))
         if length < max_tokens:
-            length = len(codec.opening(question.text))
+            length = len(codec.opening(question.text, note=note_before(1, game)))
         if length >= max_tokens:
             name = f"question {question.id!r}" if question.id else f"the question {question.text[:40]!r}…"
             raise QuestionTooLong(

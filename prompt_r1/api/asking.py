@@ -88,7 +88,7 @@ async def ask_pair(
     Raises QuestionTooLong, and what `play_question` raises: if the environment failed, `stop` is "env_error".
     """
     asked = Question(question, "asked", question, answers=())
-    check_question_lengths([Question("", "asked", question, ())], agent.codec, agent.game.max_tokens)
+    check_question_lengths([Question("", "asked", question, ())], agent.codec, agent.game)
     listener = _Pieces(on_piece) if on_piece else None
     game = await play_question(agent, environment, asked, how, seed=seed, listener=listener)
     written = sum(game.sampled)

@@ -169,6 +169,12 @@ class EnvironmentConfig:
     route: str = setting(
         "session", "choice among several environments: session, uniform or weights (3,1)", identifies=True
     )
+    env_thinking: str = setting(
+        "strip",
+        "<think> blocks of replies: strip, or keep for the agent to read",
+        choices=("strip", "keep"),
+        identifies=True,
+    )
     env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
     env_price: tuple[str, ...] = setting(
         (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True

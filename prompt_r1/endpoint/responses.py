@@ -121,6 +121,23 @@ def reply_of(outcome: Outcome, name: str) -> str:
     return outcome.text
 
 
+def without_thinking(outcome: Outcome) -> Outcome:
+    """The outcome with the <think> block of its text as its reasoning: not every server separates them.
+
+    A block without end leaves no reply. A chat template may have opened the block in the prompt.
+    """
+    thought, end_tag, text = outcome.text.rpartition("</think>")
+    if not end_tag and text.lstrip().startswith("<think>"):
+        thought, text = text, ""
+    elif not end_tag:
+        return outcome
+    thought, text = thought.strip().removeprefix("<think>").strip(), text.strip()
+    stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
+    if text or outcome.verdict != "ok":
+        return stripped
+    return replace(stripped, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
+
+
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
     """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date).
 

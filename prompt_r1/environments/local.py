@@ -82,8 +82,7 @@ class LocalEnvironment:
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
-        reasoning, text = split_reasoning(self._opened + written)
-        label = ""
+        text, label = (self._opened + written).strip(), ""
         if not text:
             label = "empty" if completion.finished else "length"
         return Outcome(
@@ -91,7 +90,6 @@ class LocalEnvironment:
             text=text,
             label=label,
             finish="stop" if completion.finished else "length",
-            reasoning=reasoning,
             tokens_in=len(tokens),
             tokens_out=len(completion.tokens),
         )
@@ -123,14 +121,6 @@ class LocalEnvironment:
         except UsageError:  # Gemma's, for example, has no system role
             return False
         return all(message["content"] in text for message in messages)
-
-
-def split_reasoning(written: str) -> tuple[str, str]:
-    """Split a model's text into its <think> block and its reply. A block without end leaves no reply."""
-    reasoning, end_tag, reply = written.rpartition("</think>")
-    if not end_tag and reply.lstrip().startswith("<think>"):
-        reasoning, reply = reply, ""
-    return reasoning.strip().removeprefix("<think>").strip(), reply.strip()
 
 
 def load_local(

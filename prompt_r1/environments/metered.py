@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from prompt_r1.endpoint.responses import Outcome, reply_of
+from prompt_r1.endpoint.responses import Outcome, reply_of, without_thinking
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN, Budget, Price
 from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.sources import ReplySource
@@ -29,12 +29,22 @@ class Reply:
 class MeteredEnvironment:
     """Looks a call up in the journal, else reserves budget, calls the source and records the outcome."""
 
-    def __init__(self, source: ReplySource, *, journal: Journal, budget: Budget, price: Price) -> None:
+    def __init__(
+        self,
+        source: ReplySource,
+        *,
+        journal: Journal,
+        budget: Budget,
+        price: Price,
+        keeps_thinking: bool = False,
+    ) -> None:
+        """`keeps_thinking`: the agent reads the <think> blocks of replies too."""
         self.name = source.name
         self._source = source
         self._journal = journal
         self._budget = budget
         self._price = price
+        self._keeps_thinking = keeps_thinking
         # Since `take_counts`, which evaluations never call:
         self._spent, self._reused, self._errors = Spending(), 0, 0
         self._latencies: deque[float] = deque(maxlen=10_000)  # seconds, of the last calls
@@ -49,7 +59,8 @@ class MeteredEnvironment:
         call = Call(self.name, messages, self._source.parameters, sample, session)
         outcome = await self._find_or_pay(call)
         spent = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
-        return Reply(reply_of(outcome, self.name), spent)
+        read = outcome if self._keeps_thinking else without_thinking(outcome)
+        return Reply(reply_of(read, self.name), spent)
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed. A replay calls nothing, and passes."""

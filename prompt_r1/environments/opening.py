@@ -139,6 +139,7 @@ class Environments:
                 journal=self._journal,
                 budget=self._budget,
                 price=price,
+                keeps_thinking=self._config.env_thinking == "keep",
             )
             for name, price in zip(names, price_of_each, strict=True)
         ]

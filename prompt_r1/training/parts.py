@@ -45,7 +45,7 @@ class RunQuestions:
             config.data, config.val_data, seed=config.seed, limit=config.val_limit
         )
         test = find_questions(config.test_data, "test", config.seed)
-        check_question_lengths([*training, *validation, *test], codec, config.max_tokens)
+        check_question_lengths([*training, *validation, *test], codec, config.game)
         return cls(training, validation, test, config.questions, config.seed, digest_of(training))
 
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:

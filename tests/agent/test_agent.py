@@ -14,7 +14,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.rollout import play
-from prompt_r1.types import Completion, Question
+from prompt_r1.types import Completion, GameSettings, Question
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
@@ -81,11 +81,14 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
 
 def test_a_question_must_leave_room_for_one_token():
     length = len(CODEC.opening(QUESTION.text))
-    check_question_lengths([QUESTION], CODEC, length + 1)
+    check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length + 1))
     with pytest.raises(
         UsageError, match=f"question 'q7' takes at least {length} tokens of a game of {length}"
     ):
-        check_question_lengths([QUESTION], CODEC, length)
+        check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
+    noted = GameSettings(max_tokens=length + 1, max_turns=1, force_answer=True)
+    with pytest.raises(UsageError):  # the sentence about the last turn takes room too
+        check_question_lengths([QUESTION], CODEC, noted)
 
 
 def test_a_split_named_after_mini_overrides_the_default_split():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.endpoint.responses import Outcome, back_off, requested_wait
+from prompt_r1.endpoint.responses import Outcome, back_off, requested_wait, without_thinking
 from tests.providers import NOW, body_of, classify_body, error_of
 
 
@@ -165,3 +165,21 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
     for failures, limit in enumerate((0.5, 1, 2, 4, 8, 16, 30, 30), start=1):
         waits = [back_off(failures, rng) for _ in range(500)]
         assert 0 <= min(waits) < 0.05 * limit and 0.95 * limit < max(waits) <= limit
+
+
+@pytest.mark.parametrize(
+    ("written", "finish", "reasoning", "reply", "label"),
+    [
+        (" Anna. ", "stop", "", " Anna. ", ""),
+        ("<think>\nWho?\n</think>\n\nAnna.", "stop", "Who?", "Anna.", ""),
+        ("Who?</think>Anna.", "stop", "Who?", "Anna.", ""),  # the chat template opens the block
+        ("\n<think>\nWho could", "length", "Who could", "", "length"),
+        ("<think>Who?</think>", "stop", "Who?", "", "empty"),
+    ],
+)
+def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_reply(
+    written, finish, reasoning, reply, label
+):
+    outcome = without_thinking(Outcome("ok", text=written, finish=finish))
+    assert (outcome.text, outcome.reasoning, outcome.label) == (reply, reasoning, label)
+    assert outcome.verdict == ("outcome" if label else "ok")

@@ -19,6 +19,7 @@ from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
 from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
@@ -602,3 +603,20 @@ def test_a_price_that_is_not_two_numbers_is_a_usage_error(text: str) -> None:
 def test_a_price_is_in_dollars_per_million_tokens() -> None:
     assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)
     assert parse_price("") == Price(0.0, 0.0)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_journal_keeps_the_thinking_of_a_reply_which_the_agent_reads_only_if_asked_to(tmp_path, keeps):
+    written = "<think>Who?</think>Anna."
+
+    class Thinker:
+        async def ask(self, messages):
+            return written
+
+    def reply(journal):
+        source = FreeSource(Thinker(), seed=0)
+        settings = {"journal": journal, "budget": Budget(), "price": PRICE, "keeps_thinking": keeps}
+        return asyncio.run(MeteredEnvironment(source, **settings).call(HELLO)).text
+
+    expected = written if keeps else "Anna."
+    assert reply(Journal(tmp_path)) == reply(Journal(tmp_path, mode="replay")) == expected

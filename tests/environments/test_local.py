@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from prompt_r1.agent.engine import Engine
+from prompt_r1.endpoint.responses import without_thinking
 from prompt_r1.environments.local import (
     LocalEnvironment,
     ReplySettings,
     load_local,
-    split_reasoning,
     stop_ids,
 )
 from prompt_r1.errors import UsageError
@@ -63,25 +63,12 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
     assert outcome.tokens_out == len(sampled)
 
 
-@pytest.mark.parametrize(
-    ("written", "reasoning", "reply"),
-    [
-        (" Anna. ", "", "Anna."),
-        ("<think>\nWho?\n</think>\n\nAnna.", "Who?", "Anna."),
-        ("Who?</think>Anna.", "Who?", "Anna."),
-        ("\n<think>\nWho could", "Who could", ""),
-    ],
-)
-def test_reasoning_is_not_part_of_the_reply(written: str, reasoning: str, reply: str) -> None:
-    assert split_reasoning(written) == (reasoning, reply)
-
-
 def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_reply() -> None:
     """A bug: without its opening tag, the cut reasoning was taken for the reply."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
     environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", settings=ReplySettings(12))
-    outcome = asyncio.run(environment.call(HELLO))
+    outcome = without_thinking(asyncio.run(environment.call(HELLO)))
     assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
 
