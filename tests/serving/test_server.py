@@ -16,7 +16,7 @@ from prompt_r1.environments.opening import pool_of
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import make_app
-from prompt_r1.types import Question
+from prompt_r1.types import GameSettings, Question
 from tests.echo_agent import EchoAgent, paid_pool
 from tests.serving.running import pair_of, serving
 
@@ -188,7 +188,8 @@ def test_the_length_of_a_question_is_checked_on_its_beginning(monkeypatch):
     )
     for length in (100_000, 900_000):
         with pytest.raises(QuestionTooLong, match="tokens of a game of 500"):
-            check_question_lengths([Question("", "asked", "<think>" * (length // 7), ())], codec, 500)
+            question = Question("", "asked", "<think>" * (length // 7), ())
+            check_question_lengths([question], codec, GameSettings(max_tokens=500))
     assert sum(characters) < 20_000
 
 
