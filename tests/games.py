@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "clip_high": 0.0,
     "kl_coef": 0.01,
     "ratio": "token",
+    "least_games": 0,
     "importance_cap": 0.0,
     "grad_clip": 1.0,
     "token_mean": False,

@@ -171,7 +171,10 @@ class Lifecycle:
         due = run.is_saved(state.step)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
-        better = "val/em" in line and score > (state.best_em, state.best_reward)
+        # A reward of the user's own comes first: EM may know only one of several right answers.
+        order = -1 if run.config.reward else 1
+        best = (state.best_em, state.best_reward)
+        better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         export = better or (due and not run.config.val_data)  # without validation, the newest agent counts
         if export and self._export_or_stop():
             state.best_step, state.best_em, state.best_reward = state.step, *score

@@ -121,5 +121,6 @@ def load_parts(run: Run) -> Parts:
         token_mean=config.loss == "token-mean",
         tokens_per_batch=config.tokens_per_batch,
         importance_cap=importance_cap,
+        least_games=config.mini_batch if config.drop_even_groups else 0,
     )
     return Parts(environment, models, questions, optimizer, objective, update)

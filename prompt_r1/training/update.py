@@ -62,10 +62,12 @@ class Update:
         token_mean: bool,
         tokens_per_batch: int,
         importance_cap: float = 0.0,
+        least_games: int = 0,
         gap_limit: Limit | None = None,
     ) -> None:
         """`token_mean` averages the loss over tokens, not over games (eq. 17). `importance_cap` is that of
-        the loss. `gap_limit` None: that of the compute dtype.
+        the loss. A mini-batch of fewer games than `least_games` counts as if the others had no loss, so that
+        few games take a small step (--drop-even-groups). `gap_limit` None: that of the compute dtype.
         """
         self.policy = policy
         self.optimizer = optimizer
@@ -75,6 +77,7 @@ class Update:
         self._token_mean = token_mean
         self._tokens_per_batch = tokens_per_batch
         self._importance_cap = importance_cap
+        self._least_games = least_games
         self._gap_limit = gap_limit or limit_of(policy.compute)
         self._forget_step({})
 
@@ -125,7 +128,8 @@ class Update:
 
         def weight(trajectory: Trajectory) -> float:
             """Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|; or all tokens alike."""
-            return 1 / all_tokens if self._token_mean else 1 / (all_games * sum(trajectory.sampled))
+            mean = all_tokens if self._token_mean else all_games * sum(trajectory.sampled)
+            return min(1.0, all_games / self._least_games) / mean if self._least_games else 1 / mean
 
         device = self.policy.device
         return [make_batch(batch, weight, device) if batch else empty_batch(device) for batch in share]

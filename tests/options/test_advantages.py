@@ -66,13 +66,13 @@ def test_an_empty_share_of_a_rank_and_a_step_without_spread_have_finite_advantag
         assert advantages_of(name, [[None, None]]) == [[None, None]]
 
 
-def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
-    """The gradient of a step with an even group between two others, which are all that is trained on."""
+def test_without_even_groups_the_others_keep_their_weight_in_the_mini_batch():
+    """A bug: alone, one or two groups took a step as large as that of a full mini-batch."""
     groups = [random_scored_games(9)[start : start + 3] for start in (0, 3, 6)]
     groups[1] = [ScoredGame(game.trajectory, game.reward, 0.0) for game in groups[1]]
     assert [has_spread(group) for group in groups] == [True, False, True]
     gradients = []
-    for trained_on, drop_even in ((groups, True), ([groups[0], groups[2]], False), (groups, False)):
+    for trained_on, drop_even, least in ((groups, True, 9), (groups, False, 0), (groups, True, 0)):
         policy = tiny.policy()
         for group in trained_on:
             record_logprobs_of(policy, group)
@@ -85,7 +85,7 @@ def test_without_even_groups_the_others_weigh_as_much_as_a_step_of_their_own():
             numbers=range(count),
             drop_even=drop_even,
         )
-        metrics = Learner(policy, grad_clip=float("inf"), kl_coef=0.0).learn(steps)
+        metrics = Learner(policy, grad_clip=float("inf"), kl_coef=0.0, least_games=least).learn(steps)
         gradients.append(metrics["grad_norm"])
-    assert gradients[0] == pytest.approx(gradients[1], rel=1e-6)
-    assert gradients[2] == pytest.approx(gradients[1] * 2 / 3, rel=1e-6)  # the even group dilutes
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-6) != gradients[2]
+    assert gradients[1] == pytest.approx(gradients[2] * 2 / 3, rel=1e-6)
