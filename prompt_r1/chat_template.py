@@ -85,23 +85,23 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
         raise UsageError(
             f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
         )
-    marks = ["\u2402first\u2402", "\u2402second\u2402", "\u2402third\u2402"]
+    marks = [f"\u2402{letter}\u2402" for letter in "abcdefghi"]
     messages: list[Message] = [
-        {"role": "user", "content": marks[0]},
-        {"role": "assistant", "content": marks[1]},
-        {"role": "user", "content": marks[2]},
+        {"role": "assistant" if number % 2 else "user", "content": mark} for number, mark in enumerate(marks)
     ]
-    opening, dialogue = render(tokenizer, messages[:1]), render(tokenizer, messages)
-    positions = [dialogue.find(mark) for mark in marks]
-    if min(positions) < 0 or positions != sorted(positions) or opening.count(marks[0]) != 1:
+    mark = re.compile("\u2402.\u2402")
+    # Five turns: some templates write the third message of the user, or a later one, in another way.
+    dialogues = [render(tokenizer, messages[:end]) for end in range(1, len(marks) + 1, 2)]
+    if any(mark.findall(dialogue) != marks[: 2 * turn + 1] for turn, dialogue in enumerate(dialogues)):
         raise UsageError(
             f"the chat template of {where} does not keep the messages' texts in order: not supported"
         )
-    before_user, generation = opening.split(marks[0])
-    between = dialogue[positions[1] + len(marks[1]) : positions[2]]
-    if not dialogue.endswith(marks[2] + generation) or not dialogue.startswith(before_user):
+    (before_user, generation), *later = map(mark.split, dialogues)
+    between, *others = {gap for gaps in later for gap in gaps[2:-1:2]}
+    if others or any((gaps[0], gaps[-1]) != (before_user, generation) for gaps in later):
         raise UsageError(
-            f"the chat template of {where} changes earlier messages when new ones come: not supported"
+            f"the chat template of {where} changes earlier messages when new ones come, or writes later ones "
+            "in another way: not supported"
         )
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
     if rendered != before_user + first_message + generation:
@@ -134,8 +134,11 @@ class PieceEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-        names = "|".join(re.escape(name) for name in added if len(name) > 1)
+        added = tokenizer.added_tokens_decoder
+        names = "|".join(re.escape(token.content) for token in added.values() if len(token.content) > 1)
+        # Not control tokens: single characters such as a line feed, and unk, which stands for unknown ones.
+        control = {number for number, token in added.items() if token.special or len(token.content) > 1}
+        self._control_ids = control - {tokenizer.unk_token_id}
         # A lookahead finds overlapping names too; (?!) matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
         joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
@@ -171,20 +174,38 @@ class PieceEncoder:
         # Lone surrogates cannot be encoded as UTF-8; they become "?".
         text = text.encode("utf-8", "replace").decode("utf-8")
         cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
-        pieces = [text[start:end] for start, end in pairwise(cuts) if start < end]
-        return [token for piece in pieces for token in self.trusted(piece)]
+        return [token for start, end in pairwise(cuts) for token in self._without_control(text[start:end])]
+
+    def _without_control(self, piece: str) -> list[int]:
+        """The tokens of a piece. A single character that is a control token is left out.
+
+        A normalizer can make a name of other characters, such as full-width letters: there the piece is
+        halved until no name is left.
+        """
+        tokens = self.trusted(piece)
+        if self._control_ids.isdisjoint(tokens):
+            return tokens
+        middle = len(piece) // 2
+        halves = (piece[:middle], piece[middle:]) if middle else ()
+        return [token for half in halves for token in self._without_control(half)]
 
 
 def check_pieces(encoder: PieceEncoder, encoded: Sequence[list[int]], texts: Sequence[str]) -> None:
-    """Compare an opening, a turn and the next message with what the template writes as a whole.
+    """Compare an opening, a turn of tags and the next message with what the template writes as a whole.
 
-    Raises UsageError for a tokenizer whose tokens of the pieces decode to another text.
+    Raises UsageError for a tokenizer whose tokens of the pieces, or of the turn, decode to another text.
     """
     opening, turn, after = encoded
     first, said, second = texts
+    tags, decoded = said.split(), encoder.text(turn)
+    if not all(tag in decoded for tag in tags):
+        raise UsageError(
+            f"{encoder.name} decodes the tags of the game as {decoded[:40]!r}…, so that no turn of an agent "
+            "could be read: not supported"
+        )
 
     def next_turn(tokens: list[int]) -> str:
-        return encoder.text(tokens).rpartition(said)[2]
+        return encoder.text(tokens).rpartition(tags[-1])[2]
 
     whole = encoder.start(first + said + second)
     if encoder.text(opening) != encoder.text(encoder.start(first)) or next_turn(

@@ -170,14 +170,14 @@ class Codec:
         self._reply_tail = cache(
             lambda note: self.encode_trusted("</interaction_response>" + self._ending(note))
         )
-        # The agent's turn is any text: only what stands around it is compared.
-        opening, said = self.opening("Who?"), self.encode_trusted("I ask Anna.")
+        # The agent's turn is any text with tags: only what stands around it is compared.
+        opening, said = self.opening("Who?"), self.encode_trusted(" ".join(TAGS))
         check_pieces(
             self._encoder,
             [opening, said, self.reply("Bob.", after=said[-1])],
             [
                 f"{self.frame.before_user}Question: Who?\n{instruction}{self._generation}",
-                "I ask Anna.",
+                " ".join(TAGS),
                 f"{self.frame.between}<interaction_response>Bob.</interaction_response>{self._generation}",
             ],
         )

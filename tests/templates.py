@@ -177,6 +177,10 @@ TOKENIZERS = (
     "sentencepiece, first",
     "sentencepiece, always",
     "sentencepiece, no prefix",
+    "unigram, legacy",
+    "unigram, first",
+    "unigram, always",
+    "unigram, no prefix",
 )
 
 BLANK = "▁"  # sentencepiece writes blanks as this character
@@ -192,12 +196,18 @@ def byte_level(*, prefix: bool) -> Tokenizer:
     return core
 
 
-def sentencepiece(prefix: str) -> Tokenizer:
-    """BPE over characters with byte fallback, as converted from sentencepiece (Llama 2, Gemma)."""
+def sentencepiece(model: str, prefix: str) -> Tokenizer:
+    """Characters and a few words with byte fallback, as converted from sentencepiece (Llama 2, Gemma, T5)."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), BLANK, *map(chr, range(33, 127))]
-    names += ["".join(pair) for pair in BPE_MERGES]
-    vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=BPE_MERGES, byte_fallback=True, unk_token="<unk>"))
+    names = list(dict.fromkeys(names + ["".join(pair) for pair in BPE_MERGES]))
+    if model == "unigram":
+        scores = [(name, -99.0 if name.startswith("<0x") else -9.0 + len(name)) for name in names]
+        core = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    else:
+        vocabulary = {name: number for number, name in enumerate(names)}
+        core = Tokenizer(
+            models.BPE(vocab=vocabulary, merges=BPE_MERGES, byte_fallback=True, unk_token="<unk>")
+        )
     replace = normalizers.Replace(" ", BLANK)
     if prefix == "legacy":
         core.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), replace])
@@ -216,7 +226,7 @@ def tokenizer_of(kind: Kind, name: str) -> PreTrainedTokenizerFast:
     if name.startswith("byte level"):
         core = byte_level(prefix="prefix" in name)
     else:
-        core = sentencepiece(name.removeprefix("sentencepiece, "))
+        core = sentencepiece(*name.split(", "))
     core.add_special_tokens(list(kind.specials))
     core.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
     bos = next(
