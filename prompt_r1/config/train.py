@@ -40,6 +40,12 @@ class TrainConfig(AgentConfig):
     clip_high: float = setting(
         0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", range=NOT_NEGATIVE, identifies=True
     )
+    dual_clip: float = setting(
+        0.0,
+        "bound, in advantages, of what a token of a bad game costs (the release: 3); 0: none",
+        range=NOT_NEGATIVE,
+        identifies=True,
+    )
     ratio: str = setting(
         "token",
         "ratio of each token, or of each game (GSPO; needs a --clip of about 3e-4)",
@@ -63,6 +69,9 @@ class TrainConfig(AgentConfig):
     )
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
+    )
+    reverse_kl: bool = setting(
+        False, "differentiate KL(policy ‖ reference), not its estimate k3", identifies=True
     )
     importance_cap: float = setting(
         2.0,

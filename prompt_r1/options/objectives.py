@@ -27,17 +27,26 @@ def weighted_loss(
     *,
     clip: tuple[float, float],
     kl_coef: float,
+    dual_clip: float = 0.0,
+    reverse_kl: bool = False,
 ) -> Loss:
     """Eq. 17 with any ratio, a clip range below and above 1, and importance weights.
 
         L = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]
 
+    `dual_clip` d (Ye et al. 2020, arXiv 1912.09729; 0: none) bounds what a bad game's token of any ratio
+    costs: for Â < 0 the min is at least d Â. Differentiated, k3 gives the gradient of KL(π_ref ‖ π_θ) where
+    π_θ has sampled; `reverse_kl` multiplies it by r, which gives that of KL(π_θ ‖ π_ref).
+
     As in TRL 1.16 (GRPOTrainer), the importance weight c is for the policy term only.
     """
     below, above = clip
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - below, 1 + above) * advantages)
-    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    clipped = (ratio * advantages > surrogate).float()
+    if dual_clip:
+        surrogate = torch.where(advantages < 0, surrogate.maximum(dual_clip * advantages), surrogate)
+    penalty = ratio * kl if reverse_kl else kl
+    total = (weights * (-importance * surrogate + kl_coef * penalty)).sum()
+    clipped = (ratio * advantages != surrogate).float()
     return Loss(total, (weights * kl).sum().detach(), (weights * clipped).sum().detach(), kl.detach())
 
 

@@ -56,7 +56,14 @@ class RunQuestions:
 
 
 def make_objective(
-    *, clip: float, clip_high: float, kl_coef: float, ratio: str, importance_cap: float
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
+    ratio: str,
+    importance_cap: float,
+    dual_clip: float = 0.0,
+    reverse_kl: bool = False,
 ) -> Objective:
     """`clip_high` 0: that of `clip`. `ratio`: a key of RATIOS. `importance_cap` 0: no importance weights."""
 
@@ -72,9 +79,12 @@ def make_objective(
             batch.weights,
             clip=(clip, clip_high or clip),
             kl_coef=kl_coef,
+            dual_clip=dual_clip,
+            reverse_kl=reverse_kl,
         )
 
-    return other if ratio != "token" or clip_high or importance_cap else papers
+    changed = ratio != "token" or clip_high or importance_cap or dual_clip or reverse_kl
+    return other if changed else papers
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,8 @@ def load_parts(run: Run) -> Parts:
         kl_coef=config.kl_coef,
         ratio=config.ratio,
         importance_cap=importance_cap,
+        dual_clip=config.dual_clip,
+        reverse_kl=config.reverse_kl,
     )
     update = Update(
         policy,

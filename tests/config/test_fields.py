@@ -46,15 +46,15 @@ def numbers(config: type[Any]) -> dict[str, float]:
 def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the_update():
     """A resumed run must agree on each of them."""
     assert names(TrainConfig, "identifies") == set(
-        "agent env env_args route data seed instruction max_turns max_new max_tokens max_reply_tokens "
-        "force_answer stop_tags rule answer_metric reward questions group_size "
-        "mini_batch lr beta2 weight_decay grad_clip clip clip_high ratio advantages "
-        "drop_even_groups adapter_rank kl_coef importance_cap ahead loss temperature".split()
+        "agent env env_args env_thinking route data seed instruction max_turns max_new max_tokens "
+        "max_reply_tokens force_answer stop_tags rule answer_metric reward questions group_size "
+        "mini_batch lr beta2 weight_decay grad_clip clip clip_high dual_clip ratio advantages "
+        "drop_even_groups adapter_rank kl_coef reverse_kl importance_cap ahead loss temperature".split()
     )
 
 
 def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_temperature():
-    assert names(EvaluateConfig, "identifies") == {"env_args", "route", "temperature"}
+    assert names(EvaluateConfig, "identifies") == {"env_args", "env_thinking", "route", "temperature"}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,8 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
             {
                 "above 0": "steps questions mini_batch grad_clip clip val_every val_limit save_every "
                 "tokens_per_batch",
-                "at least 0": "game_deadline weight_decay clip_high adapter_rank kl_coef importance_cap",
+                "at least 0": "game_deadline weight_decay clip_high dual_clip adapter_rank kl_coef "
+                "importance_cap",
                 "at least 2": "group_size",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta2",
@@ -256,6 +257,7 @@ def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, out
 def test_texts_are_chosen_from_the_documented_names():
     assert marked("choices") == {
         "agent_prompts": ("tokens", "text"),
+        "env_thinking": ("strip", "keep"),
         "journal": ("live", "reuse", "replay"),
         "instruction": ("paper", "paper-50", "short", "alone", "answer"),
         "rule": ("paper", "release", "alone"),

@@ -149,3 +149,32 @@ def test_an_objective_without_options_is_that_of_the_paper():
         gradients.append(logprobs.grad)
     assert losses[1] == losses[2] == pytest.approx(losses[0])
     assert all(torch.allclose(gradient, gradients[0]) for gradient in gradients)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gradient_of_the_kl_is_that_of_its_direction(reverse):
+    """Over all outcomes of a distribution, weighted by their probabilities, the expectation is exact."""
+    rng = torch.Generator().manual_seed(3)
+    start, other = torch.randn(2, 7, generator=rng)
+    logits = start.clone().requires_grad_()
+    logprobs, ref = logits.log_softmax(0), other.log_softmax(0)
+    old = logprobs.detach()
+    batch = batch_of(torch.zeros(7), old.exp())
+    objective_of(kl_coef=1.0, reverse_kl=reverse)(logprobs, old, ref, batch).total.backward()
+    exact = start.clone().requires_grad_()
+    policy = exact.log_softmax(0)
+    kl = policy.exp() @ (policy - ref) if reverse else ref.exp() @ (ref - policy)
+    kl.backward()
+    assert logits.grad is not None and exact.grad is not None
+    assert torch.allclose(logits.grad, exact.grad, atol=1e-6)
+
+
+def test_the_dual_clip_bounds_what_an_unlikely_ratio_of_a_bad_game_costs():
+    """The release: where the advantage is negative, min(max(-r Â, -clip(r) Â), -c Â)."""
+    ratios, advantages = torch.tensor([0.5, 1.0, 9.0, 9.0]), torch.tensor([-1.0, -2.0, -2.0, 1.0])
+    losses = []
+    for row, advantage in zip(ratios, advantages, strict=True):
+        batch = batch_of(advantage[None], torch.ones(1))
+        zero = torch.zeros(1)
+        losses.append(objective_of(dual_clip=3.0)(row.log()[None], zero, zero, batch).total.item())
+    assert losses == pytest.approx([0.8, 2.0, 6.0, -1.2])
