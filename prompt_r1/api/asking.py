@@ -87,6 +87,7 @@ async def ask_pair(
 
     Raises QuestionTooLong, and what `play_question` raises: if the environment failed, `stop` is "env_error".
     """
+    question = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
     asked = Question(question, "asked", question, answers=())
     check_question_lengths([Question("", "asked", question, ())], agent.codec, agent.game)
     listener = _Pieces(on_piece) if on_piece else None

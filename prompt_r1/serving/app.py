@@ -12,12 +12,13 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import logging
 import re
 import reprlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -97,16 +98,14 @@ class ChatServer:
 
     async def health(self, request: Request) -> Response:
         """Whether the server runs; needs no key."""
-        return JSONResponse(
-            {"status": "ok", "sessions": self.sessions, "max_sessions": self._pair.max_sessions}
-        )
+        return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self._pair.max_sessions})
 
     async def models(self, request: Request) -> Response:
         """The list of models: the pair."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
         model = {"id": self._pair.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [model]})
 
     async def complete(self, request: Request) -> Response:
         """Answer a question."""
@@ -136,7 +135,7 @@ class ChatServer:
         except Exception as error:
             return _respond(_failure(error))
         dialogue = "".join(map(DialogueText().add, iter(pieces.get_nowait, None)))
-        return JSONResponse(envelope.completion(answer, dialogue if asked.include_reasoning else None))
+        return _json(envelope.completion(answer, dialogue if asked.include_reasoning else None))
 
     def _start(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> asyncio.Task[Answer]:
         """Play the game of a request in a task; `pieces` gets the dialogue if wanted, and None at its end."""
@@ -269,4 +268,11 @@ async def _report(request: Request, error: Exception) -> Response:
 
 
 def _respond(failure: Failure) -> Response:
-    return JSONResponse(failure.body, status_code=failure.status, headers=dict(failure.headers or {}))
+    return _json(failure.body, failure.status, failure.headers)
+
+
+def _json(
+    body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A body in ASCII: texts in it may hold lone surrogates, which have no UTF-8."""
+    return Response(json.dumps(body), status, headers, "application/json")

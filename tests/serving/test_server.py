@@ -130,14 +130,17 @@ BAD = [
     ({"tools": [{"type": "function"}]}, 400, "`tools` is not supported"),
     ({"n": 2}, 400, "`n` must be 1"),
     ({"temperature": "hot"}, 400, "`temperature` must be a number"),
+    ({"max_\ud800": 1}, 400, "there is no limit 'max_\\ud800'"),
     ({"max_calls": -1}, 400, "`max_calls` must be a number of at least 0"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "status", "sentence"), BAD)
 def test_a_request_that_cannot_be_answered_gets_one_sentence(fields, status, sentence, url):
-    body = {"model": MODEL, "messages": HELLO, **fields}
-    response = httpx.post(f"{url}/chat/completions", json=body)
+    body = json.dumps({"model": MODEL, "messages": HELLO, **fields})
+    response = httpx.post(
+        f"{url}/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
     error = response.json()["error"]
     assert response.status_code == status and sentence in error["message"]
     assert error["type"] == "invalid_request_error"
@@ -159,6 +162,23 @@ def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status
     error = response.json()["error"]
     assert response.status_code == status and error["type"] == "invalid_request_error"
     assert method in error["message"] and len(error["message"]) < 100
+
+
+class Halved:
+    async def ask(self, messages):
+        return "\ud83d"
+
+
+def test_half_a_character_in_a_question_becomes_a_question_mark(url):
+    messages = [{"role": "user", "content": "Who is \ud83d"}]
+    body = json.dumps({"model": MODEL, "messages": messages, "seed": "\ud83d"})
+    response = httpx.post(
+        f"{url}/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert response.json()["choices"][0]["message"]["content"] == "WHO IS ?"
+    with serving(pair_of(pool=pool_of(Halved()))) as other:
+        message = ask(other, include_reasoning=True).json()["choices"][0]["message"]
+    assert message["content"] == "?" and message["reasoning_content"].count("Environment: \ud83d") == 1
 
 
 def test_the_name_of_an_unknown_model_is_cut(url):
