@@ -13,7 +13,7 @@ from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.environments.opening import open_for_agent, pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.sources import Answering
-from prompt_r1.errors import INTERRUPTED, EnvError, UsageError
+from prompt_r1.errors import INTERRUPTED, EnvError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
 
@@ -58,19 +58,12 @@ def open_pair(
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost; None: no limit. Turns are at most those of the agent's training.
-
-    Raises UsageError for a game without a turn.
-    """
+    """The most that one question may cost (None: no limit), within the turns of the agent's training."""
 
     turns: int | None = None
     calls: int | None = None
     usd: float | None = None
     seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.turns is not None and self.turns < 1:
-            raise UsageError(f"a limit of {self.turns} turns: a game has at least one")
 
 
 NO_LIMITS = Limits()

@@ -74,8 +74,8 @@ def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
         Route("/", page),
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    handlers = {HTTPException: _refuse, ClientDisconnect: _nobody, Exception: _report}
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    errors = (BadRequest, HTTPException, ClientDisconnect, Exception)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=dict.fromkeys(errors, _refuse))
 
 
 async def page(request: Request) -> Response:
@@ -111,10 +111,7 @@ class ChatServer:
         """Answer a question."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
-        try:
-            asked = read_request(await _body(request), self._pair.limits)
-        except BadRequest as error:
-            return _respond(failure_of(error))
+        asked = read_request(await _body(request), self._pair.limits)
         if asked.model != self._pair.model_name:
             message = (
                 f"there is no model {reprlib.repr(asked.model)}; this server has {self._pair.model_name!r}"
@@ -253,18 +250,11 @@ def _failure(error: Exception) -> Failure:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """An unknown path or method."""
-    assert isinstance(error, HTTPException)
+    """The response to an error before a game. If the client has gone, nobody reads it."""
+    if not isinstance(error, HTTPException):
+        return _respond(failure_of(error))
     message = f"{error.detail}: {request.method} {reprlib.repr(request.url.path)}"
     return _respond(Failure(error.status_code, "invalid_request_error", message, headers=error.headers))
-
-
-async def _nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # the client has gone: nobody reads it
-
-
-async def _report(request: Request, error: Exception) -> Response:
-    return _respond(failure_of(error))
 
 
 def _respond(failure: Failure) -> Response:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from prompt_r1.errors import UsageError
 from prompt_r1.playing import Limits
 
 MOST_BYTES = 1_000_000  # of a request
@@ -131,15 +130,10 @@ def _lower(limits: Limits, body: Mapping[str, object]) -> Limits:
     def stricter(ours: float | None, field: str) -> float | None:
         return min((limit for limit in (ours, _number(body, field)) if limit is not None), default=None)
 
-    def whole(limit: float | None) -> int | None:
-        return None if limit is None else math.ceil(limit)
-
-    try:
-        return Limits(
-            turns=whole(stricter(limits.turns, "max_turns")),
-            calls=whole(stricter(limits.calls, "max_calls")),
-            usd=stricter(limits.usd, "max_usd"),
-            seconds=stricter(limits.seconds, "max_seconds"),
-        )
-    except UsageError as error:
-        raise BadRequest(str(error), "max_turns") from None
+    turns, calls = stricter(limits.turns, "max_turns"), stricter(limits.calls, "max_calls")
+    return Limits(
+        turns=None if turns is None else math.ceil(turns),
+        calls=None if calls is None else math.ceil(calls),
+        usd=stricter(limits.usd, "max_usd"),
+        seconds=stricter(limits.seconds, "max_seconds"),
+    )

@@ -16,8 +16,8 @@ from tests import tiny
 
 FRAME = Frame("<|im_start|>user\n", "<|im_end|>\n", "é\u2028")
 RUN = (
-    "--env mini --data own.jsonl --val-data own.jsonl --test-data own.jsonl --questions 1 --group-size 2 "
-    "--mini-batch 2 --max-turns 1 --max-new 4 --max-tokens 900 --device cpu --out run"
+    "--config mini --env mini --data own.jsonl --val-data own.jsonl --test-data own.jsonl --questions 1 "
+    "--group-size 2 --mini-batch 2 --max-turns 1 --max-new 4 --max-tokens 900 --device cpu --out run"
 ).split()
 
 

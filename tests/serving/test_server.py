@@ -297,6 +297,7 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error,
         (Limits(calls=1), {"max_calls": 3}, 1),
         (Limits(), {"max_calls": 0}, 0),
         (Limits(calls=0), {"max_calls": 3}, 0),
+        (Limits(), {"max_turns": 0}, 0),
         (Limits(calls=3), {"max_calls": 1}, 1),
     ],
 )

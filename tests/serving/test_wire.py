@@ -55,8 +55,8 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
         ),
         (
             Limits(5, 6, 0.5, 7.0),
-            {"max_turns": 1, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
-            Limits(1, 0, 0.0, 0.0),
+            {"max_turns": 0, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
+            Limits(0, 0, 0.0, 0.0),
         ),
         (Limits(calls=0), {"max_calls": 3}, Limits(calls=0)),
         (Limits(), {"max_tokens": 0, "max_completion_tokens": 9}, Limits()),
@@ -82,7 +82,6 @@ def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, t
         ({"max_seconds": "3"}, "max_seconds", "at least 0"),
         ({"max_turns": 10**400}, "max_turns", "at least 0"),
         ({"max_calls": 10**400}, "max_calls", "at least 0"),
-        ({"max_turns": 0}, "max_turns", "a game has at least one"),
         ({"max_call": 3}, "max_call", "no limit 'max_call': there are max_calls, max_seconds"),
         ({"messages": [{"role": "x" * 10_000}]}, "messages", "xxx...xxx"),
         ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
