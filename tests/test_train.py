@@ -12,6 +12,7 @@ from prompt_r1.agent import agent as agent_module
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import FatalEnvError, QuestionTooLong
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.parts import RunQuestions
 from tests import tiny
 from tests.json_server import JsonHandler, serving
 from tests.tensors import load_tensors
@@ -90,6 +91,20 @@ def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
     second = train_run(tmp_path / "1", random_agent, *line, "--seed", 1)
     games = [*games_of(first, 1), *games_of(first, 2), *games_of(second, 1)]
     assert len({game["turns"][0]["text"] for game in games}) == len(games) == 24
+
+
+def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_batches(
+    asking_agent, tmp_path, monkeypatch
+):
+    """A game's place follows from its question's number among those of all ranks, not of its own rank."""
+    line = ["--mini-batch", 8, "--group-size", 8]
+    expected = load_tensors(train_run(tmp_path / "0", asking_agent, *line) / "agent")
+    of_rank = RunQuestions.of_rank
+    monkeypatch.setattr(
+        RunQuestions, "of_rank", lambda *arguments: dict(reversed(of_rank(*arguments).items()))
+    )
+    tensors = load_tensors(train_run(tmp_path / "1", asking_agent, *line) / "agent")
+    assert all(torch.allclose(tensors[name], tensor, atol=1e-5) for name, tensor in expected.items())
 
 
 def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_path):

@@ -209,25 +209,27 @@ def test_games_begin_while_a_game_of_the_step_before_still_waits(whole, straggle
     assert [len(straggler.of_step(step)) for step in range(1, STEPS + 1)] == [15] * STEPS
 
 
-@pytest.mark.slow
-def test_stale_games_are_weighted_by_the_truncated_ratio_of_the_policy_to_the_sampler(whole, runs):
+@pytest.mark.parametrize("cap", [2.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_stale_games_are_weighted_by_the_truncated_ratio_of_the_policy_to_the_sampler(whole, runs, cap):
     """L = -Σ w min(π_old / π_sampler, C) Â, because π_θ = π_old in the only optimiser step."""
-    for run, cap in ((whole, 2.0), (runs.run("capped", "--importance-cap", "1.0", "--steps", 2), 1.0)):
-        step = 2
-        total = tokens = staleness = truncated = 0.0
-        for row in rows_of(run, step):
-            if row["advantage"] is None:
-                continue
-            old, sampler = (logprobs_after(runs, run, step - n, row) for n in (1, 2))
-            ratios = (old - sampler).exp()
-            total -= ratios.clamp(max=cap).sum().item() * row["advantage"]
-            staleness += (old - sampler).abs().sum().item()
-            truncated += (ratios > cap).sum().item()
-            tokens += len(old)
-        line = read_metrics(run)[step]
-        assert line["loss"] == pytest.approx(total / tokens, abs=1e-5)
-        assert line["engine/staleness"] == pytest.approx(staleness / tokens, rel=1e-3) and staleness > 0
-        assert line["engine/importance_truncated"] == pytest.approx(truncated / tokens, abs=1e-3)
+    step = 2
+    run = whole if cap == 2 else runs.run("capped", "--importance-cap", cap, "--steps", step)
+    total = unweighted = tokens = staleness = truncated = 0.0
+    for row in rows_of(run, step):
+        if row["advantage"] is None:
+            continue
+        old, sampler = (logprobs_after(runs, run, step - n, row) for n in (1, 2))
+        ratios = (old - sampler).exp()
+        total -= ratios.clamp(max=cap).sum().item() * row["advantage"]
+        unweighted -= len(old) * row["advantage"]
+        staleness += (old - sampler).abs().sum().item()
+        truncated += (ratios > cap).sum().item()
+        tokens += len(old)
+    line = read_metrics(run)[step]
+    assert line["loss"] == pytest.approx(total / tokens, abs=1e-5)
+    assert abs(total - unweighted) / tokens > 1e-4
+    assert line["engine/staleness"] == pytest.approx(staleness / tokens, rel=1e-3) and staleness > 0
+    assert line["engine/importance_truncated"] == pytest.approx(truncated / tokens, abs=1e-3)
     assert truncated > 0
 
 

@@ -69,6 +69,18 @@ def test_the_kl_to_the_frozen_reference_grows_from_zero():
     assert not any(parameter.grad is not None for parameter in reference.parameters())
 
 
+def test_gradients_are_summed_over_nodes_in_the_last_backward_of_an_optimiser_step_only(monkeypatch):
+    """Summed in an earlier one, they would be summed twice, or the later ones would stay on their node."""
+    calls: list[bool] = []  # for each backward: does it sum?
+    monkeypatch.setattr(
+        "prompt_r1.training.update.sum_over_nodes", lambda policy, *, wanted: calls.append(wanted)
+    )
+    policy = tiny.policy()
+    games = record_logprobs_of(policy, random_scored_games(5))
+    Learner(policy, tokens_per_batch=1).learn([games[:3], games[3:]])
+    assert calls == [False, False, True, False, True]
+
+
 def test_a_mini_batch_without_games_takes_no_optimiser_step():
     policy = tiny.policy()
     before = copy_of_weights(policy)
