@@ -299,11 +299,26 @@ def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
     if f.type is bool:
         options["type"] = _boolean
     elif get_origin(f.type) is tuple:
-        # A flag that is given several times collects all values: --agent A --agent B.
-        options |= {"nargs": "+", "type": get_args(f.type)[0], "action": "extend"}
+        options |= {"nargs": "+", "type": get_args(f.type)[0], "action": _Collect}
     if f.metadata["choices"]:
         options["choices"] = f.metadata["choices"]
     return options
+
+
+class _Collect(argparse.Action):
+    """Collect the values of a flag that is given several times: --agent A --agent B.
+
+    In --val-data and --test-data, `none` and `held-out` replace what comes before, and files replace them.
+    """
+
+    def __call__(self, parser: object, given: object, values: Any, option_string: str | None = None) -> None:
+        """Add these values to those before."""
+        collected = list(getattr(given, self.dest, ()))
+        for value in values:
+            if self.dest in ("val_data", "test_data") and {"none", HELD_OUT} & {value, *collected}:
+                collected.clear()
+            collected.append(value)
+        setattr(given, self.dest, collected)
 
 
 def _help_line(f: Field[Any], preset: dict[str, Any]) -> str:

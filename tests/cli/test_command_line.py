@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from infer import InferConfig
-from prompt_r1.cli.command_line import check_usage, parse_arguments, run_program, train_config
+from prompt_r1.cli.command_line import (
+    check_usage,
+    evaluate_config,
+    parse_arguments,
+    run_program,
+    train_config,
+)
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.methods import SftConfig
@@ -280,6 +286,24 @@ def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
     assert config.checkpointing is True and train_config([])[0].checkpointing is False
     with pytest.raises(UsageError, match="expected true or false, not 'yes'"):
         train_config(["--checkpointing", "yes"])
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("--val-data none --val-data a b", ["a", "b"]),
+        ("--val-data held-out --val-data a --val-data b", ["a", "b"]),
+        ("--val-data a b --val-data held-out", ["held-out"]),
+        ("--val-data a --val-data none", ()),
+    ],
+)
+def test_a_later_flag_replaces_none_and_held_out_and_these_replace_files(line, files):
+    """`none` won, wherever it stood."""
+    for flag in ("--val-data", "--test-data"):
+        config, _ = train_config(["--data", "own.jsonl", *line.replace("--val-data", flag).split()])
+        assert (config.val_data if flag == "--val-data" else config.test_data) == files
+    config = evaluate_config(["--env", "none", "--env", "mini"])
+    assert config.env == ["none", "mini"]
 
 
 @pytest.mark.parametrize(
