@@ -7,7 +7,7 @@ played for t interactions; then the agent's next turn is started for it, with a 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -81,14 +81,6 @@ def first_of_each_kind(questions: Sequence[Question], per_kind: int) -> list[Que
     return found
 
 
-def seed_groups(seeds: Collection[int]) -> dict[str, list[int]]:
-    """Seed 0, on which the wordings of the mini world were chosen, and the others, if there are both."""
-    others = sorted(set(seeds) - {0})
-    if not others or 0 not in seeds:
-        return {}
-    return {"seed 0": [0], f"{'seeds' if len(others) > 1 else 'seed'} {', '.join(map(str, others))}": others}
-
-
 def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate:
     """The same agent, except that its turn number `turn` (from 1) starts with the tokens of `prefix`."""
 
@@ -123,24 +115,21 @@ def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Tr
 def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
     """EM after 0 to `most` interactions: both agents on all questions, the trained one also by kind."""
     scores: dict[tuple[str, int], list[float]] = defaultdict(list)  # row, interactions → EM of each game
-    groups = seed_groups({run.seed for run in runs})
     for run in runs:
         for name, agent in run.agents.items():
-            own = [f"trained, {group}" for group, seeds in groups.items() if run.seed in seeds]
             for interactions in range(most + 1):
                 for game in play_and_answer(run, agent, interactions):
-                    apart = [game.question.dataset, *own] if name == "trained" else []
+                    apart = [game.question.dataset] if name == "trained" else []
                     for label in (f"{name}, all", *apart):
                         em = exact_match(game.answer or "", game.question.answers)
                         scores[label, interactions].append(em)
-    agents, by_seed = ["trained, all", "untrained, all"], [f"trained, {group}" for group in groups]
-    kinds = sorted({label for label, _ in scores} - {*agents, *by_seed})
+    agents = ["trained, all", "untrained, all"]
+    kinds = sorted({label for label, _ in scores} - set(agents))
     series, rows = [], []
-    for label in (*agents, *kinds, *by_seed):
+    for label in (*agents, *kinds):
         points = [rate_point(count, scores[label, count]) for count in range(most + 1)]
         rows.append([label, str(points[0].n), *map(rate_text, points)])
-        if label not in by_seed:
-            series.append(Series(label, points, dashed=label.startswith("untrained")))
+        series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
     header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(most + 1)]
     notes = (

@@ -27,7 +27,6 @@ from prompt_r1.studies.turns import (
     find_runs,
     first_of_each_kind,
     load_run,
-    seed_groups,
 )
 from prompt_r1.types import GameSettings, Question
 from tests import tiny
@@ -255,7 +254,7 @@ def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     assert all(f"| {kind} | 1 | " in printed for kind in kinds)
 
 
-def test_turns_are_counted_by_agent_kind_and_seed(monkeypatch):
+def test_turns_are_counted_by_agent_and_kind(monkeypatch):
     """The trained agent needs one interaction with seed 0 and two with seed 1; the untrained one fails."""
     questions = [Question("p", "pop", "?", ("Anna",)), Question("m", "math", "?", ("Anna",))]
     names = {"untrained": "untrained", "trained": "trained"}
@@ -286,13 +285,4 @@ def test_turns_are_counted_by_agent_kind_and_seed(monkeypatch):
         "untrained, all": ("4", ["0.000", "0.000", "0.000"]),
         "math": ("2", ["0.000", "0.500", "1.000"]),
         "pop": ("2", ["0.000", "0.500", "1.000"]),
-        "trained, seed 0": ("2", ["0.000", "1.000", "1.000"]),
-        "trained, seed 1": ("2", ["0.000", "0.000", "1.000"]),
     }
-
-
-def test_seed_0_is_reported_apart_from_the_others():
-    """The wordings of the mini world were chosen on seed 0."""
-    assert seed_groups([0, 1, 2, 1]) == {"seed 0": [0], "seeds 1, 2": [1, 2]}
-    assert seed_groups([0, 1]) == {"seed 0": [0], "seed 1": [1]}
-    assert seed_groups([0]) == seed_groups([1, 2]) == {}
