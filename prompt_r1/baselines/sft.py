@@ -75,11 +75,9 @@ def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path)
         agent.policy.checkpoint_activations()
     trainable = add_lora(agent.policy.model, rank=config.rank, alpha=config.alpha, seed=config.seed)
     examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
-    lines = []
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in train_adapters(agent.policy, trainable, examples, config):
             file.write(json.dumps(line) + "\n")
-            lines.append(line)
     merge_lora(agent.policy.model)
     alone = Ranks(0, 1, agent.policy.device)
     if not math.isfinite(alone.weight_norm(agent.policy)):
@@ -89,10 +87,10 @@ def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path)
         start,
         trained_as,
         out / "agent",
-        lines=lines,
+        metrics=line,
         ranks=alone,
         frame=agent.codec.frame,
-        card=lambda lines, base: model_card(config),
+        card=lambda base: model_card(config),
     )
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,14 +40,6 @@ COPIED = (
     "*processor_config.json",  # of a model that also sees: servers refuse it without
 )
 
-CURVES = {"reward/mean": "reward", "format": "format", "em": "EM", "turns": "turns", "kl": "KL"}
-VALIDATION = {
-    "val/em": "EM",
-    "val/f1": "F1",
-    "val/reward": "reward",
-    "val/format": "format",
-    "val/turns": "turns",
-}
 ASKING = (
     "# An agent that questions a large language model",
     "Trained with [Prompt-R1](https://arxiv.org/abs/2511.01016): the agent asks a large model, the "
@@ -71,27 +63,23 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```"""
 
 
-Lines = Sequence[dict[str, float]]  # of metrics.jsonl
-Card = Callable[[Lines, Path], str]
-
-
 def export_agent(
     policy: Policy,
     base: Path | str,
     config: AgentConfig,
     folder: Path,
     *,
-    lines: Sequence[dict[str, float]],
+    metrics: Mapping[str, float],
     ranks: Ranks,
     frame: Frame | None = None,
-    card: Card,
+    card: Callable[[Path], str],
 ) -> str:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
     Adapters are merged into the weights, and written beside them to the folder `adapter`.
 
-    `lines` are the metric lines up to the agent's step; `frame` is that of its games; `card` writes the
-    model card, from its lines and the folder of its base. Called by every rank. Returns "", or why it failed.
+    `metrics` is the metric line of the agent's step; `frame` is that of its games; `card` writes the model
+    card, given the folder of its base. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -115,8 +103,8 @@ def export_agent(
         write_yaml(config, temporary / GAME_FILE)
         if frame is not None:
             keep_frame(frame, temporary)
-        (temporary / STEP_FILE).write_text(json.dumps(lines[-1], indent=1), "utf-8")
-        (temporary / "README.md").write_text(card(lines, home), "utf-8")
+        (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
+        (temporary / "README.md").write_text(card(home), "utf-8")
         if adapted:
             save_adapters(policy.model, adapted, temporary / ADAPTER_FOLDER, base=str(base))
 
@@ -177,15 +165,9 @@ def _old_rope(rope: Mapping[str, object]) -> dict[str, object]:
     return {"rope_theta": rope["rope_theta"], **({"rope_scaling": scaling} if scaled else {})}
 
 
-def model_card(
-    agent: str, env: str, settings: Mapping[str, str], *, seed: int, lines: Lines, base: Path
-) -> str:
-    """The README.md of an exported agent: how to load it, the settings of its training and its curves."""
+def model_card(agent: str, env: str, settings: Mapping[str, str], *, seed: int, base: Path) -> str:
+    """The README.md of an exported agent: how to load it, and the settings of its training."""
     environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in env.split(","))
-    step = int(lines[-1]["step"])
-    played = [line for line in lines if "reward/mean" in line]
-    shown = [line for line in played if line["step"] % max(1, step // 10) == 0 or line is played[-1]]
-    validated = [line for line in lines if "val/em" in line]
     named = {"base model": f"`{agent}`", "environment in training": environments, **settings}
     parts = [
         f"---\n{_hub_metadata(agent, base).to_yaml()}\n---",
@@ -193,8 +175,6 @@ def model_card(
         USE,
         f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
         markdown_table(["", ""], [[*row] for row in [*named.items(), ("seed", str(seed))]], left=2),
-        "## Validation (greedy games)\n\n" + _table(validated, VALIDATION),
-        "## Training (sampled games)\n\n" + _table(shown, CURVES),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -211,13 +191,3 @@ def _hub_metadata(agent: str, base: Path) -> ModelCardData:
         if isinstance(licence, str):
             metadata.license = licence
     return metadata
-
-
-def _table(lines: Sequence[dict[str, float]], columns: dict[str, str]) -> str:
-    if not lines:
-        return "None."
-    rows = []
-    for line in lines:
-        cells = [f"{line[name]:.3g}" if name in line else "–" for name in columns]
-        rows.append([f"{line['step']:g}", *cells])
-    return markdown_table(["step", *columns.values()], rows, left=0)

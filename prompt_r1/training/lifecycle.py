@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from prompt_r1.agent.attention_choice import describe_attention
@@ -283,17 +284,15 @@ class Lifecycle:
             models.start,
             run.config,
             run.folder / "agent",
-            lines=lines,
+            metrics=lines[-1] if lines else {},  # only the first rank may see the file
             ranks=run.ranks,
             frame=kept_frame(run.folder),
-            card=self._model_card,
+            card=partial(self._model_card, step),
         )
 
-    def _model_card(self, lines: Sequence[dict[str, float]], base: Path) -> str:
-        config, step = self.run.config, int(lines[-1]["step"])
-        return model_card(
-            config.agent, config.env, config.described(step), seed=config.seed, lines=lines, base=base
-        )
+    def _model_card(self, step: int, base: Path) -> str:
+        config = self.run.config
+        return model_card(config.agent, config.env, config.described(step), seed=config.seed, base=base)
 
     def _repair_export(self) -> None:
         """Export the best agent again if a kill came between an export and its checkpoint."""

@@ -35,7 +35,7 @@ def exported(folder: Path, model, base: Path) -> Path:
     for layer in adapters_of(model).values():
         torch.nn.init.normal_(layer.b, std=0.1)
     config = TrainConfig(agent=str(base), adapter_rank=4)
-    return export(Policy(model, compute=torch.float32), base, config, folder, [{"step": 1}])
+    return export(Policy(model, compute=torch.float32), base, config, folder, {"step": 1})
 
 
 @pytest.fixture
