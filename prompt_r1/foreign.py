@@ -4,7 +4,9 @@ An archive can hold a link to any file of the user's. Reading it could put a sec
 exported agent; writing through it would destroy the file. A pipe would block the program forever.
 """
 
+import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import TypeGuard
 
 from prompt_r1.errors import UsageError
 
+SAFETENSORS = re.compile(r"[\w-][\w.-]*\.safetensors")
+LARGEST_INDEX = 100_000_000  # bytes; that of a model of a trillion weights has 10 million
 LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
 
 
@@ -41,6 +45,25 @@ def check_links_stay_inside(folder: Path, others: Sequence[Path] = ()) -> None:
         if entry.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             raise UsageError(f"{entry.path} is a link to {target}, outside its folder: put the file there")
         _check_kind(entry.path, target.stat().st_mode)
+
+
+def check_weight_index(folder: Path) -> None:
+    """Raise UsageError for an index of a model's weights that names anything but safetensors files beside it.
+
+    transformers would read a path that leaves the folder, and unpickle a file of another format.
+    """
+    for path in folder.glob("*.safetensors.index.json"):
+        try:
+            if path.stat().st_size > LARGEST_INDEX:
+                raise UsageError(f"{path} has over {LARGEST_INDEX:,} bytes: it is no index of weights")
+            files = set(json.loads(path.read_text("utf-8"))["weight_map"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise UsageError(f"{path} is not an index of weights: download the model again") from None
+        for file in files:
+            if not isinstance(file, str) or not SAFETENSORS.fullmatch(file):
+                raise UsageError(
+                    f"{path} names {str(file)[:80]!r}: an index may name only .safetensors files beside it"
+                )
 
 
 def _entries(folder: Path, skip: Sequence[str]) -> Iterator["os.DirEntry[str]"]:

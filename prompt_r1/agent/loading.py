@@ -25,7 +25,7 @@ from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import check_links_stay_inside
+from prompt_r1.foreign import check_links_stay_inside, check_weight_index
 
 HUB_TIMEOUT = 10.0  # seconds
 # Kinds of RoPE whose frequencies depend on the length of the row.
@@ -55,6 +55,8 @@ def load_policy(
     transformers_logging.disable_progress_bar()
     options = loading_options(path)
     config = _load_config(path, options)
+    if getattr(config, "quantization_config", None):
+        raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     for part in _parts(config):
         for name, value in vars(part).items():
             if "drop" in name and isinstance(value, float):
@@ -115,7 +117,10 @@ def _load_weights(
     finally:
         transformers_logging.set_verbosity(verbosity)
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
+    layers = {name.rpartition(".")[0] for name in model.state_dict()}
+    unknown = [name for name in sorted(found["unexpected_keys"]) if name.rpartition(".")[0] in layers]
     for problem, names in (
+        ("have tensors of layers that the model computes without", unknown),
         ("lack tensors of the model", sorted(found["missing_keys"])),
         ("have tensors of other shapes than config.json says", sorted(found["mismatched_keys"])),
     ):
@@ -214,6 +219,7 @@ def loading_options(path: str | Path) -> dict[str, bool]:
         # The hub's cache consists of links: snapshots/COMMIT/FILE → ../../blobs/HASH.
         model = [folder.parent.parent] if folder.parent.name == "snapshots" else []
         check_links_stay_inside(folder, [Path(HF_HUB_CACHE), *model])
+        check_weight_index(folder)
         return {}
     return {} if _hub_is_reachable(str(path)) else {"local_files_only": True}
 

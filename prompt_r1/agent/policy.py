@@ -69,7 +69,8 @@ class Policy(nn.Module):
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a text, by the model's generation config; some models have several."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
-        return frozenset({*(configured if isinstance(configured, list) else [configured])} - {None})
+        listed = configured if isinstance(configured, list) else [configured]
+        return frozenset(token for token in listed if type(token) is int)  # the file may hold anything
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """The weights that learn: all of them, or only the adapters (adapters.py)."""

@@ -35,6 +35,7 @@ from prompt_r1.version import __version__
 
 Config = TypeVar("Config")
 CONSOLE_COMMAND = "prompt-r1"
+LONGEST_SENTENCE = 2000  # characters of an error message
 MORE_CPU_MEMORY = (
     "start fewer processes on this machine, give a smaller --tokens-per-batch or less --offload, and resume "
     "from the last checkpoint; otherwise take a smaller agent"
@@ -112,7 +113,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    print(printable(f"{name}: {reason}"), file=sys.stderr, flush=True)
+    sentence = printable(f"{name}: {reason}")
+    if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
+        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
+    print(sentence, file=sys.stderr, flush=True)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks
         # that do not know yet that this one leaves.

@@ -20,10 +20,12 @@ import httpx
 
 from prompt_r1.endpoint.request import (
     ApiKey,
+    BadBody,
     Request,
     Response,
     checked_base_url,
     checked_key,
+    decoded,
     is_loopback,
     scrubbed,
 )
@@ -258,17 +260,19 @@ class EndpointClient:
                     method, url, content=sent, headers=JSON_HEADERS, extensions=extensions
                 ) as response,
             ):
-                async for chunk in response.aiter_bytes():
+                assert isinstance(response.stream, httpx.AsyncByteStream)
+                async for chunk in response.stream:  # as sent: httpx would decode any amount of it
                     received += chunk
                     if len(received) > self._limits.max_bytes:
-                        reason = f"a response of over {self._limits.max_bytes:,} bytes"
-                        return Outcome("retry", reason=reason, lost=1)
+                        break
+            body = decoded(received, response.headers.get("content-encoding", ""), self._limits.max_bytes)
+            return Response(response.status_code, response.headers, body)
         except TimeoutError:
             reason = f"no complete response within {self._limits.attempt_timeout:g} s"
-        except (httpx.HTTPError, OSError) as error:
+        except BadBody as error:
+            return Outcome("retry", reason=str(error), lost=1)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
             reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        else:
-            return Response(response.status_code, response.headers, bytes(received))
         return Outcome("retry", reason=reason, lost=1 if delivery.sent else 0)
 
     def _reserve_start(self) -> float:

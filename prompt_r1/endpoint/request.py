@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 
 LONGEST_REASON = 300  # characters of a provider's error message
+GZIP_OR_ZLIB = 47  # of zlib: found by the header
 LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
 
 
@@ -22,6 +24,28 @@ class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class BadBody(Exception):
+    """A response whose body is too large, or cannot be decoded: one clause that says so."""
+
+
+def decoded(body: bytes | bytearray, encoding: str, limit: int) -> bytes:
+    """The plain body of a response, of at most `limit` bytes. Raises BadBody.
+
+    A compressed body can be a thousand times as large as what was received, so it is not decoded further.
+    """
+    plain = bytes(body)
+    if encoding in ("gzip", "deflate"):
+        try:
+            plain = zlib.decompressobj(wbits=GZIP_OR_ZLIB).decompress(plain, limit + 1)
+        except zlib.error as error:
+            raise BadBody(f"a body that is not {encoding}: {error}") from None
+    elif encoding not in ("", "identity"):
+        raise BadBody(f"a body encoded as {encoding[:40]!r}")
+    if len(plain) > limit:
+        raise BadBody(f"a response of over {limit:,} bytes")
+    return plain
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def classify(
     error = _error_of(data)
     wait = requested_wait(headers, now=now)
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
-    if "insufficient_quota" in (*error.codes, *error.message.split()):
+    words = error.message.split() if status >= 400 else ()  # a reply may hold any word
+    if "insufficient_quota" in (*error.codes, *words):
         return Outcome("fatal", reason=f"{reason} (check plan and billing)")
     if 200 <= status < 300:
         return _classify_completion(data, error, wait)

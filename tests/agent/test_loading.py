@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
@@ -75,6 +76,41 @@ def missing_weights(folder: Path) -> str:
     return "lack tensors of the model: 2, such as model.layers.0.self_attn.q_norm.weight"
 
 
+def additional_bias(folder: Path) -> str:
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.layers.0.mlp.up_proj.bias"] = torch.ones(64)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return "computes without: 1, such as model.layers.0.mlp.up_proj.bias"
+
+
+def quantised_weights(folder: Path) -> str:
+    """With accelerate they were trained, and exported in a form that loads as other weights."""
+    change_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    return "are quantised"
+
+
+def index_to_elsewhere(folder: Path) -> str:
+    return write_index(folder, "../evil/x.safetensors")
+
+
+def index_to_a_pickle(folder: Path) -> str:
+    (folder / "x.bin").write_bytes(pickle.dumps(Attack(folder / "executed")))
+    return write_index(folder, "x.bin")
+
+
+def damaged_index(folder: Path) -> str:
+    write_index(folder, "x.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_text("[" * 100_000)
+    return "is not an index of weights"
+
+
+def write_index(folder: Path, file: str) -> str:
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / WEIGHTS), file)}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (folder / WEIGHTS).unlink()
+    return f"names {file!r}"
+
+
 def foreign_code(folder: Path) -> str:
     (folder / "code.py").write_text(f"open({str(folder / 'executed')!r}, 'w').write('executed')")
     names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
@@ -89,7 +125,8 @@ def change_config(folder: Path, **changes: object) -> None:
 
 BROKEN = [
     no_config, ugly_config, unknown_type, no_weights, cut_weights, empty_weights, pickled_weights,
-    misshapen_weights, missing_weights, foreign_code,
+    misshapen_weights, missing_weights, additional_bias, quantised_weights, index_to_elsewhere,
+    index_to_a_pickle, damaged_index, foreign_code,
 ]  # fmt: skip
 
 

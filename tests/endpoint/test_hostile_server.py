@@ -81,6 +81,12 @@ class HostileServer:
     async def bomb(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "200 OK", GZIP_BOMB, "Content-Encoding: gzip")
 
+    async def twofold(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "200 OK", gzip.compress(GZIP_BOMB), "Content-Encoding: gzip, gzip")
+
+    async def elsewhere(self, writer: asyncio.StreamWriter, head: str) -> None:
+        self.respond(writer, "302 Found", b"", "Location: http://xn--/")
+
     async def badzip(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "200 OK", b"not gzip", "Content-Encoding: gzip")
 
@@ -142,7 +148,9 @@ def ask_server(fault: str, **settings: object) -> str:
         ("hang", 0.3, "no complete response within 0.3 s"),
         ("reset", 9, "ReadError|RemoteProtocolError"),
         ("bomb", 9, "over 10,000,000 bytes"),
-        ("badzip", 9, "DecodingError"),
+        ("twofold", 9, "encoded as 'gzip, gzip'"),  # took 51 s and 2.7 GB
+        ("badzip", 9, "not gzip"),
+        ("elsewhere", 9, "InvalidURL|IDNA|UnsupportedProtocol|HTTP 302"),
         ("noise", 9, "RemoteProtocolError"),
         ("5xx", 9, "HTTP 503"),
         ("storm", 9, "HTTP 429"),

@@ -183,3 +183,8 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
     outcome = without_thinking(Outcome("ok", text=written, finish=finish))
     assert (outcome.text, outcome.reasoning, outcome.label) == (reply, reasoning, label)
     assert outcome.verdict == ("outcome" if label else "ok")
+
+
+def test_a_word_of_a_reply_is_no_error_code():
+    body = body_of("Paris") | {"detail": "insufficient_quota is an error code"}
+    assert classify_body(200, body).text == "Paris"
