@@ -16,7 +16,7 @@ from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LONGEST_CACHED, Codec
 from prompt_r1.rollout import note_before
 from prompt_r1.types import Completion, GameSettings, Question
 
@@ -151,8 +151,9 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
     max_tokens = game.max_tokens
     for question in questions:
-        # A text of megabytes takes seconds to encode; too long, its beginning is.
-        length = len(codec.encode_beginning(question.text, max_tokens))
+        # A text of megabytes takes seconds to encode: a beginning that is too long is enough.
+        long = len(question.text) > LONGEST_CACHED
+        length = len(codec.encode_beginning(question.text, max_tokens)) if long else 0
         if length < max_tokens:
             length = len(codec.opening(question.text, note=note_before(1, game)))
         if length >= max_tokens:
