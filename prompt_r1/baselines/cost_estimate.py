@@ -25,7 +25,7 @@ from prompt_r1.baselines.make import (
     preparation_questions,
     request_fields,
 )
-from prompt_r1.baselines.opro import MAX_LENGTH
+from prompt_r1.baselines.opro import EXEMPLARS, MAX_LENGTH, SHOWN
 from prompt_r1.baselines.optimise import SearchPart, parts_of
 from prompt_r1.baselines.self_consistency import MEASURED_GAMES
 from prompt_r1.cli.fitted_table import fitted_table
@@ -137,7 +137,7 @@ class SystemCost:
         if self.method not in SEARCHES:
             return Spending()
         datasets = list(dict.fromkeys(question.dataset for question in questions))
-        parts = parts_of(datasets if config.search_per == "dataset" else (), train, validation)
+        parts = parts_of(datasets, train, validation)
         return sum(map(self._search, parts), Spending())
 
     def _search(self, part: SearchPart) -> Spending:
@@ -183,7 +183,7 @@ class SystemCost:
         config, case = self._config, self._case(questions)
         frame = 250 if self._high else 30  # tokens besides what it quotes
         if self.method == "opro":
-            quoted = config.opro_exemplars * case + (config.opro_shown * self._prompt if self._high else 0)
+            quoted = EXEMPLARS * case + (SHOWN * self._prompt if self._high else 0)
         elif self.method == "textgrad":
             # The criticism of each reply, then that of the prompt, then the rewrite with all of them.
             size, rewrites = config.textgrad_batch, 2 if self._high else 1

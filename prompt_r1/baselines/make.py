@@ -209,8 +209,7 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
         )
 
     algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)
-    datasets = context.datasets if config.search_per == "dataset" else ()
-    return OptimisedPrompt(algorithm, open_search, datasets)
+    return OptimisedPrompt(algorithm, open_search, context.datasets)
 
 
 def folder_name(text: str) -> str:

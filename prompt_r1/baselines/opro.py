@@ -16,6 +16,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
 MAX_LENGTH = 500  # characters of an instruction
+SHOWN = 20  # the best instructions so far that the optimiser sees, …
+THRESHOLD = 0.3  # … if they score at least this
+EXEMPLARS = 3  # training questions that the optimiser sees
 OPENING, CLOSING = "<INS>", "</INS>"
 ROLE = "You write instructions for a language model that answers questions."
 HEADER = """\
@@ -52,9 +55,8 @@ async def opro(
     for step in range(1, config.opro_steps + 1):
         if not search.can_afford(config.opro_per_step):
             break
-        exemplars = min(config.opro_exemplars, len(train))
-        examples = random.Random(f"opro {seed} {step}").sample(train, exemplars)
-        request = meta_prompt(scores, examples, shown=config.opro_shown, threshold=config.opro_threshold)
+        examples = random.Random(f"opro {seed} {step}").sample(train, min(EXEMPLARS, len(train)))
+        request = meta_prompt(scores, examples)
         # The request is the same each time: the sample number makes each of them a call of its own.
         first = step * config.opro_per_step
         samples = range(first, first + config.opro_per_step)
@@ -70,17 +72,15 @@ async def opro(
     return max(scores, key=lambda instruction: scores[instruction])
 
 
-def meta_prompt(
-    scores: dict[str, float], examples: Sequence[Question], *, shown: int, threshold: float
-) -> str:
+def meta_prompt(scores: dict[str, float], examples: Sequence[Question]) -> str:
     """The optimiser's request: instructions with scores, worst first, then problems, then the task.
 
     As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction
     stands in each problem: it is the system message, before the question.
     """
-    good = [instruction for instruction, value in scores.items() if value >= threshold]
+    good = [instruction for instruction, value in scores.items() if value >= THRESHOLD]
     good.sort(key=lambda instruction: scores[instruction])
-    history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-shown:]]
+    history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-SHOWN:]]
     problems = [f"problem:\n<INS>\n{one.text}\nright answer:\n{one.answers[0]}" for one in examples]
     return "\n\n".join([HEADER, *history, USE, *problems, REQUEST])
 

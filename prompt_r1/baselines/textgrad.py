@@ -18,6 +18,7 @@ from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
+SHOWN_WORDS = 10  # of each end of a long prompt
 REWRITE_ATTEMPTS = 2  # if the tags are missing; after that the prompt stays as it is
 
 CRITIC = """\
@@ -56,7 +57,7 @@ async def textgrad(
         for number, batch in enumerate(batches[: config.textgrad_updates], start=1):
             if not search.can_afford(3 * len(batch) + 1 + len(held_out)):
                 return prompt
-            proposed = await rewrite(search, prompt, batch, short_value=config.textgrad_short_value)
+            proposed = await rewrite(search, prompt, batch)
             value = await validate(proposed)
             kept = value >= best
             search.record(epoch=epoch, update=number, prompt=proposed, validation=value, kept=kept)
@@ -65,12 +66,11 @@ async def textgrad(
     return prompt
 
 
-async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], *, short_value: int) -> str:
+async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
     """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite fails.
 
-    As in the original, the variable is shown with only `short_value` words at each end of a long prompt (0:
-    all), but the conversation of each criticism shows the whole prompt. The criticisms are concatenated, not
-    summarised.
+    As in the original, the variable is shown with only the ends of a long prompt, but the conversation of
+    each criticism shows the whole prompt. The criticisms are concatenated, not summarised.
     """
 
     async def criticise(question: Question) -> str:
@@ -82,7 +82,7 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question], 
     criticisms = await asyncio.gather(*map(criticise, batch))
     parts = [
         "The text is the system message of a language model that answers questions. Now it is:",
-        f"<VARIABLE>{shortened(prompt, short_value)}</VARIABLE>",
+        f"<VARIABLE>{shortened(prompt)}</VARIABLE>",
         "What it led to, and what was said of it:",
         *criticisms,
         f"Write the better version between {OPENING} and {CLOSING}.",
@@ -124,9 +124,9 @@ def criticise_prompt(prompt: str, prediction: Prediction, of_reply: str) -> str:
     )
 
 
-def shortened(text: str, words: int) -> str:
-    """The first and last `words` words of a text that has more than twice as many; 0: the whole text."""
+def shortened(text: str) -> str:
+    """The first and last SHOWN_WORDS words of a text that has more than twice as many."""
     parts = text.split(" ")
-    if not words or len(parts) <= 2 * words:
+    if len(parts) <= 2 * SHOWN_WORDS:
         return text
-    return " ".join([*parts[:words], "(...)", *parts[-words:]])
+    return " ".join([*parts[:SHOWN_WORDS], "(...)", *parts[-SHOWN_WORDS:]])

@@ -68,12 +68,6 @@ class MethodConfig:
         "",
         'request fields by method, as JSON, in place of those of its authors: {"cot": {"temperature": 0.5}}',
     )
-    search_per: str = setting(
-        "dataset",
-        "what a prompt is searched for: each dataset, or the mixture of all",
-        choices=("dataset", "mixture"),
-        methods=SEARCHES,
-    )
     optimize_calls: int = setting(
         0,
         "budget of each prompt search, in calls of both models; 0: the authors'",
@@ -93,16 +87,10 @@ class MethodConfig:
     )
     opro_steps: int = setting(200, "most steps", range=POSITIVE)
     opro_per_step: int = setting(8, "new instructions per step", range=POSITIVE)
-    opro_shown: int = setting(20, "best instructions so far that the optimiser sees", range=POSITIVE)
-    opro_threshold: float = setting(0.3, "lowest score of an instruction that the optimiser sees")
-    opro_exemplars: int = setting(3, "training questions that the optimiser sees", range=NOT_NEGATIVE)
     opro_train: int = setting(261, "training questions that score an instruction", range=POSITIVE)
     textgrad_epochs: int = setting(3, "epochs", range=POSITIVE)
     textgrad_updates: int = setting(4, "updates per epoch", range=POSITIVE)
     textgrad_batch: int = setting(3, "training questions per update", range=POSITIVE)
-    textgrad_short_value: int = setting(
-        10, "words shown of each end of a long prompt; 0: all", range=NOT_NEGATIVE
-    )
     gepa_batch: int = setting(3, "training questions that compare a child with its parent", range=POSITIVE)
     gepa_calls: int = setting(150, "calls of the environment before the last iteration", range=NOT_NEGATIVE)
     sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")

@@ -5,6 +5,7 @@ An entry stays for one version. Agents that were trained with such a setting sti
 
 FAULTS = "python -m tests.mini_server, in a checkout, serves the mini world with faults"
 ROWS = "select or extend the rows of the file before `convert`"
+AUTHORS = "it has the value of the method's authors"
 COST = "charge `game.spent.usd` in a --reward function, as docs/using.md shows"
 # Flag → what to use instead.
 REMOVED_FLAGS = {
@@ -25,6 +26,11 @@ REMOVED_FLAGS = {
     "--aliases": ROWS,
     "--with-context": ROWS,
     "--unanswerable": ROWS,
+    "--opro-shown": AUTHORS,
+    "--opro-threshold": AUTHORS,
+    "--opro-exemplars": AUTHORS,
+    "--textgrad-short-value": AUTHORS,
+    "--search-per": "give all questions the same `dataset` for a single search",
     "--fail": FAULTS,
     "--faults": FAULTS,
     "--latency": FAULTS,

@@ -189,8 +189,9 @@ def test_every_answer_uses_the_best_prompt_as_its_system_message():
 
 
 def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
-    scores = {"a!": 0.1, "b!": 0.3, "c!": 0.999, "d!": 0.5, "e!": 0.72, "f!": 0.2}
-    shown = meta_prompt(scores, QUESTIONS[:1], shown=3, threshold=0.3)
+    others = {f"{number}?": 0.9 for number in range(17)}
+    scores = {"a!": 0.1, "b!": 0.3, "c!": 0.999, "d!": 0.5, "e!": 0.72, "f!": 0.2, **others}
+    shown = meta_prompt(scores, QUESTIONS[:1])
     expected = {"d!": 50, "e!": 72, "c!": 100}
     positions = [shown.index(f"instruction:\n{text}\nscore:\n{score}\n") for text, score in expected.items()]
     assert positions == sorted(positions)
@@ -199,7 +200,7 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
 
 def test_opro_marks_the_place_of_the_instruction_in_each_problem():
     """It was missing: the authors' request shows <INS> in every exemplar."""
-    shown = meta_prompt({"a!": 0.5}, QUESTIONS[:3], shown=20, threshold=0.3)
+    shown = meta_prompt({"a!": 0.5}, QUESTIONS[:3])
     for number in range(3):
         assert f"<INS>\nWhat is number {number}?\nright answer:\ngold {number}" in shown
 
@@ -237,9 +238,8 @@ def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
 
 def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():
     words = [str(n) for n in range(25)]
-    assert shortened(" ".join(words), 10) == " ".join([*words[:10], "(...)", *words[-10:]])
-    assert shortened(" ".join(words[:20]), 10) == " ".join(words[:20])
-    assert shortened(" ".join(words), 0) == " ".join(words)
+    assert shortened(" ".join(words)) == " ".join([*words[:10], "(...)", *words[-10:]])
+    assert shortened(" ".join(words[:20])) == " ".join(words[:20])
 
 
 def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation():
@@ -251,7 +251,7 @@ def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation():
     asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
     [rewrite] = [request for request in writer.asked if "<IMPROVED_VARIABLE>" in request]
     assert rewrite.count(f"<LM_SYSTEM_PROMPT>{long}</LM_SYSTEM_PROMPT>") == 3
-    assert rewrite.count(f"<VARIABLE>{shortened(long, 10)}</VARIABLE>") == 1
+    assert rewrite.count(f"<VARIABLE>{shortened(long)}</VARIABLE>") == 1
 
 
 def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():

@@ -203,7 +203,7 @@ async def our_updates(given: dict, search: CriticisingSearch) -> list[str]:
     prompts, prompt = [], given["seed_prompt"]
     for batch in given["batches"]:
         questions = [Question(name, "a", f"question {name}", (f"gold {name}",)) for name in batch]
-        prompt = await rewrite(search, prompt, questions, short_value=10)
+        prompt = await rewrite(search, prompt, questions)
         prompts.append(prompt)
     return prompts
 

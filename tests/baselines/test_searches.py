@@ -60,7 +60,6 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
 @pytest.mark.parametrize(
     ("datasets", "validation", "searched"),
     [
-        ([], ["a"], [MIXTURE]),  # --search-per mixture
         (["a", "b"], ["a", "b"], ["a", "b"]),
         (["a", "b"], ["a"], ["a", MIXTURE]),  # no validation questions for b
         (["a", "b"], [], ["a", "b"]),  # opro needs none

@@ -113,9 +113,8 @@ def test_fine_tuning_has_the_defaults_of_table_7():
 def test_the_compared_methods_have_their_authors_defaults():
     assert numbers(MethodConfig) == {
         **{"shots": 4, "optimize_val": 50, "sft_lr": 1e-4},
-        **{"opro_steps": 200, "opro_per_step": 8, "opro_shown": 20},
-        **{"opro_threshold": 0.3, "opro_exemplars": 3, "opro_train": 261},
-        **{"textgrad_epochs": 3, "textgrad_updates": 4, "textgrad_batch": 3, "textgrad_short_value": 10},
+        **{"opro_steps": 200, "opro_per_step": 8, "opro_train": 261},
+        **{"textgrad_epochs": 3, "textgrad_updates": 4, "textgrad_batch": 3},
         **{"gepa_batch": 3, "gepa_calls": 150},
     }
 
@@ -191,11 +190,9 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
         (
             MethodConfig,
             {
-                "any": "opro_threshold",
-                "above 0": "shots opro_steps opro_per_step opro_shown opro_train textgrad_epochs "
+                "above 0": "shots opro_steps opro_per_step opro_train textgrad_epochs "
                 "textgrad_updates textgrad_batch gepa_batch",
-                "at least 0": "samples optimize_calls optimize_val opro_exemplars textgrad_short_value "
-                "gepa_calls",
+                "at least 0": "samples optimize_calls optimize_val gepa_calls",
                 "above 0, below 1000": "sft_lr",
             },
         ),
@@ -270,7 +267,6 @@ def test_texts_are_chosen_from_the_documented_names():
         "offload": ("none", "reference", "all"),
         "dtype": ("float32", "bfloat16"),
         "answer_format": ("auto", "tags", "only"),
-        "search_per": ("dataset", "mixture"),
         "method": METHODS,
         "metrics": ("strict", "official"),
         "protocol": ("ours", "release"),
@@ -301,7 +297,7 @@ def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid()
         "val_data": {"self-consistency", *searches},
         "shots": {"cot-few-shot"},
         "samples": {"self-consistency"},
-        **dict.fromkeys(("optimizer_env", "optimizer_args", "search_per"), searches),
+        **dict.fromkeys(("optimizer_env", "optimizer_args"), searches),
         **dict.fromkeys(("optimize_calls", "seed_prompt"), searches),
         "optimize_val": {"textgrad", "gepa"},
         "temperature": {"self-consistency", *with_agent},
