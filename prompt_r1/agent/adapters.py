@@ -41,6 +41,11 @@ class LoRA(nn.Module):
         self.a = nn.Parameter(a.to(base.weight.device))
         self.b = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))
 
+    @property
+    def weight(self) -> Tensor:
+        """That of the layer: routers of experts read its dtype."""
+        return self.base.weight
+
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + F.linear(self.scale * F.linear(x, self.a), self.b)
 
@@ -53,12 +58,12 @@ class LoRA(nn.Module):
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """The layers that get adapters, by name: every linear layer except the head."""
+    """The layers that get adapters, by name: every linear layer except the head and routers of experts."""
     head = model.get_output_embeddings()
     return {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+        if type(layer) in (nn.Linear, Conv1D) and layer is not head  # a subclass returns something else
     }
 
 

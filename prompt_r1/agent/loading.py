@@ -149,9 +149,11 @@ def longest_game(config: PretrainedConfig) -> int | None:
     rope = getattr(text, "rope_parameters", None)
     if not rope:
         return max(getattr(text, "max_position_embeddings", 0) or 0, 0) or None
-    kinds = list(rope.values()) if all(isinstance(value, dict) for value in rope.values()) else [rope]
+    # One kind, or several by the type of the layer, of which one may be null.
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
     limits = [
-        kind.get("original_max_position_embeddings") or text.max_position_embeddings
+        (kind.get("original_max_position_embeddings") if kind["rope_type"] == "longrope" else None)
+        or text.max_position_embeddings
         for kind in kinds
         if kind.get("rope_type") in LENGTH_DEPENDENT
     ]

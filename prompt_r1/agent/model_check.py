@@ -121,6 +121,8 @@ def _short_windows(model: PreTrainedModel) -> Iterator[None]:
     for part in parts:
         window = getattr(part, "sliding_window", None)
         if isinstance(window, int):
+            if window < 1:  # models take it for none, or mask everything
+                raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
             kept.append((part, window))
             part.sliding_window = WINDOW
     try:

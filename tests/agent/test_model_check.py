@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from prompt_r1.agent.attention import UnsupportedAttention, attend
-from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.model_check import FLOAT32_LIMIT, check_model
+from prompt_r1.agent.loading import load_policy, longest_game
+from prompt_r1.agent.model_check import FLOAT32_LIMIT, check_model, eager_attention
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
@@ -137,3 +138,38 @@ def test_a_model_is_trained_without_dropout(tmp_path, kind, options):
     assert torch.equal(policy(pack([games], CPU)).logprobs, expected)
     policy.train()
     assert torch.equal(policy(pack([games], CPU)).logprobs, expected)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_that_is_not_positive_is_refused(tmp_path, window):
+    """A bug: the check computed with a window of its own, and the model was played wrongly after it."""
+    folder = tiny.save_model(tmp_path, "mistral", sliding_window=window)
+    with pytest.raises(UsageError, match=f"its sliding window is {window}"):
+        load_policy(folder, device=CPU)
+
+
+@pytest.mark.parametrize("window", [1, 3, 1000])
+def test_a_window_of_any_positive_length_is_computed_as_the_model_does(tmp_path, window):
+    options = {"num_key_value_heads": 2, "sliding_window": window}
+    policy = load_policy(tiny.save_model(tmp_path, "mistral", **options), device=CPU)
+    for game in (games := siblings(0, 3)):
+        game.tokens = [token % 99 for token in game.tokens]
+    with eager_attention(policy.model):
+        expected = torch.cat([naive_logprobs(policy.model, game) for game in games])
+    assert torch.allclose(policy(pack([games], CPU)).logprobs.double(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "default"}, None),
+        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 999}, 64),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 32}, 32),
+        ({"full": {"rope_type": "longrope", "original_max_position_embeddings": 16}, "other": None}, 16),
+        ({"full": {"rope_type": "dynamic", "factor": 2.0}, "sliding": {"rope_type": "default"}}, 64),
+    ],
+)
+def test_rope_that_depends_on_the_length_limits_a_game_also_beside_a_kind_that_is_null(rope, longest):
+    config = PretrainedConfig(max_position_embeddings=64)
+    config.rope_parameters = rope
+    assert longest_game(config) == longest
