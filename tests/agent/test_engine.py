@@ -190,21 +190,21 @@ def play_plan(policy, questions: int, *, kv_tokens: int, **options: bool) -> tup
 
 def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     """Prompt tokens computed: each question once for its group, each reply once, and for each later turn the
-    last token of the turn before. An arena of 5,000 tokens has to evict sequences.
+    last token of the turn before. An arena of 2,500 tokens has to evict sequences.
     """
     policy = tiny.policy(layers=1)
-    wanted = totals(plan(8, 5, seed=1))
-    ample, tokens = play_plan(policy, 8, kv_tokens=100_000)
+    wanted = totals(plan(4, 5, seed=1))
+    ample, tokens = play_plan(policy, 4, kv_tokens=100_000)
     assert ample.prefilled == wanted.prefill
     assert ample.prefilled == wanted.question_tokens + wanted.reply_tokens + wanted.turns - wanted.games
     assert ample.sampled == wanted.new_tokens
     assert ample._scheduler.preempted == 0
-    scarce, same_tokens = play_plan(policy, 4, kv_tokens=5000)  # half of the questions, to save time
-    assert same_tokens == tokens[:20]
-    assert scarce.prefilled > totals(plan(4, 5, seed=1)).prefill
-    assert scarce._scheduler.preempted > 0
-    shared, same_tokens = play_plan(policy, 2, kv_tokens=2500, share_prompts=True)
+    scarce, same_tokens = play_plan(policy, 2, kv_tokens=2500)  # half of the questions, to save time
     assert same_tokens == tokens[:10]
+    assert scarce.prefilled > totals(plan(2, 5, seed=1)).prefill
+    assert scarce._scheduler.preempted > 0
+    shared, same_tokens = play_plan(policy, 1, kv_tokens=2050, share_prompts=True)
+    assert same_tokens == tokens[:5]
     assert shared._scheduler.preempted > 0
 
 
