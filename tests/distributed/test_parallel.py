@@ -520,6 +520,7 @@ def test_a_sharded_run_resumed_by_one_process_gives_the_same_agent(asking_agent,
     assert distance(list(one_agent.parameters()), list(two_agent.parameters())) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     """Rank 1 waited for rank 0, which had left, and its traceback of 20 lines hid the sentence."""
     from tests.programs import call
