@@ -10,7 +10,7 @@ import torch
 import train
 from prompt_r1.agent import agent as agent_module
 from prompt_r1.data.questions import find_questions
-from prompt_r1.errors import FatalEnvError, QuestionTooLong
+from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.parts import RunQuestions
 from tests import tiny
@@ -154,14 +154,6 @@ def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_a
     (run / "test.md").unlink()  # as if it had been killed in the test
     train_run(tmp_path, *command)
     assert (run / "test.md").exists() and "is finished" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flag", ["--data", "--val-data", "--test-data"])
-def test_a_question_that_is_too_long_is_refused_before_anything_is_played(random_agent, tmp_path, flag):
-    """A test question was found to be too long after the last step, when the run had been paid for."""
-    with pytest.raises(QuestionTooLong):
-        train_run(tmp_path, random_agent, flag, write_questions(tmp_path, "Who?", "why " * 500))
-    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 def test_training_validation_and_test_play_the_questions_of_their_splits(random_agent, tmp_path):
