@@ -90,10 +90,6 @@ class Results:
         reporting = tuple(name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]])
         return self._macro_average(system, reporting, metric)
 
-    def main_average(self, system: System, datasets: Sequence[str]) -> Rate | None:
-        """The mean over the datasets of each one's main metric: F1 for texts, EM for the others."""
-        return self._macro_average(system, tuple(datasets), "main")
-
     def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """Mean and interval over the questions of all datasets together."""
         scores = [score for name in datasets for score in self.scores(system, name, metric).values()]
@@ -102,10 +98,7 @@ class Results:
     def _macro_average(self, system: System, datasets: tuple[str, ...], metric: str) -> Rate | None:
         key = (system, datasets, metric)
         if key not in self._rates:
-            groups = {}
-            for name in datasets:
-                own = REPORTED_METRICS[self.kinds[name]][0] if metric == "main" else metric
-                groups[name] = list(self.scores(system, name, own).values())
+            groups = {name: list(self.scores(system, name, metric).values()) for name in datasets}
             self._rates[key] = _rate_of(groups, self.errors(system, datasets))
         return self._rates[key]
 

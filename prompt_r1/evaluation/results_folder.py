@@ -3,7 +3,6 @@
 results.md, results.json    every system and dataset: means with intervals, costs
 tables.md, cells.csv        the paper's Tables 2 to 5; every rate in them with its interval
 comparisons.md              the full method against each other one, by dataset and pooled
-cost.svg                    quality against calls (or dollars) per question
 preparation.json            what preparing each method cost
 """
 
@@ -23,10 +22,9 @@ from prompt_r1.evaluation.comparison import (
     printed_comparisons,
     with_holm,
 )
-from prompt_r1.evaluation.paper_tables import FULL, costs, paper_tables
+from prompt_r1.evaluation.paper_tables import FULL, paper_tables
 from prompt_r1.evaluation.predictions import System, system_names
 from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
-from prompt_r1.report.svg import COLOURS, Plot, Point, Series, svg
 from prompt_r1.terminal import printable_line
 
 
@@ -62,8 +60,6 @@ def write_results(
     }
     for name, content in files.items():
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
-    # Drawn last: the answers are paid for, and an error in the plot must not cost their tables.
-    (folder / "cost.svg").write_text(svg(quality_against_cost(results)), "utf-8")
     return "\n\n".join([printed_results(results), *(printed_comparisons(*one) for one in pooled.items())])
 
 
@@ -165,20 +161,3 @@ def pooled_by_full(
     for (full, other), comparisons in pairs.items():
         rows.setdefault(full, []).append(replace(comparisons[-1], dataset=str(other)))
     return {full: with_holm(comparisons) for full, comparisons in rows.items()}
-
-
-def quality_against_cost(results: Results) -> Plot:
-    """A point for each system: the mean of the datasets' main metrics, and calls or dollars per question."""
-    datasets = list(results.kinds)
-    series: list[Series] = []
-    spent = {system: costs(results, system, datasets) for system in results.systems}
-    paid = any(cost["$ / 1,000 questions"] for cost in spent.values() if cost)
-    unit = "$ / 1,000 questions" if paid else "calls / question"
-    for system, name in system_names(results.systems, {}).items():
-        rate = results.main_average(system, datasets)
-        if rate is not None:
-            point = Point(spent[system][unit], rate.mean, rate.low, rate.high, rate.n)
-            colours_repeat = len(series) >= len(COLOURS)
-            label = f"{name}  {rate.mean:.3f}"
-            series.append(Series(label, [point], dashed=colours_repeat, joined=False))
-    return Plot("Quality against cost", unit, "EM (texts: F1), mean of the datasets", series)
