@@ -238,7 +238,17 @@ def test_an_invalid_environment_fails_at_once_with_one_sentence(
 def test_a_dry_run_estimates_without_a_call(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
-    line = ["--config", "paper", "--data", "own.jsonl", "--dry-run", "--env-price", "0.15,0.60"]
+    line = [
+        "--config",
+        "paper",
+        "--data",
+        "own.jsonl",
+        "--val-data",
+        "none",
+        "--dry-run",
+        "--env-price",
+        "0.15,0.60",
+    ]
     assert train_in(tmp_path, line, monkeypatch) == 0
     output = capfd.readouterr().out
     training = next(row for row in output.splitlines() if row.startswith("training"))
