@@ -41,11 +41,6 @@ class LoRA(nn.Module):
         self.a = nn.Parameter(a.to(base.weight.device))
         self.b = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))
 
-    @property
-    def weight(self) -> Tensor:
-        """That of the layer: routers of experts read its dtype."""
-        return self.base.weight
-
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + F.linear(self.scale * F.linear(x, self.a), self.b)
 
@@ -58,7 +53,7 @@ class LoRA(nn.Module):
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """The layers that get adapters, by name: every linear layer except the head and routers of experts."""
+    """The layers that get adapters, by name: every linear layer except the head."""
     head = model.get_output_embeddings()
     return {
         name: layer

@@ -12,7 +12,6 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.adapters import LoRA, adapters_of, adapters_removed, add_lora, linear_layers, merge_lora
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.fused_kernels import fuse
-from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
@@ -181,21 +180,8 @@ def test_the_adapters_equal_those_of_peft():
     torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_routers_of_experts_keep_working_beside_adapters(tmp_path):
-    """A bug: the router of hunyuan_v1_moe reads the weight of its layer, and that of phimoe is a linear layer
-    that returns a tuple.
-    """
-    kind = {"num_experts": 4, "moe_topk": 2, "head_dim": 8}
-    policy = load_policy(tiny.save_model(tmp_path, "hunyuan_v1_moe", **kind), device=CPU)
-    games = siblings(0, 3)
-    for game in games:
-        game.tokens = [token % 99 for token in game.tokens]
-    expected = policy(pack([games], CPU)).logprobs
-    trained = add_lora(policy.model, rank=2, alpha=16)
-    found = policy(pack([games], CPU)).logprobs
-    assert torch.allclose(found, expected, atol=1e-6)
-    found.sum().backward()
-    assert any(parameter.grad is not None for parameter in trained)
+def test_a_router_that_is_a_linear_layer_and_returns_a_tuple_gets_no_adapter():
+    """A bug: training adapters of phimoe ended with a TypeError."""
 
     class Router(torch.nn.Linear):
         def forward(self, x):
@@ -203,5 +189,6 @@ def test_routers_of_experts_keep_working_beside_adapters(tmp_path):
 
     model = tiny.model()
     name = next(name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear))
+    assert name in linear_layers(model)
     model.set_submodule(name, Router(4, 4))
     assert name not in linear_layers(model)

@@ -57,7 +57,7 @@ def test_it_names_the_cause_in_both_criticisms_of_textgrad_and_then_gives_advice
 @pytest.mark.parametrize("kind", ADVICE_FOR)
 def test_it_gives_advice_about_the_problems_that_opro_shows(kind):
     scores = {"Bad.": 0.1, "Fine.": 0.5, "Better.": 0.6, "Best.": 0.7}
-    request = meta_prompt(scores, [QUESTIONS[kind]], shown=20, threshold=0.0)
+    request = meta_prompt(scores, [QUESTIONS[kind]])
     assert share_about(ADVICE_FOR[kind], request) > 0.6
     written = " ".join(write(request, sample) for sample in range(50))
     assert "Best." in written and "Fine." in written and "Bad." not in written, "one of the best three"
@@ -91,8 +91,6 @@ def test_the_searches_of_seed_0_get_the_prompts_of_the_published_comparison():
     """The published numbers hold for these prompts: measure them again if one is meant to change."""
     problems = [QUESTIONS[kind] for kind in ADVICE_FOR]
     requests = [reflection(OLD, [failed(problem) for problem in problems])]
-    requests.append(
-        meta_prompt({"Fine. So. It. Is. Here.": 0.5, "Best.": 0.7}, problems, shown=20, threshold=0.0)
-    )
+    requests.append(meta_prompt({"Fine. So. It. Is. Here.": 0.5, "Best.": 0.7}, problems))
     written = [write(request, sample) for request in requests for sample in range(60)]
     assert hashlib.sha256("\n".join(written).encode()).hexdigest()[:16] == "02999f90dc87fcfe"
