@@ -117,11 +117,12 @@ def _own_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
     """Shorten every sliding window, so that two short games show what it does."""
     kept: list[tuple[Any, int]] = []
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["sliding_attention"]
     parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     for part in parts:
         window = getattr(part, "sliding_window", None)
         if isinstance(window, int):
-            if window < 1:  # models take it for none, or mask everything
+            if window < 1 and "sliding_attention" in kinds:  # models take it for none, or mask everything
                 raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
             kept.append((part, window))
             part.sliding_window = WINDOW
