@@ -42,7 +42,7 @@ READERS: dict[str, tuple[str, ...]] = {
         "data.py convert --from questions --in questions.parquet --out out.jsonl",
     ),
     "questions.txt": ("infer.py --agent agent --env mini --questions questions.txt --device cpu",),
-    "own.yaml": (f"train.py --config own.yaml {' '.join(TRAIN)}",),
+    "own.yaml": (f"train.py {' '.join(TRAIN)} --config own.yaml",),
 }
 
 

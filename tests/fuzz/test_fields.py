@@ -24,9 +24,9 @@ TEXTS = ["", "\udcff", "\x1b[2J", "x" * 5000, "/dev/null", "mine", "mine/notes.t
 TEXTS += ["hf:mine", "a@http://127.0.0.1:9/v1"]
 YAML_VALUES = [None, True, 2.7, -1, 10**30, float("nan"), "x", "", [], [None], [[1]], {"a": 1}, "a\0b"]
 
-TRAIN = "--agent agent --env mini --data questions.jsonl --out out --steps 1 --questions 2 --group-size 2"
-TRAIN += " --mini-batch 4 --max-turns 1 --max-new 16 --max-tokens 500 --instruction short --val-data none"
-TRAIN += " --test-data none"
+TRAIN = "--config mini --agent agent --env mini --data questions.jsonl --out out --steps 1 --questions 2"
+TRAIN += " --group-size 2 --mini-batch 4 --max-turns 1 --max-new 16 --max-tokens 500 --instruction short"
+TRAIN += " --val-data none --test-data none"
 COMMANDS = {
     "train.py": (TrainConfig, f"{TRAIN} --device cpu"),
     "infer.py": (InferConfig, "--agent agent --env mini --question abc? --device cpu"),
