@@ -41,12 +41,14 @@ def train(run: Run) -> None:
     rule = config.reward_rule
 
     async def play_step(step: int, agent: Agent) -> list[list[Trajectory]]:
-        mine = parts.questions.of_rank(step, ranks)
+        mine, epoch = parts.questions.of_rank(step, ranks), parts.questions.epoch(step)
         # Seeds do not depend on the rank: any number of ranks plays the same games.
         seeds = [f"{config.seed}/{step}/{number}" for number in mine]
 
         async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-            return await play_question(agent, parts.environment, question, how, seed=seed, sample=sample)
+            return await play_question(
+                agent, parts.environment, question, how, seed=seed, sample=sample, epoch=epoch
+            )
 
         counted = run.console.counted(play_one, len(mine) * config.group_size)
         return await play_groups(list(mine.values()), config.group_size, counted, seeds=seeds)

@@ -111,14 +111,18 @@ async def play_question(
     *,
     seed: str,
     sample: int = 0,
+    epoch: int = 0,
     listener: Listener | None = None,
 ) -> Trajectory:
     """Play one game; many may run at once in an event loop. The result holds its time and what it spent.
 
-    `sample` is the number of the game among those of the question: equal messages of two games are two calls.
+    `sample` is the number of the game among those of the question: equal messages of two games are two calls,
+    and those of two epochs where the environment samples.
     Raises LimitReached, and what `Pool.call` raises except EnvError: then `stop` is "env_error".
     """
-    calls = environment.ask_in_game(seed, sample=sample, session=question.id, deadline=how.deadline)
+    calls = environment.ask_in_game(
+        seed, sample=sample, session=question.id, epoch=epoch, deadline=how.deadline
+    )
     limits, codec, interrupted = how.limits, agent.codec, False
     watched = listener is not None and listener.wants_tokens
     most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)

@@ -4,9 +4,9 @@
     reuse   a call whose reply is in the journal is not sent again
     replay  nothing is sent; a call without a reply in the journal is an error
 
-A call is found by its key: a digest of model, messages, parameters and the number of the game in its group,
-so that the games of one question still get different replies. Each rank appends to a file of its own, without
-locks, and reads all files when it starts.
+A call is found by its key: a digest of model, messages, parameters, the number of the game in its group and,
+where the environment samples, the epoch: games of one question, and later epochs, get replies of their own.
+Each rank appends to a file of its own, without locks, and reads all files when it starts.
 """
 
 import hashlib
@@ -47,12 +47,14 @@ class Call:
     parameters: Mapping[str, object]  # everything else that shapes the reply
     sample: int  # number of the game among the games of its question
     session: str = ""  # id of the question
+    epoch: int = 0  # of training; 0 wherever equal messages have equal replies
 
     @cached_property
     def key(self) -> str:
         """The digest that identifies the call: two calls with the same key may share a reply."""
-        parts = json.dumps([self.model, self.messages, self.parameters, self.sample], sort_keys=True)
-        return hashlib.sha256(parts.encode()).hexdigest()[:32]
+        later = [self.epoch] if self.epoch else []  # without: the keys of older journals
+        parts = [self.model, self.messages, self.parameters, self.sample, *later]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class RecordedCalls:

@@ -37,26 +37,33 @@ class MeteredEnvironment:
         budget: Budget,
         price: Price,
         keeps_thinking: bool = False,
+        samples: bool = False,
     ) -> None:
-        """`keeps_thinking`: the agent reads the <think> blocks of replies too."""
+        """`keeps_thinking`: the agent reads the <think> blocks of replies too. `samples`: equal messages may
+        have other replies, so each epoch gets its own.
+        """
         self.name = source.name
         self._source = source
         self._journal = journal
         self._budget = budget
         self._price = price
         self._keeps_thinking = keeps_thinking
+        self._samples = samples
         # Since `take_counts`, which evaluations never call:
         self._spent, self._reused, self._errors = Spending(), 0, 0
         self._latencies: deque[float] = deque(maxlen=10_000)  # seconds, of the last calls
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._longest_reply = 0  # tokens
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
+    async def call(
+        self, messages: list[Message], *, sample: int = 0, session: str = "", epoch: int = 0
+    ) -> Reply:
         """Return the reply. Raises EnvError, FatalEnvError, and Resumable when the budget is used up.
 
         When the call is cancelled, the attempts that were sent are counted as lost.
         """
-        call = Call(self.name, messages, self._source.parameters, sample, session)
+        epoch = epoch if self._samples else 0
+        call = Call(self.name, messages, self._source.parameters, sample, session, epoch)
         outcome = await self._find_or_pay(call)
         spent = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         read = outcome if self._keeps_thinking else without_thinking(outcome)

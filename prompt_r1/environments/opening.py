@@ -140,6 +140,7 @@ class Environments:
                 budget=self._budget,
                 price=price,
                 keeps_thinking=self._config.env_thinking == "keep",
+                samples=_samples(name, fields),
             )
             for name, price in zip(names, price_of_each, strict=True)
         ]
@@ -209,6 +210,12 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
     if not isinstance(fields, dict):
         raise UsageError(f"{flag} takes a JSON object such as {example}, not {text!r}")
     return fields
+
+
+def _samples(name: str, fields: Mapping[str, object]) -> bool:
+    """Whether equal messages may have different replies, as far as we know."""
+    greedy = 0 if name.startswith("hf:") else None  # endpoints sample unless they are told not to
+    return name not in BUILT_IN and fields.get("temperature", greedy) != 0
 
 
 def _is_at_default_endpoint(name: str) -> bool:

@@ -61,15 +61,19 @@ class Pool:
         self._late_games = 0  # since `take_metrics`
         self._warned_of_late = False
 
-    def ask_in_game(self, seed: str = "", *, sample: int, session: str, deadline: float = 0.0) -> "GameCalls":
+    def ask_in_game(
+        self, seed: str = "", *, sample: int, session: str, epoch: int = 0, deadline: float = 0.0
+    ) -> "GameCalls":
         """`ask` for one game. Its seed identifies it where it has a deadline."""
-        return GameCalls(self, seed, sample=sample, session=session, deadline=deadline)
+        return GameCalls(self, seed, sample=sample, session=session, epoch=epoch, deadline=deadline)
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The text of the reply of `call`."""
         return (await self.call(messages, sample=sample, session=session)).text
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Reply:
+    async def call(
+        self, messages: list[Message], *, sample: int = 0, session: str = "", epoch: int = 0
+    ) -> Reply:
         """Return the reply of the routed environment, or of the next one if that fails.
 
         Raises EnvError when all fail, FatalEnvError when none can ever reply, and Resumable when the budget
@@ -78,7 +82,8 @@ class Pool:
         failures: list[EnvError | FatalEnvError] = []
         for index in self._order(session, sample):
             try:
-                reply = await self.members[index].call(messages, sample=sample, session=session)
+                member = self.members[index]
+                reply = await member.call(messages, sample=sample, session=session, epoch=epoch)
             except (EnvError, FatalEnvError) as error:
                 failures.append(error)
                 self._mark_down(index, error)
@@ -168,12 +173,15 @@ class GameCalls:
     messages. The key of the call would not do: a later epoch makes the same call again.
     """
 
-    def __init__(self, pool: Pool, seed: str, *, sample: int, session: str, deadline: float = 0.0) -> None:
+    def __init__(
+        self, pool: Pool, seed: str, *, sample: int, session: str, epoch: int = 0, deadline: float = 0.0
+    ) -> None:
         self.spent = Spending()
         self._pool = pool
         self._seed = seed
         self._sample = sample
         self._session = session
+        self._epoch = epoch
         self._deadline = deadline
         self._left = deadline or None  # seconds
 
@@ -188,7 +196,9 @@ class GameCalls:
         begin = loop.time()
         try:
             async with asyncio.timeout(self._left) as limit:
-                reply = await self._pool.call(messages, sample=self._sample, session=self._session)
+                reply = await self._pool.call(
+                    messages, sample=self._sample, session=self._session, epoch=self._epoch
+                )
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -48,6 +48,10 @@ class RunQuestions:
         check_question_lengths([*training, *validation, *test], codec, config.game)
         return cls(training, validation, test, config.questions, config.seed, digest_of(training))
 
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, in which a step begins."""
+        return (step - 1) * self.per_step // len(self.training)
+
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
         """This rank's questions of a step, by their numbers among the questions of all ranks."""
         questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)

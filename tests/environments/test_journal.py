@@ -141,6 +141,19 @@ def test_the_key_depends_on_model_messages_parameters_and_sample() -> None:
     assert Call("a", HELLO, {}, 0, session="q2").key == calls[0].key
 
 
+@pytest.mark.parametrize(("samples", "last"), [(False, "reply 1"), (True, "reply 2")])
+def test_a_later_epoch_gets_its_own_reply_where_the_environment_samples(samples, last, tmp_path):
+    """A bug: a lucky reply of the first epoch was learnt in all."""
+    settings = {"journal": Journal(tmp_path), "budget": Budget(), "price": PRICE, "samples": samples}
+    pool = Pool([MeteredEnvironment(CountingSource(), **settings)], budget=Budget())
+
+    async def in_epoch(epoch: int) -> str:
+        return await pool.ask_in_game("0", sample=0, session="q1", epoch=epoch)(HELLO)
+
+    replies = [asyncio.run(in_epoch(epoch)) for epoch in (0, 1, 0, 1)]
+    assert replies == ["reply 1", last] * 2  # and a resumed epoch repeats its own
+
+
 def test_the_key_is_the_one_of_existing_journals() -> None:
     """Another key would make every recorded reply useless."""
     call = Call("gpt-4o-mini", HELLO, {"system": "Be brief.", "temperature": 0.5}, 3)

@@ -11,7 +11,7 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.opening import Environments
+from prompt_r1.environments.opening import Environments, _samples
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
 from tests.providers import HELLO, KEY, open_environment
@@ -186,3 +186,19 @@ def test_environments_of_other_seeds_have_other_worlds() -> None:
     question: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
     replies = {asyncio.run(open_environment("mini", seed=seed).ask(question)) for seed in range(3)}
     assert len(replies) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "samples"),
+    [
+        ("mini", {}, False),
+        ("hf:folder", {}, False),
+        ("hf:folder", {"temperature": 0.5}, True),
+        ("gpt-4o-mini", {}, True),
+        ("gpt-4o-mini", {"temperature": 0}, False),
+        ("mini@http://127.0.0.1:1/v1", {"temperature": 0.7}, True),
+        ("py:mine:OBJECT", {}, True),
+    ],
+)
+def test_an_environment_samples_unless_we_know_better(spec, fields, samples):
+    assert _samples(spec, fields) == samples
