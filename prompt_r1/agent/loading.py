@@ -55,7 +55,9 @@ def load_policy(
     transformers_logging.disable_progress_bar()
     options = loading_options(path)
     config = _load_config(path, options)
-    if getattr(config, "quantization_config", None):
+    if getattr(config, "transformers_weights", None):  # an index elsewhere, of any files
+        raise UsageError(f"{str(path)!r}: its config.json names the weight files itself: remove that key")
+    if any(getattr(part, "quantization_config", None) for part in _parts(config)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     for part in _parts(config):
         for name, value in vars(part).items():

@@ -89,6 +89,12 @@ def quantised_weights(folder: Path) -> str:
     return "are quantised"
 
 
+def weights_named_by_the_config(folder: Path) -> str:
+    """An index in a subfolder was read without a look at its files."""
+    change_config(folder, transformers_weights="sub/x.safetensors.index.json")
+    return "names the weight files itself"
+
+
 def index_to_elsewhere(folder: Path) -> str:
     return write_index(folder, "../evil/x.safetensors")
 
@@ -125,7 +131,8 @@ def change_config(folder: Path, **changes: object) -> None:
 
 BROKEN = [
     no_config, ugly_config, unknown_type, no_weights, cut_weights, empty_weights, pickled_weights,
-    misshapen_weights, missing_weights, additional_bias, quantised_weights, index_to_elsewhere,
+    misshapen_weights, missing_weights, additional_bias, quantised_weights, weights_named_by_the_config,
+    index_to_elsewhere,
     index_to_a_pickle, damaged_index, foreign_code,
 ]  # fmt: skip
 
