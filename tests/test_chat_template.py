@@ -277,7 +277,16 @@ def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tm
         --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release
         --instruction short --temperature 0.6
     """
-    folders = ["--agent", str(agent), "--data", str(tmp_path / "own.jsonl"), "--out", str(tmp_path / "run")]
+    folders = [
+        "--config",
+        "mini",
+        "--agent",
+        str(agent),
+        "--data",
+        str(tmp_path / "own.jsonl"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     train.main([*folders, *settings.split()])
     rows = (tmp_path / "run/trajectories/step-000001-rank0.jsonl").read_text().splitlines()
     games = [json.loads(row) for row in rows]
