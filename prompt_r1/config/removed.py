@@ -9,7 +9,7 @@ AUTHORS = "it has the value of the method's authors"
 COST = "charge `game.spent.usd` in a --reward function, as docs/using.md shows"
 # Flag → what to use instead.
 REMOVED_FLAGS = {
-    "--explain": "read examples/the_method_by_hand.ipynb, which computes a game, its reward and its loss",
+    "--explain": "run python -m examples.minimal, which shows a game, its reward and its loss",
     "--cost-weight": COST,
     "--cost-of": COST,
     "--credit": "give --advantages turn in place of --credit turn",

@@ -1,0 +1,53 @@
+"""examples/minimal.py computes what train.py computes: tokens, rewards, advantages, losses and weights."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+
+import train
+from examples import minimal
+from prompt_r1.storage.run_log import read_metrics
+from tests.tensors import load_tensors
+
+
+def compare(run: Path, steps: int) -> None:
+    """Train both for some steps of the mini world, and compare every step, and the weights at the end."""
+    torch.set_num_threads(1)
+    train.main(f"--out {run} --steps {steps} --val-data none --test-data none --save-every {steps}".split())
+    training = minimal.Training(seed=0)
+    for number, metrics in enumerate(read_metrics(run)[1:], start=1):
+        step = training.step(number)
+        lines = (run / f"trajectories/step-{number:06d}-rank0.jsonl").read_text("utf-8").splitlines()
+        for game, reward, advantage, line in zip(
+            step.games, step.rewards, step.advantages, lines, strict=True
+        ):
+            theirs = json.loads(line)
+            assert game.tokens == theirs["tokens"]
+            assert "".join(str(int(own)) for own in game.sampled) == theirs["sampled"]
+            assert [turn.reply for turn in game.turns] == [turn["reply"] for turn in theirs["turns"]]
+            assert reward.terms == tuple(theirs["reward"]["terms"].values())
+            assert (reward.format, reward.answer, reward.total) == (
+                theirs["reward"]["format"],
+                theirs["reward"]["answer"],
+                theirs["reward"]["total"],
+            )
+            assert advantage == theirs["advantage"]
+        loss = mean(loss.total.item() for loss in step.losses)
+        kl = mean((loss.weights * loss.kl).sum().item() for loss in step.losses)
+        assert (loss, kl) == pytest.approx((metrics["loss"], metrics["kl"]), abs=1e-5)
+    weights, theirs = training.model.state_dict(), load_tensors(run / "agent")
+    difference = max((weights[name] - theirs[name]).abs().max().item() for name in theirs)
+    print(f"largest difference of a weight after {steps} steps: {difference:.1e}")
+    assert difference < 1e-5
+
+
+def test_a_step_on_one_page_is_that_of_the_package(tmp_path):
+    compare(tmp_path / "run", steps=1)
+
+
+@pytest.mark.slow
+def test_three_steps_on_one_page_are_those_of_the_package(tmp_path):
+    compare(tmp_path / "run", steps=3)
