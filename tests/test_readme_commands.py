@@ -41,6 +41,7 @@ COMMANDS = {
         f"{PIP} -r requirements.txt && python train.py {SHORT} --test-data none"
     ),
     'python infer.py --question "Who is the mother of the director of Silent Train?"': "{SAME}",
+    "python -m examples.minimal": "{SAME} --steps 1",
     'python infer.py --question "…"': "{SAME}",
     "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
     "python train.py --config paper --agent path/to/model --data mine.jsonl": (

@@ -1,7 +1,6 @@
 """The command line of the programs: flags from config fields, error messages, exit codes."""
 
 import argparse
-import errno
 import gc
 import os
 import re
@@ -13,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from prompt_r1.cli.crash_report import crash_report_in
+from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import HELD_OUT, MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
@@ -68,8 +67,8 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
         _exit(75, "nobody reads the output any more; the same command resumes from the last checkpoint")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _exit(75, f"{error}: free some space; the same command resumes from the last checkpoint")
+        if repair := DISK_ADVICE.get(error.errno or 0):
+            _exit(75, f"{error}: {repair}; the same command resumes from the last checkpoint")
         path = error.filename2 or error.filename
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
     except InternalError as error:

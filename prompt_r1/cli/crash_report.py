@@ -17,8 +17,12 @@ from prompt_r1.terminal import SHORTEST_SECRET, scrub
 from prompt_r1.version import installed_version
 
 FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError)
-# Errors of the machine, which `run_program` explains, as it does those about a path.
-EXPLAINED = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+# Errors of a disk, often without a path, and what to do about them.
+DISK_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EIO: "check the disk",
+}
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -34,7 +38,9 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
     except FORESEEN:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and (error.filename or error.errno in EXPLAINED):
+        if isinstance(error, OSError) and (
+            error.filename or error.errno in DISK_ADVICE or error.errno == errno.EPIPE
+        ):
             raise
         if out_of_memory(error):
             raise

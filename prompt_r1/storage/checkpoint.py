@@ -24,6 +24,7 @@ from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError, first_line
+from prompt_r1.foreign import is_finite_number
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.atomic_folder import Checksums
 
@@ -41,6 +42,7 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
+    tensors: int = field(default=0, compare=False)  # in the checkpoint
     frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
@@ -87,6 +89,7 @@ class Checkpoints:
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         state.frozen = self._frozen
+        state.tensors = tensor_files.count(self._policy, self._optimizer)
         text = json.dumps(asdict(state))
         if text == self._saved_state:
             return earlier_failure
@@ -174,15 +177,21 @@ class Checkpoints:
         _check_settings(folder, self._config)
         text = (folder / "state.json").read_text("utf-8")
         values = json.loads(text)
-        if unknown := sorted(values.keys() - {f.name for f in fields(State)}):
-            raise _of_another_version(folder, f"the state {unknown[0]}")
+        kinds = {name: type(value) for name, value in asdict(State()).items()}
+        for name, value in values.items():
+            if type(value) is not kinds.get(name) or not (
+                isinstance(value, str | dict) or is_finite_number(value)
+            ):
+                raise _of_another_version(folder, f"the state {name[:80]}")
         state = State(**values)
         if state.frozen != self._frozen:
             raise UsageError(
                 f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
                 "agent that the run started from, or start a new run with another --out"
             )
-        tensor_files.read(folder, self._policy, self._optimizer, ranks=self._ranks.count)
+        tensor_files.read(
+            folder, self._policy, self._optimizer, ranks=self._ranks.count, tensors=state.tensors
+        )
         self._saved_state = text
         return state
 

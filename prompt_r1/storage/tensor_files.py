@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, first_line
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's states of the shape of a weight
 FILE_BYTES = 2 * 2**30  # DCP builds a whole file in memory before it writes it
 
 
@@ -47,26 +48,33 @@ def write_later(
     return saved
 
 
-def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
-    """Load files that `write` wrote on any number of ranks. Called by every rank.
+def count(policy: Policy, optimizer: Optimizer) -> int:
+    """The number of tensors that `write` writes on all ranks together."""
+    return len(_tensors(policy, optimizer))
 
-    Raises UsageError if names or shapes of the weights differ.
+
+def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int, tensors: int) -> None:
+    """Load the `tensors` tensors that `write` wrote on any number of ranks. Called by every rank.
+
+    Raises UsageError if their number, names, shapes or dtypes are not those that `write` would write.
     """
     weights = _trained(policy)
     reader = HuggingFaceStorageReader(str(folder))
-    sizes = _saved_sizes(folder, reader)
-    _check_weights(folder, weights, sizes)
-    tensors = {f"weights/{name}": weight for name, weight in weights.items()}
+    saved = _described_tensors(folder, reader)
+    if len(saved) != tensors:
+        raise UsageError(f"{folder} has {len(saved)} tensors, not the {tensors} that were saved")
+    loaded = {f"weights/{name}": weight for name, weight in weights.items()}
     states: dict[str, dict[str, Tensor]] = {}  # Adam's, by weight
-    for key in sizes.keys() - tensors.keys():
-        _, name, entry = key.split("/")
-        if sizes[key] == weights[name].shape:
-            tensors[key] = torch.zeros_like(weights[name])  # sharded like the weight
-        else:
-            tensors[key] = torch.zeros(sizes[key])
-        states.setdefault(name, {})[entry] = tensors[key]
+    for name, weight in weights.items():
+        moments = {entry: torch.zeros_like(weight) for entry in MOMENTS}  # sharded like the weight
+        state = {**moments, "step": torch.zeros(())}
+        keys = {f"adam/{name}/{entry}": tensor for entry, tensor in state.items()}
+        if not saved.keys().isdisjoint(keys):  # a weight that never had a gradient has no state
+            loaded |= keys
+            states[name] = state
+    _check_tensors(folder, loaded, saved)
     _ignore_single_process_warning()
-    dcp.load(tensors, storage_reader=reader, no_dist=ranks == 1)
+    dcp.load(loaded, storage_reader=reader, no_dist=ranks == 1)
     # An optimiser numbers its weights in the order of its groups.
     names = {weight: name for name, weight in policy.named_parameters()}
     ordered = [names[weight] for group in optimizer.param_groups for weight in group["params"]]
@@ -88,15 +96,19 @@ def frozen_digest(policy: Policy) -> str:
     return hashlib.sha256(repr((list(frozen), torch.stack(sums).tolist())).encode()).hexdigest()
 
 
-def _saved_sizes(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, torch.Size]:
-    """The shape of each tensor in the files. Raises UsageError if they are not safetensors files."""
+def _described_tensors(folder: Path, reader: HuggingFaceStorageReader) -> dict[str, str]:
+    """Shape and dtype of each tensor in the files. Raises UsageError if they are not safetensors files."""
     try:
         saved = reader.read_metadata().state_dict_metadata
-    except SafetensorError as error:
-        raise UsageError(f"{folder} holds no tensors: {error}") from None
-    sizes = {key: entry.size for key, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
-    assert sizes.keys() == saved.keys(), "a safetensors file holds only tensors"
-    return sizes
+    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+        raise UsageError(f"{folder} holds no tensors: {first_line(error)}") from None
+    tensors = {key: entry for key, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
+    assert tensors.keys() == saved.keys(), "a safetensors file holds only tensors"
+    return {key: _describe(entry.size, entry.properties.dtype) for key, entry in tensors.items()}
+
+
+def _describe(size: torch.Size, dtype: torch.dtype) -> str:
+    return f"{list(size)} of {str(dtype).removeprefix('torch.')}"
 
 
 def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -122,15 +134,15 @@ def _writer(folder: Path, tensors: dict[str, Tensor]) -> HuggingFaceStorageWrite
     return HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
 
 
-def _check_weights(folder: Path, weights: dict[str, Tensor], sizes: dict[str, torch.Size]) -> None:
-    """Raise UsageError if the files hold other weights than the agent's, or weights of other shapes."""
-    saved = {key.split("/")[1]: str(list(size)) for key, size in sizes.items() if key.startswith("weights/")}
-    wanted = {name: str(list(weight.shape)) for name, weight in weights.items()}
-    for name in sorted(saved.keys() | wanted.keys()):
-        if saved.get(name) != wanted.get(name):
+def _check_tensors(folder: Path, tensors: dict[str, Tensor], saved: dict[str, str]) -> None:
+    """Raise UsageError if the files hold other tensors, shapes or dtypes than those to be loaded."""
+    wanted = {key: _describe(tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+    for key in [*wanted, *sorted(saved.keys() - wanted.keys())]:
+        if saved.get(key) != wanted.get(key):
+            name = key.removeprefix("weights/")
             raise UsageError(
-                f"the weight {name} is {saved.get(name, 'missing')} in {folder} and "
-                f"{wanted.get(name, 'missing')} in the agent: give the agent that the run started from"
+                f"{name[:80]} is {saved.get(key, 'missing')} in {folder} and "
+                f"{wanted.get(key, 'missing')} in the agent: give the agent that the run started from"
             )
 
 

@@ -77,6 +77,12 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> o
             "resumes from the last checkpoint\n",
         ),
         (
+            OSError(errno.EIO, "Input/output error"),
+            75,
+            "train.py: [Errno 5] Input/output error: check the disk; the same command resumes from the last "
+            "checkpoint\n",
+        ),
+        (
             KeyboardInterrupt(),
             130,
             "train.py: interrupted; the same command resumes from the last checkpoint\n",

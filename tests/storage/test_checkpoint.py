@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
@@ -494,9 +495,33 @@ def test_weights_of_another_shape_are_refused(saved):
     run = TinyRun(saved.checkpoints.folder.parent)
     run.policy.model.resize_token_embeddings(300)
     with pytest.raises(
-        UsageError, match=r"embed_tokens.weight is \[261, 32\] in .*step-000002 and \[300, 32\]"
+        UsageError, match=r"embed_tokens.weight is \[261, 32\] of float32 in .*step-000002 and \[300, 32\]"
     ):
         run.checkpoints.load(run.checkpoints.newest())
+
+
+def without(tensors: dict[str, torch.Tensor], end: str) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in tensors.items() if not name.endswith(end)}
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda tensors: {name: value.bfloat16() for name, value in tensors.items()},
+        lambda tensors: without(tensors, "norm.weight/exp_avg"),
+        lambda tensors: {name: value for name, value in tensors.items() if "adam" not in name},
+        lambda tensors: tensors | {"extra": torch.zeros(3)},
+        lambda tensors: without(tensors, "norm.weight/exp_avg") | {"adam/extra": torch.zeros(3)},
+        lambda tensors: {n: v.to(torch.complex64) if n.endswith("step") else v for n, v in tensors.items()},
+    ],
+    ids=["dtype", "one state of Adam", "all of Adam", "one more", "another", "complex step"],
+)
+def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved, tamper):
+    folder = saved.checkpoints.folder / "step-000002"
+    save_file(tamper(load_file(folder / SHARD)), folder / SHARD)
+    update_manifest(folder)
+    with pytest.raises(UsageError, match="step-000002"):
+        TinyRun(saved.checkpoints.folder.parent).checkpoints.load(folder)
 
 
 class Bomb:
