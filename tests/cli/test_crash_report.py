@@ -41,7 +41,7 @@ def crash(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize("place", ["temporary", "run"])
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EIO, "I/O error"), KeyError("mine"), AssertionError(f"3 != 4\n{KEY}")]
+    "error", [OSError(errno.EBADF, "Bad file descriptor"), KeyError("mine"), AssertionError(f"3 != 4\n{KEY}")]
 )
 def test_a_bug_prints_one_line_and_leaves_its_traceback_in_a_file(crash, tmp_path, error, place):
     """Before, the traceback was printed."""
