@@ -9,7 +9,7 @@ import torch
 from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.frame_file import kept_frame
-from prompt_r1.agent.loading import load_policy, load_tokenizer
+from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import RemoteEngine, parse_remote
@@ -110,6 +110,7 @@ def load_agent(
         max_tokens=config.max_tokens,
         fuse_on=device if device.type == "cuda" else None,
     )
+    check_vocabulary(policy, codec.tokenizer)
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens, engines=engines)
 
 

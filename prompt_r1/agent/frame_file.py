@@ -12,6 +12,7 @@ from prompt_r1.chat_template import Frame
 from prompt_r1.errors import UsageError
 
 FRAME_FILE = "chat_frame.json"
+LARGEST_FRAME = 1_000_000  # bytes
 
 
 def keep_frame(frame: Frame, folder: Path) -> None:
@@ -26,7 +27,9 @@ def kept_frame(folder: Path | str) -> Frame | None:
     if not file.exists():
         return None
     try:
-        texts = json.loads(file.read_text("utf-8"))
+        with file.open("rb") as opened:
+            texts = json.loads(opened.read(LARGEST_FRAME))
+        json.dumps(texts, ensure_ascii=False).encode()  # raises for half a character
     except (OSError, ValueError, RecursionError):
         texts = None
     names = [f.name for f in fields(Frame)]

@@ -1,5 +1,6 @@
 """Load a Hugging Face model or tokenizer; refuse what we would compute wrongly."""
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -129,6 +130,11 @@ def _load_weights(
         if names:
             example = names[0] if isinstance(names[0], str) else names[0][0]
             raise UsageError(f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {example}")
+    for name, weight in model.named_parameters():
+        if not weight.sum(dtype=torch.float32).isfinite():  # a sum keeps nan and inf, and needs no memory
+            raise UsageError(
+                f"the weights at {str(path)!r} are not finite, such as {name}: download them again"
+            )
     return model
 
 
@@ -188,8 +194,9 @@ def _known_cause(model: PreTrainedModel) -> str:
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
+    options = loading_options(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **loading_options(path))
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:  # a foreign folder may raise anything
         reason = _missing(Path(path), error)
         if (Path(path) / "config.json").exists() and not (Path(path) / "tokenizer.json").exists():
@@ -200,7 +207,19 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     # Without files, transformers makes up a tokenizer that knows special tokens only.
     if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
         raise UsageError(f"no tokenizer at {str(path)!r}: its files are missing")
+    tokenizer.model_max_length = sys.maxsize  # ours is that of the model; theirs may be missing, or a text
     return tokenizer
+
+
+def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UsageError for a tokenizer with tokens that the model does not know."""
+    rows = len(next(policy.model.get_input_embeddings().parameters()))
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise UsageError(
+            f"{tokenizer.name_or_path!r}: the tokenizer has {largest + 1} tokens, and the model embeds "
+            f"{rows}: resize the model's embeddings, or give it its own tokenizer"
+        )
 
 
 def _missing(path: Path, error: Exception) -> str:
@@ -224,6 +243,11 @@ def loading_options(path: str | Path) -> dict[str, bool]:
         model = [folder.parent.parent] if folder.parent.name == "snapshots" else []
         check_links_stay_inside(folder, [Path(HF_HUB_CACHE), *model])
         check_weight_index(folder)
+        if (folder / "adapter_config.json").exists():
+            raise UsageError(
+                f"{str(path)!r} holds an adapter of peft: merge it into its model (merge_and_unload), and "
+                "give the folder of the merged model"
+            )
         return {}
     return {} if _hub_is_reachable(str(path)) else {"local_files_only": True}
 

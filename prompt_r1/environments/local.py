@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.loading import load_policy, load_tokenizer, longest_game
+from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.endpoint.responses import Outcome
@@ -140,6 +140,7 @@ def load_local(
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
+    check_vocabulary(policy, tokenizer)
     warn_if_slow(policy.attention, f"hf:{folder}")
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE

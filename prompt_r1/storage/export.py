@@ -128,7 +128,9 @@ def base_folder(base: Path | str) -> Path:
 def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, folder: Path) -> str:
     """Write the weights in the dtype of the base model; returns its name."""
     base_config = json.loads((home / "config.json").read_text("utf-8"))
-    dtype = base_config.get("dtype") or base_config.get("torch_dtype") or "float32"
+    dtype = base_config.get("dtype") or base_config.get("torch_dtype")
+    if dtype not in ("bfloat16", "float16"):  # trained weights fit into no integers
+        dtype = "float32"
     own = {name for name, _ in model.named_parameters()}  # tied weights only once
     own |= {name for name in weights if name not in dict(model.named_parameters(remove_duplicate=False))}
     kept: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ import torch
 
 import train
 from prompt_r1.agent.agent import codec_of, open_agent
-from prompt_r1.agent.frame_file import FRAME_FILE, keep_frame, kept_frame
+from prompt_r1.agent.frame_file import FRAME_FILE, LARGEST_FRAME, keep_frame, kept_frame
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.chat_template import Frame, text_of
 from prompt_r1.errors import UsageError
@@ -60,7 +60,15 @@ def test_a_frame_is_read_as_it_was_written(tmp_path):
     assert kept_frame(tmp_path) == FRAME
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"before_user": 1}', "\udc80"])
+HALF_A_CHARACTER = '{"before_user": "\\ud800", "between": "", "generation": ""}'
+ENDLESS = '{"before_user": "' + "x" * LARGEST_FRAME + '", "between": "", "generation": ""}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", "[" * 100_000, '{"before_user": 1}', "\udc80", HALF_A_CHARACTER, ENDLESS],
+    ids=lambda content: content[:20],
+)
 def test_a_file_that_is_no_frame_is_refused(content, tmp_path):
     (tmp_path / FRAME_FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError, match="does not hold the texts before_user, between, generation"):

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.loading import load_policy, load_tokenizer
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import UsageError
 from tests import tiny
 from tests.games import CPU
@@ -83,6 +85,20 @@ def additional_bias(folder: Path) -> str:
     return "computes without: 1, such as model.layers.0.mlp.up_proj.bias"
 
 
+def infinite_weights(folder: Path) -> str:
+    """One number of a token that no check draws."""
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.embed_tokens.weight"][200, 3] = torch.inf
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return "are not finite, such as model.embed_tokens.weight"
+
+
+def adapter_beside_the_model(folder: Path) -> str:
+    """transformers ignores it without peft, and with peft adds empty layers."""
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    return "holds an adapter of peft"
+
+
 def quantised_weights(folder: Path) -> str:
     """With accelerate they were trained, and exported in a form that loads as other weights."""
     change_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
@@ -132,8 +148,8 @@ def change_config(folder: Path, **changes: object) -> None:
 BROKEN = [
     no_config, ugly_config, unknown_type, no_weights, cut_weights, empty_weights, pickled_weights,
     misshapen_weights, missing_weights, additional_bias, quantised_weights, weights_named_by_the_config,
-    index_to_elsewhere,
-    index_to_a_pickle, damaged_index, foreign_code,
+    infinite_weights, adapter_beside_the_model, index_to_elsewhere, index_to_a_pickle, damaged_index,
+    foreign_code,
 ]  # fmt: skip
 
 
@@ -155,6 +171,20 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match="no tokenizer at"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):
+    tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
+    tokenizer.add_tokens(["larger", "than", "before"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="the tokenizer has 264 tokens, and the model embeds 261"):
+        load_agent(tmp_path, AgentConfig(), CPU)
+
+
+def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
+    file = tiny.save_agent(tmp_path) / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "many"}))
+    assert load_tokenizer(tmp_path)("Who?")["input_ids"]
 
 
 def test_a_broken_agent_is_one_sentence_and_exit_code_2(tmp_path, call_here):

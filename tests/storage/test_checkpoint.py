@@ -590,6 +590,15 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
 
 
+@pytest.mark.parametrize("dtype", ["int8", "load"])
+def test_weights_of_a_base_whose_config_names_no_float_are_exported_in_float32(exported, dtype):
+    base = exported.parent / "base"
+    settings = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(settings | {"dtype": dtype}))
+    folder = export(tiny.policy(), base, CONFIG, exported.parent / "second", METRICS)
+    assert {weight.dtype for weight in load_tensors(folder).values()} == {torch.float32}
+
+
 def test_an_export_has_tied_weights_once_and_buffers_too(exported):
     policy, base = tiny.policy(), exported.parent / "base"
     assert policy.model.config.tie_word_embeddings
