@@ -158,8 +158,8 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
         if length < max_tokens:
             length = len(codec.opening(question.text, note=note_before(1, game)))
         if length >= max_tokens:
-            name = f"question {question.id!r}" if question.id else f"the question {question.text[:40]!r}…"
+            name = f"question {question.id!r}" if question.id else "the question"
             raise QuestionTooLong(
-                f"{name} takes at least {length} tokens of a game of {max_tokens}: shorten it, or "
-                "train with a larger --max-tokens"
+                f"{name} ({question.text[:40]!r}…) takes at least {length} tokens of a game of {max_tokens}: "
+                "shorten it, or train with a larger --max-tokens"
             )

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -13,6 +12,9 @@ from prompt_r1.errors import UsageError
 
 Fields = Mapping[str, object]
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".wp_source")
+LARGEST_ROW = 64 * 2**20  # bytes; a row may hold a book
+LONGEST_TEXT = 1_000_000  # characters of a question or an answer: more takes gigabytes to tokenize
+PARQUET_ROWS = 64  # decoded at a time: of a text that many rows share, the file has one copy
 SEPARATOR = re.compile(r"\s*,?\s*")  # between the elements of a JSON array, and between JSON lines
 
 
@@ -56,9 +58,11 @@ def _numbered_rows(path: Path, columns: Collection[str]) -> Iterable[tuple[int, 
 def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
     # Read bytes: only "\n" ends a line, whereas str.splitlines would also split at U+2028 inside a text.
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(LARGEST_ROW + 1), b""), start=1):
             if not line.strip():
                 continue
+            if len(line) > LARGEST_ROW:
+                raise BadRow(f"the line has over {LARGEST_ROW:,} bytes")
             try:
                 yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
@@ -117,7 +121,7 @@ def _nested_rows(document: object) -> Sequence[object]:
 
 
 def _csv(path: Path) -> Iterator[object]:
-    csv.field_size_limit(sys.maxsize)  # a field may contain a chapter
+    csv.field_size_limit(LARGEST_ROW)  # a field may contain a chapter
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             yield from csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -133,7 +137,7 @@ def _parquet(path: Path, columns: Collection[str]) -> Iterator[object]:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             present = [name for name in names if name in columns]
-            for batch in file.iter_batches(batch_size=1_000, columns=present or names):
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=present or names):
                 yield from batch.to_pylist()
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
@@ -173,6 +177,8 @@ def text_or_number(value: object, field: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+    if len(value) > LONGEST_TEXT:
+        raise BadRow(f"the field {field} has {len(value):,} characters, more than {LONGEST_TEXT:,}")
     if not value.strip():
         raise BadRow(f"the field {field} contains an empty text")
     if re.search("[\ud800-\udfff]", value):

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prompt_r1.data import rows
 from prompt_r1.data.__main__ import main
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
@@ -107,3 +108,20 @@ def test_dates_and_durations_that_are_no_answers_are_refused(tmp_path, column, r
     pq.write_table(pa.table({"question": ["When?"], "answer": column}), tmp_path / "own.parquet")
     with pytest.raises(UsageError, match=reason):
         load_questions(tmp_path / "own.parquet")
+
+
+def test_a_text_that_many_rows_of_a_small_parquet_file_share_is_bounded(tmp_path):
+    """2,000 rows of one text of ten million characters take 1 kB in the file, and 20 GB as texts."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000, pa.int32()), pa.array(["x" * 10_000_000]))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"question": texts, "answer": ["a"] * 2_000}), path, compression="zstd")
+    with pytest.raises(UsageError, match="row 1: the field question has 10,000,000 characters"):
+        load_questions(path)
+
+
+def test_a_line_that_does_not_end_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "LARGEST_ROW", 1_000)
+    path = tmp_path / "endless.jsonl"
+    path.write_text('{"question": "Q?", "answer": "a"}\n{"question": "' + "x" * 5_000)
+    with pytest.raises(UsageError, match="row 2: the line has over 1,000 bytes"):
+        load_questions(path)
