@@ -78,7 +78,7 @@ class Paid:
     name = "paid"
     parameters: Mapping[str, object] = {"max_tokens": 10}
 
-    async def call(self, messages, *, sample: int = 0) -> Outcome:
+    async def call(self, messages, *, sample: int = 0, session: str = "") -> Outcome:
         return Outcome("ok", text="Paid reply.", finish="stop", tokens_in=10, tokens_out=10)
 
     async def check(self) -> None:

@@ -47,7 +47,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
         timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-metric", "my-price"]
+    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-game", "my-metric", "my-price"]
     for run in runs:
         lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         assert len(lines) >= 2, run

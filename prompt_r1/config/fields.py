@@ -6,6 +6,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin
 
 from prompt_r1.errors import UsageError
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class EnvironmentConfig:
         "strip",
         "<think> blocks of replies: strip, or keep for the agent to read",
         choices=("strip", "keep"),
+        identifies=True,
+    )
+    env_system: str = setting(
+        ENVIRONMENT_SYSTEM,
+        "system message to the environment; empty: none (default: to be a helpful assistant)",
         identifies=True,
     )
     env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)

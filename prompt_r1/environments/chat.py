@@ -13,7 +13,6 @@ from prompt_r1.endpoint.request import ApiKey, Request, checked_base_url, is_loo
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,13 @@ MOST_CHARACTERS_PER_TOKEN = 20  # on average over a text; a count that means mor
 
 
 def open_chat(
-    name: str, *, key: ApiKey, fields: Mapping[str, object], limits: ClientLimits, rng: random.Random
+    name: str,
+    *,
+    key: ApiKey,
+    fields: Mapping[str, object],
+    system: str,
+    limits: ClientLimits,
+    rng: random.Random,
 ) -> "ChatEnvironment":
     """Open a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI). Raises UsageError."""
     match = re.fullmatch(r"(?!https?:)([^\s,@]+)(?:@(https?://[^\s,]+))?", name)
@@ -40,7 +45,7 @@ def open_chat(
             "or MODEL@http://host:port/v1"
         )
     client = EndpointClient(model, base_url, key=key, fields=fields, limits=limits, rng=rng)
-    return ChatEnvironment(client, system=ENVIRONMENT_SYSTEM)
+    return ChatEnvironment(client, system=system)
 
 
 class ChatEnvironment:
@@ -53,7 +58,7 @@ class ChatEnvironment:
         self._system = system
         self._warned = False
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         """Return the outcome, after retries. `sample` is not sent: the provider draws its own samples."""
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]

@@ -4,8 +4,9 @@
     reuse   a call whose reply is in the journal is not sent again
     replay  nothing is sent; a call without a reply in the journal is an error
 
-A call is found by its key: a digest of model, messages, parameters, the number of the game in its group and,
-where the environment samples, the epoch: games of one question, and later epochs, get replies of their own.
+A call is found by its key: a digest of model, messages, parameters, the number of the game in its group,
+where the environment samples, the epoch, and where it takes the session, the question: games of one question,
+and later epochs, get replies of their own.
 Each rank appends to a file of its own, without locks, and reads all files when it starts.
 """
 
@@ -48,11 +49,14 @@ class Call:
     sample: int  # number of the game among the games of its question
     session: str = ""  # id of the question
     epoch: int = 0  # of training; 0 wherever equal messages have equal replies
+    by_session: bool = False  # the reply depends on the session too
 
     @cached_property
     def key(self) -> str:
         """The digest that identifies the call: two calls with the same key may share a reply."""
-        later = [self.epoch] if self.epoch else []  # without: the keys of older journals
+        later: list[object] = [self.epoch] if self.epoch else []  # without: the keys of older journals
+        if self.by_session:
+            later.append(self.session)
         parts = [self.model, self.messages, self.parameters, self.sample, *later]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

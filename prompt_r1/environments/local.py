@@ -19,7 +19,6 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
@@ -66,7 +65,7 @@ class LocalEnvironment:
         self._stop_ids = stop_ids(policy, tokenizer)
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
         tokens = self.encode(messages)
         room = self._engine.max_tokens - len(tokens)
@@ -124,7 +123,7 @@ class LocalEnvironment:
 
 
 def load_local(
-    name: str, *, fields: Mapping[str, object], seed: int, slots: int, device: torch.device
+    name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
     """Load the model of hf:DIR. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
     folder = Path(name.removeprefix("hf:"))
@@ -150,7 +149,7 @@ def load_local(
         name=f"hf:{folder.resolve().name}",
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, ENVIRONMENT_SYSTEM),
+        settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, system),
     )
 
 

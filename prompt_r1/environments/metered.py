@@ -9,7 +9,7 @@ from statistics import median
 from prompt_r1.endpoint.responses import Outcome, reply_of, without_thinking
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN, Budget, Price
 from prompt_r1.environments.journal import Call, Journal
-from prompt_r1.environments.sources import ReplySource
+from prompt_r1.environments.sources import FreeSource, ReplySource
 from prompt_r1.errors import UsageError
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
@@ -49,6 +49,7 @@ class MeteredEnvironment:
         self._price = price
         self._keeps_thinking = keeps_thinking
         self._samples = samples
+        self._by_session = isinstance(source, FreeSource) and source.by_session
         # Since `take_counts`, which evaluations never call:
         self._spent, self._reused, self._errors = Spending(), 0, 0
         self._latencies: deque[float] = deque(maxlen=10_000)  # seconds, of the last calls
@@ -63,7 +64,9 @@ class MeteredEnvironment:
         When the call is cancelled, the attempts that were sent are counted as lost.
         """
         epoch = epoch if self._samples else 0
-        call = Call(self.name, messages, self._source.parameters, sample, session, epoch)
+        call = Call(
+            self.name, messages, self._source.parameters, sample, session, epoch, by_session=self._by_session
+        )
         outcome = await self._find_or_pay(call)
         spent = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
         read = outcome if self._keeps_thinking else without_thinking(outcome)
@@ -118,7 +121,7 @@ class MeteredEnvironment:
         await self._budget.reserve(estimate)
         begin = time.perf_counter()
         try:
-            outcome = await self._source.call(call.messages, sample=call.sample)
+            outcome = await self._source.call(call.messages, sample=call.sample, session=call.session)
             reply = self._price.of_call(outcome.tokens_in, outcome.tokens_out)
             spent = reply + _lost(estimate, outcome.lost)
             self._record(call, outcome, spent, latency=time.perf_counter() - begin)

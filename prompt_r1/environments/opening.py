@@ -28,6 +28,7 @@ from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
@@ -47,7 +48,8 @@ def open_for_agent(
 
     `trained` are the settings of the agent's training, which may come from anyone.
     """
-    calls = replace(calls, env_args=calls.env_args or trained.env_args)
+    system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
+    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
     return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
 
@@ -166,7 +168,12 @@ class Environments:
             return open_own(name, seed=seed)
         if name.startswith("hf:"):
             return load_local(
-                name, fields=fields, seed=seed, slots=config.env_concurrency, device=self._device
+                name,
+                fields=fields,
+                system=config.env_system,
+                seed=seed,
+                slots=config.env_concurrency,
+                device=self._device,
             )
         limits = ClientLimits(
             concurrency=config.env_concurrency,
@@ -174,7 +181,8 @@ class Environments:
             requests_per_minute=config.env_rpm,
         )
         key = self._key_for(name, names)
-        return open_chat(name, key=key, fields=fields, limits=limits, rng=random.Random(seed))
+        rng = random.Random(seed)
+        return open_chat(name, key=key, fields=fields, system=config.env_system, limits=limits, rng=rng)
 
     def _key_for(self, name: str, names: Sequence[str]) -> ApiKey:
         """OPENAI_API_KEY; empty for an endpoint that must not get it. `names` are opened with this one."""

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.endpoint.responses import Outcome
@@ -18,15 +18,22 @@ class ReplySource(Protocol):
     name: str
     parameters: Mapping[str, object]
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
-        """The reply with its token counts, or why there is none; `sample` is the number of the game."""
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
+        """The reply with its token counts, or why there is none.
+
+        `session` is the id of the question, and `sample` the number of the game among its games.
+        """
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed."""
 
 
 class Answering(Protocol):
-    """What a user's environment needs: it takes the chat messages of a game and returns the reply."""
+    """What a user's environment needs: it takes the chat messages of a game and returns the reply.
+
+    Of `session` (the question's id), `sample` (the number of its game) and `seed` (of the run), it gets those
+    that `ask` has as parameters.
+    """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
         """Return the reply. Raise EnvError if the call failed: its game ends, and no other one."""
@@ -46,21 +53,26 @@ class FreeSource:
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._own = own
+        self._takes = _parameters(own.ask) & {"session", "sample", "seed"}
+        self.by_session = "session" in self._takes  # equal messages of two questions may differ in reply
         self._characters_per_token = characters_per_token
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
-        text = await self._ask([Message(role=one["role"], content=one["content"]) for one in messages])
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
+        game = {"session": session, "sample": sample, "seed": self.parameters["seed"]}
+        own = [Message(role=one["role"], content=one["content"]) for one in messages]
+        text = await self._ask(own, **{name: game[name] for name in self._takes})
         tokens_in = self._tokens(sum(len(message["content"]) for message in messages))
         return Outcome(
             "ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=self._tokens(len(text))
         )
 
-    async def _ask(self, messages: list[Message]) -> str:
+    async def _ask(self, messages: list[Message], **game: object) -> str:
+        ask = cast(Callable[..., Any], self._own.ask)
         try:
-            if inspect.iscoroutinefunction(self._own.ask):
-                reply = await self._own.ask(messages)
+            if inspect.iscoroutinefunction(ask):
+                reply = await ask(messages, **game)
             else:
-                reply = await asyncio.to_thread(cast(Callable[[list[Message]], str], self._own.ask), messages)
+                reply = await asyncio.to_thread(ask, messages, **game)
         except (EnvError, FatalEnvError, UsageError):
             raise
         except Exception as error:
@@ -74,6 +86,14 @@ class FreeSource:
 
     async def check(self) -> None:
         pass
+
+
+def _parameters(function: Callable[..., object]) -> set[str]:
+    """The names of a function's parameters."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return set()
 
 
 class MuteEnvironment:

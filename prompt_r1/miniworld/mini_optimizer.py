@@ -113,7 +113,7 @@ class MiniOptimizer:
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._seed = seed
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         request = messages[-1]["content"]
         rng = random.Random(f"{self._seed} {sample} {request}".encode("utf-8", "replace"))
         text = _criticism(request)

@@ -33,7 +33,7 @@ class PricedSource:
         self.asked: list[list[Message]] = []
         self.samples: list[int] = []  # of each call
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         self.samples.append(sample)
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
         return Outcome("ok", text=self.reply(messages), tokens_in=10, tokens_out=3)

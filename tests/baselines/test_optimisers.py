@@ -56,7 +56,7 @@ class Writer:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         request = messages[-1]["content"]
         self.asked.append(request)
         rng = random.Random(f"{sample} {request}")
@@ -168,7 +168,7 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
 
 def test_a_failed_call_stops_the_search():
     source = task()
-    source.call = lambda messages, sample=0: fail()  # type: ignore[method-assign]
+    source.call = lambda messages, **game: fail()  # type: ignore[method-assign]
     with pytest.raises(Resumable, match="the environment failed while searched searched a prompt"):
         find("gepa", PromptSearch("searched", pool(source), pool(Writer()), FORMATS["tags"]))
 

@@ -43,7 +43,7 @@ class TimedSource:
         self.times = list(times)
         self.calls = 0
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         self.calls += 1
         advance_clock(self.times.pop(0) if len(self.times) > 1 else self.times[0])
         for _ in range(5):

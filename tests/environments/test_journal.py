@@ -40,7 +40,7 @@ class CountingSource:
         self.outcomes = list(outcomes)
         self.calls = self.running = self.peak = 0
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         self.calls += 1
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -519,7 +519,7 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
 class UnsentSource(CountingSource):
     """Knows, as an endpoint's client does, that nothing had been sent when its call was cancelled."""
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         try:
             return await super().call(messages, sample=sample)
         except asyncio.CancelledError as cancelled:
@@ -633,3 +633,29 @@ def test_the_journal_keeps_the_thinking_of_a_reply_which_the_agent_reads_only_if
 
     expected = written if keeps else "Anna."
     assert reply(Journal(tmp_path)) == reply(Journal(tmp_path, mode="replay")) == expected
+
+
+class TakesSession:
+    def ask(self, messages, session, seed):
+        return f"{session} of run {seed}"
+
+
+class TakesMessages:
+    def ask(self, messages):
+        return "the same"
+
+
+@pytest.mark.parametrize(("own", "paid"), [(TakesSession(), 2), (TakesMessages(), 1)])
+def test_questions_share_a_reply_only_where_the_environment_does_not_take_the_session(tmp_path, own, paid):
+    def replies(mode: str) -> list[str]:
+        async def ask() -> list[str]:
+            environment = metered(FreeSource(own, seed=3), tmp_path, mode=mode)
+            return [(await environment.call(HELLO, session=session)).text for session in ("q1", "q2", "q1")]
+
+        return asyncio.run(ask())
+
+    expected = ["q1 of run 3", "q2 of run 3", "q1 of run 3"] if paid == 2 else ["the same"] * 3
+    assert replies("reuse") == expected
+    [journal] = tmp_path.glob("**/*.jsonl")
+    assert len(journal.read_text().splitlines()) == paid
+    assert replies("replay") == expected  # a run that resumes asks nothing again

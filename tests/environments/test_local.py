@@ -143,11 +143,13 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
     fields: dict[str, object], folder: Path
 ) -> None:
     with pytest.raises(UsageError, match="takes max_tokens and temperature"):
-        load_local(f"hf:{folder}", fields=fields, seed=0, slots=1, device=torch.device("cpu"))
+        load_local(f"hf:{folder}", fields=fields, system="", seed=0, slots=1, device=torch.device("cpu"))
 
 
 def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path) -> None:
-    environment = load_local(f"hf:{folder}", fields={}, seed=0, slots=1, device=torch.device("cpu"))
+    environment = load_local(
+        f"hf:{folder}", fields={}, system="", seed=0, slots=1, device=torch.device("cpu")
+    )
     assert environment._engine.max_tokens == tiny.model().config.max_position_embeddings
 
 
@@ -161,7 +163,7 @@ def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
 
 def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(folder: Path) -> None:
     cpu = torch.device("cpu")
-    loaded = load_local(f"hf:{folder}", fields={}, seed=3, slots=99, device=cpu)
+    loaded = load_local(f"hf:{folder}", fields={}, system=ENVIRONMENT_SYSTEM, seed=3, slots=99, device=cpu)
     assert dict(loaded.parameters) == {
         **{"max_tokens": 1024, "temperature": 0.0, "seed": 3},
         "system": ENVIRONMENT_SYSTEM,
@@ -171,7 +173,7 @@ def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(fol
         **{"temperature": 0.0, "seed": 0, "system": ""},
     }
     set_by_user = load_local(
-        f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, seed=0, slots=2, device=cpu
+        f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, system="", seed=0, slots=2, device=cpu
     )
     assert (set_by_user.parameters["max_tokens"], set_by_user.parameters["temperature"]) == (0, 0.5)
 

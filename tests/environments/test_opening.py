@@ -126,6 +126,11 @@ def environments(folder: Path | None = None, **settings: object) -> Environments
     return Environments(EnvironmentConfig(**settings), seed=0, folder=folder, ranks=ranks)
 
 
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_the_user_may_replace_the_system_message_or_send_none(system: str) -> None:
+    assert chat_of("large@http://localhost:8000/v1", env_system=system).parameters["system"] == system
+
+
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
     opened = environments(env_args='{"temperature": 0.7}', env_price=("1,2",))
     [plain] = opened.open("large@http://localhost:8000/v1").members

@@ -24,7 +24,7 @@ class Named:
     def __init__(self, name: str, *, down: Outcome | None = None) -> None:
         self.name, self.parameters, self.down, self.asked = name, {}, down, 0
 
-    async def call(self, messages: list[Message], *, sample: int = 0) -> Outcome:
+    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         self.asked += 1
         return self.down or Outcome("ok", text=self.name, finish="stop", tokens_in=3, tokens_out=5)
 
