@@ -72,6 +72,11 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         },
         "env/latency": median(latencies) if latencies else 0.0,
     }
+    # Hard questions are asked longer, so their calls fail more often: what remains may be too easy.
+    for kind in ("broken", "whole") if len(rows) > sum(map(len, scored_PG)) else ():
+        of_kind = [group for group in rows_PG if (kind == "whole") == all("em" in row for row in group)]
+        rewards = [row["reward/mean"] for group in of_kind for row in group if "em" in row]
+        metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
     for name in WITH_INTERVAL if scored_PG else ():
         values = [row[name] for group in scored_PG for row in group]
         questions = [number for number, group in enumerate(scored_PG) for _ in group]

@@ -76,6 +76,24 @@ def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means
     assert game_metrics([[broken]], [])["reward/mean"] == 0.0
 
 
+def test_groups_that_lost_games_have_a_mean_reward_of_their_own():
+    lost, kept = {"stop/env_error": 1.0}, [{"reward/mean": reward} for reward in (-1.0, 0.5, 1.0)]
+    rows_PG = [
+        [full_row(lost), full_row(kept[0])],
+        [full_row(kept[1]), full_row(kept[2])],
+    ]
+    metrics = game_metrics(rows_PG, [])
+    assert (metrics["reward/broken_groups"], metrics["reward/whole_groups"]) == (-1.0, 0.75)
+    assert "reward/broken_groups" not in game_metrics(rows_PG[1:], [])
+
+
+def full_row(values: dict[str, float]) -> Row:
+    """The metrics of a game: all are 0 but these. One without a reward has none of `SCORED`."""
+    counts = ("tokens/game", "tokens/sampled", "env/calls", "env/errors", "stop/env_error")
+    scores = dict.fromkeys(SCORED, 0.0) if "reward/mean" in values else {}
+    return dict.fromkeys(counts, 0.0) | scores | values
+
+
 def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
     games = scored(game_of_turns(GOOD, RIGHT), game_of_turns(WRONG))
     games += scored(game_of_turns(GOOD, GOOD, WRONG))
