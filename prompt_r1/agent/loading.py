@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
@@ -62,7 +64,7 @@ def load_policy(
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     for part in _parts(config):
         for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):
+            if "drop" in name and (isinstance(value, float) or (type(value) is int and value == 1)):
                 setattr(part, name, 0.0)
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
@@ -97,6 +99,9 @@ def _load_weights(
     path: str | Path, config: PretrainedConfig, weights: torch.dtype, options: dict[str, bool]
 ) -> PreTrainedModel:
     """The model with its weights. Pickled files are refused, because loading them may execute code."""
+    if not Path(path).is_dir():  # `loading_options` has checked the index of a folder
+        with suppress(OSError):  # a model in one file has none
+            check_weight_index(Path(str(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **options))).parent)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
     try:

@@ -1,10 +1,14 @@
 """Loading agents by hub id: an unreachable hub is noticed at the first attempt."""
 
 import pytest
+import transformers.utils.hub
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
-from prompt_r1.agent.loading import _hub_is_reachable, loading_options
+from prompt_r1.agent.loading import _hub_is_reachable, load_policy, loading_options
+from prompt_r1.errors import UsageError
+from tests import tiny
+from tests.games import CPU
 
 httpx2 = pytest.importorskip("httpx2", reason="huggingface_hub's HTTP client")
 
@@ -53,3 +57,17 @@ def test_a_model_that_exists_is_downloaded(hub):
 def test_a_folder_is_loaded_without_the_hub(hub, tmp_path):
     requests = hub(no_network)
     assert loading_options(tmp_path) == {} and not requests
+
+
+def test_the_index_of_a_model_of_the_hub_may_name_only_files_beside_it(hub, tmp_path, monkeypatch):
+    """The index is in the hub's cache; without network nothing else is asked."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
+    tiny.save_agent(snapshot)
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    (tmp_path / "models--a--b" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(transformers.utils.hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    hub(no_network)
+    assert load_policy("a/b", device=CPU).device == CPU
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../evil.safetensors"}}')
+    with pytest.raises(UsageError, match="an index may name only"):
+        load_policy("a/b", device=CPU)
