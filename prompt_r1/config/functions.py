@@ -54,7 +54,8 @@ def import_metric(name: str) -> Metric:
     function = _import_function(name, "--answer-metric", takes=("prediction", "gold answers"))
 
     def metric(prediction: str, answers: Sequence[str]) -> float:
-        value = _call(function, prediction, list(answers), where=where)
+        what = f"{where}, answer {prediction[:80]!r} with golds {list(answers[:3])!r:.200},"
+        value = _call(function, prediction, list(answers), where=what)
         if not 0 <= value <= 1:
             raise UsageError(f"{where} returned {value} for {prediction!r}, not 0 to 1")
         return value
@@ -68,7 +69,9 @@ def import_reward(name: str) -> OwnReward:
     function = _import_function(name, "--reward", takes=("game", "reward of the paper"))
 
     def reward(game: Trajectory, paper: Reward) -> float:
-        value = _call(function, game, paper, where=where)
+        end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
+        what = f"{where}, question {game.question.id!r} (game: {end}),"
+        value = _call(function, game, paper, where=what)
         if not math.isfinite(value):
             raise UsageError(
                 f"{where} returned {value} for question {game.question.id!r}, not a finite number"

@@ -125,6 +125,7 @@ def test_rope_that_depends_on_the_length_is_refused_past_the_original_context(tm
         ("phi3", {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attention_dropout": 0.5}),
         ("starcoder2", {"residual_dropout": 0.5, "embedding_dropout": 0.5, "attention_dropout": 0.5}),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "attention_dropout": 0.5}),
+        ("opt", {"dropout": 1, "ffn_dim": 64, "word_embed_proj_dim": 32}),  # an integer
     ],
 )
 def test_a_model_is_trained_without_dropout(tmp_path, kind, options):

@@ -139,9 +139,15 @@ def test_a_function_without_a_name_of_its_own_is_refused(own):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("own_code:divides", r"own_code:divides raised ZeroDivisionError: .* \(own_code.py, line \d+\)$"),
+        (
+            "own_code:divides",
+            r"divides, question 'q' \(game: answered .*\), raised ZeroDivisionError: .*own_code.py, line",
+        ),
         ("own_code:infinite", "own_code:infinite returned inf for question 'q', not a finite number"),
-        ("own_code:nothing_returned", "own_code:nothing_returned returned NoneType, not a number"),
+        (
+            "own_code:nothing_returned",
+            "own_code:nothing_returned, question 'q' .*, returned NoneType, not a number",
+        ),
         ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
         ("own_code:later", "an asynchronous function; give a plain one"),
         ("own_code:Oracle", "not a function"),
@@ -159,7 +165,10 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 
 
 def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
-    with pytest.raises(prompt_r1.UsageError, match=r"own_code:broken raised TypeError: .*own_code.py, line"):
+    with pytest.raises(
+        prompt_r1.UsageError,
+        match=r"own_code:broken, answer 'x' with golds \['y'\], raised TypeError: .*own_code.py, line",
+    ):
         import_metric("own_code:broken")("x", ("y",))
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
         asyncio.run(open_own("py:own_code:Broken", seed=0).call([{"role": "user", "content": "Who?"}]))
