@@ -9,7 +9,7 @@ over several turns and then answers. `Trajectory` records it token by token:
 Only the agent's own tokens (sampled = 1) enter the loss; the rest is context.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
@@ -35,6 +35,7 @@ class Question:
     text: str
     answers: tuple[str, ...]  # a prediction is scored against the best of them
     kind: Kind = "qa"
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)  # other columns of its row
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,4 @@ class Generate(Protocol):
 
 
 Ask = Callable[[list[Message]], Awaitable[str]]
-"""The environment: the chat messages of this game in, its reply out. Raises EnvError or FatalEnvError; an
-error is never returned as text.
-"""
+"""The environment: chat messages in, its reply out. Raises EnvError or FatalEnvError, never returns one."""

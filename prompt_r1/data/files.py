@@ -74,9 +74,9 @@ def read_questions(
     """The number of each row, from 1, with its question or the reason why it has none.
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`) unless other fields are given, and
-    may have `id`, `dataset` (or `data_source`) and `kind`; or it has the columns of the published files. A
-    repeated question without an id gets its row number appended to its id. Raises UsageError if the file as
-    a whole cannot be read.
+    may have `id`, `dataset` (or `data_source`) and `kind`; or it has the columns of the published files.
+    Other fields are `extra`, except in parquet files. A repeated question without an id gets its row number
+    appended to its id. Raises UsageError if the file as a whole cannot be read.
     """
     path = Path(path)
     rows_by_id: dict[str, int] = {}
@@ -120,6 +120,9 @@ def _question(row: Fields, file: str, question_field: str, answer_field: str) ->
         text=text,
         answers=gold_answers(row[names[0]], names[0]),
         kind=kind,
+        extra={
+            name: row[name] for name in row if name and name not in (*COLUMNS, question_field, answer_field)
+        },
     )
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 
 from prompt_r1.types import Question
@@ -36,7 +35,8 @@ def digest_of(questions: Sequence[Question]) -> str:
     """Identifies questions, their answers and their order."""
     digest = hashlib.sha256()
     for question in questions:
-        digest.update(json.dumps(asdict(question)).encode() + b"\n")
+        row = {name: value for name, value in vars(question).items() if value or name != "extra"}
+        digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()[:32]
 
 

@@ -116,12 +116,12 @@ def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
 
     `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
     """
-    trajectory = game.trajectory
+    trajectory, question = game.trajectory, vars(game.trajectory.question)
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
     used = game.advantage is not None or not trained
     return {
-        "question": asdict(trajectory.question),
+        "question": {name: value for name, value in question.items() if name != "extra"},
         "turns": turns,
         "stop": trajectory.stop,
         "error": trajectory.error,

@@ -49,6 +49,14 @@ def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
     ]
 
 
+def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
+    row = {"question": "Why?", "answer": "Because"}
+    [plain] = load_questions(jsonl(tmp_path, row))
+    [found] = load_questions(jsonl(tmp_path, row | {"level": 3, "hints": ["a"]}))
+    assert (plain.extra, found.extra) == ({}, {"level": 3, "hints": ["a"]})
+    assert digest_of([plain]) != digest_of([found])  # a reward may depend on them
+
+
 @pytest.mark.parametrize(
     ("dataset", "kind"),
     [

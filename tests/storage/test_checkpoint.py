@@ -429,6 +429,7 @@ IDENTIFYING = {
     "dual_clip": 3.0,
     "reverse_kl": True,
     "env_thinking": "keep",
+    "env_system": "Be brief.",
     "ratio": "sequence",
     "advantages": "no-std",
     "drop_even_groups": True,
