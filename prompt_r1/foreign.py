@@ -10,7 +10,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from prompt_r1.errors import UsageError
 
@@ -22,6 +22,15 @@ LARGEST = 1e300  # of a number that is believed: larger integers overflow a floa
 def is_finite_number(value: object) -> TypeGuard[float]:
     """Whether a value from a file is a number that can be computed with."""
     return type(value) in (int, float) and -LARGEST < value < LARGEST  # type: ignore[operator]
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object of a text; {} for anything else: cut short, nested too deep, or a list."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def check_no_links(folder: Path, *, skip: Sequence[str] = ()) -> None:
@@ -53,13 +62,11 @@ def check_weight_index(folder: Path) -> None:
     transformers would read a path that leaves the folder, and unpickle a file of another format.
     """
     for path in folder.glob("*.safetensors.index.json"):
-        try:
-            if path.stat().st_size > LARGEST_INDEX:
-                raise UsageError(f"{path} has over {LARGEST_INDEX:,} bytes: it is no index of weights")
-            files = set(json.loads(path.read_text("utf-8"))["weight_map"].values())
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"{path} is not an index of weights: download the model again") from None
-        for file in files:
+        fits = path.stat().st_size <= LARGEST_INDEX
+        files = json_object(path.read_bytes()).get("weight_map") if fits else None
+        if not isinstance(files, dict) or not files:
+            raise UsageError(f"{path} is not an index of weights: download the model again")
+        for file in files.values():
             if not isinstance(file, str) or not SAFETENSORS.fullmatch(file):
                 raise UsageError(
                     f"{path} names {str(file)[:80]!r}: an index may name only .safetensors files beside it"

@@ -10,7 +10,7 @@ from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.baselines.sft import main as fine_tune
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import PredictionFile
-from prompt_r1.foreign import check_links_stay_inside, check_no_links
+from prompt_r1.foreign import check_links_stay_inside, check_no_links, json_object
 from prompt_r1.report import write_report
 from prompt_r1.storage.run_folder import open_run
 
@@ -99,3 +99,9 @@ def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(sec
         with pytest.raises(UsageError, match=r"is a (symbolic )?link"):
             use()
     assert secret.read_text() == "password: 1234\n" and not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
+def test_a_text_that_holds_no_json_object_is_read_as_an_empty_one(text):
+    assert json_object(text) == {}
+    assert json_object('{"a": 1}') == {"a": 1}

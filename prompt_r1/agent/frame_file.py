@@ -5,13 +5,16 @@ tomorrow, and the trained agent, go on with the prompts of the training.
 """
 
 import json
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from prompt_r1.chat_template import Frame
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import json_object
 
 FRAME_FILE = "chat_frame.json"
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 LARGEST_FRAME = 1_000_000  # bytes
 
 
@@ -26,15 +29,11 @@ def kept_frame(folder: Path | str) -> Frame | None:
     file = Path(folder) / FRAME_FILE
     if not file.exists():
         return None
-    try:
-        with file.open("rb") as opened:
-            texts = json.loads(opened.read(LARGEST_FRAME))
-        json.dumps(texts, ensure_ascii=False).encode()  # raises for half a character
-    except (OSError, ValueError, RecursionError):
-        texts = None
+    with file.open("rb") as opened:
+        texts = json_object(opened.read(LARGEST_FRAME))
     names = [f.name for f in fields(Frame)]
-    found = [texts.get(name) for name in names] if isinstance(texts, dict) else []
-    kept = [text for text in found if isinstance(text, str)]
+    found = [texts.get(name) for name in names]
+    kept = [text for text in found if isinstance(text, str) and not HALF_A_CHARACTER.search(text)]
     if len(kept) < len(names):
         raise UsageError(
             f"{file} does not hold the texts {', '.join(names)}: restore it, or delete it to render the chat "

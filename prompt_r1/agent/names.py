@@ -1,6 +1,5 @@
 """Find the agent that a user names, and the game that it was trained to play."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import is_finite_number, json_object
 
 RUNS = Path("runs")
 CACHE = RUNS / "cache"
@@ -42,10 +42,8 @@ def trained_config(path: str | Path) -> AgentConfig | None:
 def exported_step(folder: Path) -> int:
     """The step of the agent in a folder; -1 if it was not trained here, or if its file is damaged."""
     file = folder / STEP_FILE
-    try:
-        return int(json.loads(file.read_text("utf-8"))["step"]) if file.is_file() else -1
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return -1
+    step = json_object(file.read_bytes()).get("step") if file.is_file() else None
+    return int(step) if is_finite_number(step) else -1
 
 
 def newest_mini_run() -> Path:

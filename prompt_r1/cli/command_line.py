@@ -113,6 +113,8 @@ def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     sentence = printable(f"{name}: {reason}")
+    if code == 2:  # one line, whatever is in the name of a file
+        sentence = sentence.replace("\n", "\\n")
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
 """The questions for infer.py: from flags, files, standard input or the keyboard."""
 
-import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import json_object
 
 
 def given_questions(*, question: str, file: str) -> list[str]:
@@ -52,13 +52,10 @@ def read_questions(path: Path) -> list[str]:
 
 
 def _parse_row(path: Path, number: int, line: str) -> str:
-    try:
-        text = json.loads(line)["question"].strip()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = ""
-    if not text:
+    text = json_object(line).get("question")
+    if not isinstance(text, str) or not text.strip():
         raise UsageError(f'--questions {path}, row {number}: expected a JSON object with a text "question"')
-    return text
+    return text.strip()
 
 
 def _checked(text: str, where: str) -> str:

@@ -26,9 +26,13 @@ class TrainConfig(AgentConfig):
     resume: str = setting("auto", "auto (resume), never (new run), or a run folder", everyday=True)
     steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
     questions: int = setting(
-        128, "questions per step, over all ranks", range=POSITIVE, everyday=True, identifies=True
+        128,
+        "questions per step, over all ranks",
+        range=Range(above=0, below=100_001),
+        everyday=True,
+        identifies=True,
     )
-    group_size: int = setting(5, "games per question", range=Range(at_least=2), identifies=True)
+    group_size: int = setting(5, "games per question", range=Range(at_least=2, below=10_001), identifies=True)
     mini_batch: int = setting(64, "games per optimiser step, over all ranks", range=POSITIVE, identifies=True)
     lr: float = setting(
         1e-6, "learning rate of AdamW, constant", range=LEARNING_RATE, everyday=True, identifies=True

@@ -60,7 +60,7 @@ def popqa(row: Fields) -> Draft:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadRow("the field possible_answers is not a JSON list") from None
     golds = _golds(_list(value, "possible_answers"), "possible_answers")
     return Draft(text_field(row, "question"), golds, _id(row, "id"))

@@ -25,7 +25,7 @@ from typing import Any
 
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number
+from prompt_r1.foreign import check_no_links, is_finite_number, json_object
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 
@@ -179,11 +179,7 @@ def _parse_line(raw: bytes) -> dict[str, Any]:
     before, mark, _ = raw.rpartition(CHECKSUM)
     if mark and _with_checksum(before) != raw.rstrip(b"\n"):
         return {}
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return line if isinstance(line, dict) else {}
+    return json_object(raw)
 
 
 def _with_checksum(fields: bytes) -> bytes:

@@ -213,7 +213,7 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
     """Parse the JSON object of a flag; without text it is empty. Raises UsageError."""
     try:
         fields = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{flag} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise UsageError(f"{flag} takes a JSON object such as {example}, not {text!r}")

@@ -25,6 +25,7 @@ from prompt_r1.evaluation.comparison import (
 from prompt_r1.evaluation.paper_tables import FULL, paper_tables
 from prompt_r1.evaluation.predictions import System, system_names
 from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
+from prompt_r1.foreign import json_object
 from prompt_r1.terminal import printable_line
 
 
@@ -68,12 +69,7 @@ def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -
     if not any(spent.values()):
         return
     path = folder / "preparation.json"
-    try:
-        noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except (ValueError, RecursionError):
-        noted = {}
-    if not isinstance(noted, dict):
-        noted = {}
+    noted = json_object(path.read_bytes()) if path.exists() else {}
     noted[str(system)] = dict(spent)
     path.write_text(json.dumps(noted, indent=1) + "\n", "utf-8")
 

@@ -24,7 +24,7 @@ from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import is_finite_number
+from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.atomic_folder import Checksums
 
@@ -176,12 +176,12 @@ class Checkpoints:
         """
         _check_settings(folder, self._config)
         text = (folder / "state.json").read_text("utf-8")
-        values = json.loads(text)
-        kinds = {name: type(value) for name, value in asdict(State()).items()}
+        values = json_object(text)
+        if not values:
+            raise _of_another_version(folder, "no state")
+        defaults = asdict(State())
         for name, value in values.items():
-            if type(value) is not kinds.get(name) or not (
-                isinstance(value, str | dict) or is_finite_number(value)
-            ):
+            if name not in defaults or not _is_valid(value, defaults[name]):
                 raise _of_another_version(folder, f"the state {name[:80]}")
         state = State(**values)
         if state.frozen != self._frozen:
@@ -286,6 +286,14 @@ def _check_settings(folder: Path, config: AgentConfig) -> None:
                 f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "
                 "resume with the same value, or start a new run with another --out"
             )
+
+
+def _is_valid(value: object, default: object) -> bool:
+    """Whether a value of state.json has the type of its default, and its numbers can be computed with."""
+    if isinstance(value, dict) and isinstance(default, dict):  # a line of metrics, which may be nan
+        finite = all(isinstance(number, float) or is_finite_number(number) for number in value.values())
+        return not value or (finite and is_finite_number(value.get("step")))
+    return type(value) is type(default) and (isinstance(value, str) or is_finite_number(value))
 
 
 def _of_another_version(folder: Path, what: str) -> UsageError:

@@ -1,7 +1,6 @@
 """The folder of a run: choose it, lock it, trim its metric lines on resume."""
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links
+from prompt_r1.foreign import check_no_links, is_finite_number, json_object
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
@@ -133,7 +132,5 @@ def _replace_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")  # a line that was cut short by a kill, or is no metric line
+    step = json_object(line).get("step")
+    return step if is_finite_number(step) else float("inf")  # cut short by a kill, or no metric line

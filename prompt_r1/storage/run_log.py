@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number
+from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.storage.trackers import Tracker, check_tracker, open_tracker
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
@@ -144,11 +144,8 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
     lines = []
     for text in path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and is_finite_number(line.get("step")):
+        line = json_object(text)
+        if is_finite_number(line.get("step")):
             lines.append({k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)})
     return lines
 

@@ -182,11 +182,11 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
         (
             TrainConfig,
             {
-                "above 0": "steps questions mini_batch grad_clip clip val_every val_limit save_every "
-                "tokens_per_batch",
+                "above 0, below 100001": "questions",
+                "above 0": "steps mini_batch grad_clip clip val_every val_limit save_every tokens_per_batch",
                 "at least 0": "game_deadline weight_decay clip_high dual_clip adapter_rank kl_coef "
                 "importance_cap",
-                "at least 2": "group_size",
+                "at least 2, below 10001": "group_size",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta2",
                 "at least 0, below 2": "ahead",

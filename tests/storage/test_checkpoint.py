@@ -479,11 +479,15 @@ def test_a_checkpoint_with_a_setting_that_is_gone_is_not_resumed(saved):
         saved.checkpoints.load(folder)
 
 
-def test_a_checkpoint_with_a_state_that_is_gone_is_not_resumed(saved):
+def test_a_checkpoint_with_a_state_that_is_gone_or_damaged_is_not_resumed(saved):
     folder = saved.checkpoints.folder / "step-000002"
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "sampler": {}}))
-    with pytest.raises(UsageError, match=r"another version, with the state sampler: "):
+    for name, value in [("sampler", {}), ("step", 10**400), ("best_em", "x"), ("line", {"loss": [1]})]:
+        (folder / "state.json").write_text(json.dumps({**state, name: value}))
+        with pytest.raises(UsageError, match=rf"another version, with the state {name}: "):
+            saved.checkpoints.load(folder)
+    (folder / "state.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="another version, with no state: "):
         saved.checkpoints.load(folder)
 
 
