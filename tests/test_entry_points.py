@@ -286,7 +286,7 @@ BAD_INPUT = [
     ),
     (
         ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "long.jsonl", "--val-data", "none"],
-        "question 'long' takes",
+        "question 'long' ('",
     ),
     (["train.py", "--agent", "AGENT", "--env", "what?ever"], "what?ever"),
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),

@@ -373,10 +373,3 @@ def try_first(ranks: Ranks, work: Callable[[], object]) -> str:
         return ""
 
     return ranks.from_first(attempt)
-
-
-def cpu_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """A process group of all ranks for work on the CPU beside training; None for one rank."""
-    if ranks.count == 1:
-        return None
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=ranks.timeout))

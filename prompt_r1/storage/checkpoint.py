@@ -10,11 +10,9 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim import Optimizer
 
@@ -22,7 +20,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
-from prompt_r1.distributed.ranks import Ranks, cpu_group, try_first
+from prompt_r1.distributed.ranks import Ranks, try_first
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.storage import atomic_folder, tensor_files
@@ -46,17 +44,6 @@ class State:
     frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
-@dataclass(frozen=True)
-class PendingCheckpoint:
-    """A checkpoint that is being written."""
-
-    folder: Path
-    temporary: Path
-    state: str  # its state.json
-    best_step: int
-    checksums: "Future[Checksums]"  # of this rank's files, once they are on the disk
-
-
 class Checkpoints:
     """The checkpoints of a run. Every method is called by every rank or by none."""
 
@@ -69,78 +56,46 @@ class Checkpoints:
         ranks: Ranks,
         *,
         say: Callable[[str], None],
-        background: bool,
     ) -> None:
-        """With `background`, `save` returns once the tensors are copied; a thread writes the files."""
         self.folder = run / "checkpoints"
         self._policy, self._optimizer = policy, optimizer
         self._config, self._ranks = config, ranks
         self._say = say
-        self._thread = ThreadPoolExecutor(1) if background else None
-        self._group = cpu_group(ranks) if background else None
-        self._pending: PendingCheckpoint | None = None
         self._frozen = tensor_files.frozen_digest(policy)
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
         self.failures = 0  # in a row
 
     def save(self, state: State) -> str:
-        """Write the checkpoint of `state.step`. Returns "", or why this or the pending checkpoint failed."""
-        earlier_failure = self.finish(wait=True)
+        """Write the checkpoint of `state.step`, and remove old ones. Returns "", or why any rank failed."""
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         state.frozen = self._frozen
         state.tensors = tensor_files.count(self._policy, self._optimizer)
         text = json.dumps(asdict(state))
         if text == self._saved_state:
-            return earlier_failure
-        written: Future[Checksums] = Future()
-        try:
-            self._on_first(lambda: self._begin_folder(folder, text))
-            written = self._write(temporary)
-        except (OSError, RuntimeError, dcp.CheckpointException) as error:
-            written.set_exception(error)
-        self._pending = PendingCheckpoint(folder, temporary, text, state.best_step, written)
-        if self._thread is not None:
-            return earlier_failure
-        failure = self.finish(wait=True)
-        return earlier_failure or failure
-
-    def finish(self, *, wait: bool) -> str:
-        """Seal the pending checkpoint if every rank has written its files. Returns "", or why it failed."""
-        pending = self._pending
-        if pending is None:
             return ""
-        if not wait and any(self._ranks.max([not pending.checksums.done()])):
-            return ""
-        self._pending = None
-        failure = self._seal(pending)
-        if not failure:
-            self.failures = 0
-            self._saved_state = pending.state
-            return ""
-        self.failures += 1
-        self._on_first(lambda: shutil.rmtree(pending.temporary, ignore_errors=True))
-        return f"{pending.folder} could not be written: {failure}"
-
-    def _seal(self, pending: PendingCheckpoint) -> str:
-        """Give a checkpoint its name, and remove old ones. Returns "", or why any rank failed."""
-        own: Checksums = {}
+        checksums: Checksums = {}
         failure = ""
         try:
-            own = pending.checksums.result()
+            self._on_first(lambda: self._begin_folder(folder, text))
+            tensor_files.write(temporary, self._policy, self._optimizer, ranks=self._ranks.count)
+            checksums = self._checksums(temporary)
         except (OSError, RuntimeError, dcp.CheckpointException) as error:
             failure = _reason(error)
-        failures = [failure for failure in self._ranks.gather(failure) if failure]
-        if failures:
-            return failures[0]
-        checksums: Checksums = {}
-        for share in self._ranks.gather(own):
-            checksums |= share
+        failures = list(filter(None, self._ranks.gather(failure)))
+        shares = self._ranks.gather(checksums)
         try:
-            self._on_first(lambda: atomic_folder.seal(pending.temporary, pending.folder, checksums))
-            self._on_first(lambda: self._remove_old(pending.best_step))
+            if not failures:
+                whole = {name: checksum for share in shares for name, checksum in share.items()}
+                self._on_first(lambda: atomic_folder.seal(temporary, folder, whole))
+                self._on_first(lambda: self._remove_old(state.best_step))
         except RuntimeError as error:
-            return _reason(error)
+            failures = [_reason(error)]
+        if failures:
+            self.failures += 1
+            self._on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
+            return f"{folder} could not be written: {failures[0]}"
+        self.failures, self._saved_state = 0, text
         return ""
 
     def newest(self) -> Path | None:
@@ -197,7 +152,6 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps."""
-        self.finish(wait=True)
         later = [folder for folder in checkpoints_of(self.folder.parent) if _step(folder) > step]
 
         def remove() -> None:
@@ -210,22 +164,6 @@ class Checkpoints:
         temporary = atomic_folder.new_temporary(folder)
         (temporary / "state.json").write_text(state, "utf-8")
         write_yaml(self._config, temporary / "config.yaml")
-
-    def _write(self, temporary: Path) -> "Future[Checksums]":
-        """Write this rank's tensors, in the background or at once."""
-        policy, optimizer = self._policy, self._optimizer
-        if self._thread is not None:
-            saved = tensor_files.write_later(temporary, policy, optimizer, group=self._group)
-
-            def wait_and_checksum() -> Checksums:
-                saved.result()
-                return self._checksums(temporary)
-
-            return self._thread.submit(wait_and_checksum)
-        tensor_files.write(temporary, policy, optimizer, ranks=self._ranks.count)
-        written: Future[Checksums] = Future()
-        written.set_result(self._checksums(temporary))
-        return written
 
     def _checksums(self, folder: Path) -> Checksums:
         """Sync and checksum this rank's shards; the first rank adds the files that belong to no rank."""
@@ -248,15 +186,6 @@ class Checkpoints:
         failed = try_first(self._ranks, work)
         if failed:
             raise RuntimeError(failed)
-
-
-def writes_in_background(device: torch.device, offload: str) -> bool:
-    """Whether checkpoints are copied to CPU memory and written from there while training goes on.
-
-    Only from GPUs. What `--offload all` keeps in CPU memory is written at once: a copy would need as much
-    memory again.
-    """
-    return device.type == "cuda" and offload != "all"
 
 
 def checkpoints_of(run: Path) -> list[Path]:

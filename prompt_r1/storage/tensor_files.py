@@ -8,14 +8,12 @@ number of ranks can read the files.
 
 import hashlib
 import warnings
-from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
@@ -32,20 +30,6 @@ def write(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> 
     tensors = _tensors(policy, optimizer)
     _ignore_single_process_warning()
     dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
-
-
-def write_later(
-    folder: Path, policy: Policy, optimizer: Optimizer, *, group: ProcessGroup | None
-) -> "Future[object]":
-    """Like `write`, but return once the tensors are copied; the future is done when they are written.
-
-    `group` is a CPU process group of all ranks, or None for one rank.
-    """
-    tensors = _tensors(policy, optimizer)
-    _ignore_single_process_warning()
-    saved = dcp.async_save(tensors, storage_writer=_writer(folder, tensors), process_group=group)
-    assert isinstance(saved, Future)
-    return saved
 
 
 def count(policy: Policy, optimizer: Optimizer) -> int:
@@ -147,8 +131,5 @@ def _check_tensors(folder: Path, tensors: dict[str, Tensor], saved: dict[str, st
 
 
 def _ignore_single_process_warning() -> None:
-    """Ignore DCP's warning that there is only one process.
-
-    The filter stays in place: DCP also warns from its own thread, where no context manager applies.
-    """
+    """Ignore DCP's warning that there is only one process."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

@@ -15,7 +15,7 @@ from prompt_r1.distributed.ranks import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.report import write_report
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, State, writes_in_background
+from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, model_card
 from prompt_r1.storage.run_folder import REPLACED, count_rollbacks, set_metrics_aside, trim_metrics
 from prompt_r1.storage.run_log import read_metrics
@@ -56,7 +56,7 @@ def lifecycle(run: Run, parts: Parts, rollouts: Rollouts) -> Iterator["Lifecycle
         first = 1 if isinstance(error, FatalEnvError) else 0
         if steps is None or steps.state.step < first or isinstance(error, RankLost):
             raise
-        steps.save(wait=True)
+        steps.save(last=True)
         stop_ranks(run.ranks)  # all ranks have agreed on this stop
         raise run.interrupt.stops(
             f"{error}; stopped after step {steps.state.step}{run.interrupt.age}, the same command "
@@ -100,7 +100,6 @@ class Lifecycle:
             config,
             ranks,
             say=run.log.say,
-            background=writes_in_background(ranks.device, config.offload),
         )
         self._resume()
         self.watchdog = Watchdog(limit_of(policy.compute))
@@ -140,7 +139,7 @@ class Lifecycle:
                 self._complete()
             while self.state.step < self.run.config.steps:
                 yield self.state.step + 1
-        self.save(wait=True)
+        self.save(last=True)
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
@@ -202,14 +201,12 @@ class Lifecycle:
             raise Resumable(f"{failed}{again}: make room, and the same command exports it")
         return not failed
 
-    def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint; from a GPU in the background, unless `wait`."""
+    def save(self, *, last: bool = False) -> None:
+        """Write a checkpoint. Raises Resumable if the `last` one of this process cannot be written."""
         self.state.questions = self.parts.questions.digest
         with self.run.clock.phase("save"):
             self._report_write_failure(self.checkpoints.save(self.state))
-            if wait:
-                self._report_write_failure(self.checkpoints.finish(wait=True))
-        if wait and self.checkpoints.failures:
+        if last and self.checkpoints.failures:
             raise Resumable(
                 f"step {self.state.step} is not saved: make room, and the same command resumes from the "
                 "checkpoint before it"
@@ -230,7 +227,6 @@ class Lifecycle:
     def _check_stop_conditions(self, line: dict[str, float]) -> None:
         """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""
         ranks, on_collapse = self.run.ranks, self.run.config.on_collapse
-        self._report_write_failure(self.checkpoints.finish(wait=False))
         for reason in filter(None, ranks.gather(self.run.interrupt.reason)):
             raise self.run.interrupt.stops(reason)
         self.idle_steps = self.idle_steps + 1 if line.get("groups/dropped") == 1 else 0

@@ -26,7 +26,7 @@ from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
-from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of, writes_in_background
+from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import _complete_config
 from prompt_r1.storage.run_folder import count_rollbacks, lock_run, open_run, set_metrics_aside, trim_metrics
 from tests import tiny
@@ -44,9 +44,8 @@ class TinyRun:
         self.policy = tiny.policy(seed=seed)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
         self.said: list[str] = []
-        options = {"background": False, **options}
         self.checkpoints = Checkpoints(
-            folder, self.policy, self.optimizer, config, ONE_RANK, say=self.said.append, **options
+            folder, self.policy, self.optimizer, config, ONE_RANK, say=self.said.append
         )
 
     def learn(self) -> None:
@@ -82,13 +81,11 @@ def saved(two_checkpoints, tmp_path) -> TinyRun:
     return TinyRun(tmp_path)
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, background):
-    whole = TinyRun(tmp_path, background=background)
+def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
+    whole = TinyRun(tmp_path)
     whole.learn()
     whole.save(1, questions="digest", best_em=0.5)
-    whole.learn()  # in the background the tensors of step 1 are still being written
-    assert whole.checkpoints.finish(wait=True) == ""
+    whole.learn()
     loaded = TinyRun(tmp_path, seed=1)
     state = loaded.checkpoints.load(loaded.checkpoints.newest())
     assert state == State(1, questions="digest", best_em=0.5)
@@ -96,24 +93,14 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path, bac
     assert equal_weights(loaded.weights(), whole.weights())
 
 
-def test_checkpoints_are_copied_to_be_written_later_only_where_the_copy_is_elsewhere():
-    """A bug: with --offload all, what lay in CPU memory was copied there again, 48 GB for Qwen3-4B."""
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    kinds = ("none", "reference", "all")
-    assert [writes_in_background(gpu, offload) for offload in kinds] == [True, True, False]
-    assert not any(writes_in_background(cpu, offload) for offload in kinds)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("background", [False, True])
-def test_a_checkpoint_that_is_written_at_once_needs_one_file_of_memory(tmp_path, background):
+def test_a_checkpoint_needs_the_memory_of_one_of_its_files(tmp_path):
     """DCP builds a whole file in memory. In a process of its own, which has no freed memory to use again."""
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        files = processes.submit(files_of_memory, tmp_path, background=background).result()
-    assert files > 6 if background else 0.5 < files < 3
+        assert 0.5 < processes.submit(files_of_memory, tmp_path).result() < 3
 
 
-def files_of_memory(folder: Path, *, background: bool) -> float:
+def files_of_memory(folder: Path) -> float:
     """The peak of the resident set over that before while six files of 20 MB are written, in files."""
     file = 20 * 2**20
     tensor_files.FILE_BYTES = file
@@ -121,10 +108,7 @@ def files_of_memory(folder: Path, *, background: bool) -> float:
     optimizer = torch.optim.SGD(policy.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    if background:
-        tensor_files.write_later(folder, policy, optimizer, group=None).result()
-    else:
-        tensor_files.write(folder, policy, optimizer, ranks=1)
+    tensor_files.write(folder, policy, optimizer, ranks=1)
     return (peak_memory() - before) / file
 
 
@@ -209,7 +193,7 @@ def test_each_rank_verifies_its_share_of_a_checkpoint(saved, damaged):
     for number in range(2):
         rank = RankAlone(number, 2, torch.device("cpu"))
         folder_of_run, policy = saved.checkpoints.folder.parent, saved.policy
-        own = Checkpoints(folder_of_run, policy, saved.optimizer, CONFIG, rank, say=print, background=False)
+        own = Checkpoints(folder_of_run, policy, saved.optimizer, CONFIG, rank, say=print)
         said.append(own.find_damage(folder))
     assert sorted(said) == ["", f"{damaged} has changed since it was written"]
 

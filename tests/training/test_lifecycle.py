@@ -184,7 +184,7 @@ def test_a_full_disk_in_an_export_is_reported_and_the_second_in_a_row_stops_the_
         with pytest.raises(Resumable, match=r"agent could not be written: .*, for the second time in a row"):
             run.step(val_em=0.6, val_reward=0.3)
     assert exported_step(tmp_path / "agent") == 0
-    run.lifecycle.save(wait=True)
+    run.lifecycle.save(last=True)
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 2 and resumed.state.line["step"] == 2
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
@@ -260,7 +260,7 @@ def test_a_failed_save_on_stop_reports_that_the_step_is_not_saved(base, tmp_path
     run = run_to_step_6(base, tmp_path)
     (tmp_path / "checkpoints/.step-000006.tmp").touch()
     with pytest.raises(Resumable, match="step 6 is not saved: make room"):
-        run.lifecycle.save(wait=True)
+        run.lifecycle.save(last=True)
 
 
 def test_a_signal_during_a_step_ends_the_run_after_the_step(base, tmp_path):
@@ -317,7 +317,7 @@ def test_with_on_collapse_stop_a_collapsed_run_resumes_only_with_warn(base, tmp_
     run = run_to_step_6(base, tmp_path, on_collapse="stop")
     with pytest.raises(Resumable, match="training has collapsed: format is 0"):
         run.collapse()
-    run.lifecycle.save(wait=True)
+    run.lifecycle.save(last=True)
     for _ in range(2):  # a job queue may restart it repeatedly
         with pytest.raises(UsageError, match=r"collapsed at step 9 \(format\); .* --on-collapse warn"):
             ScriptedRun(tmp_path, base, on_collapse="stop")
@@ -409,7 +409,7 @@ def test_an_export_without_its_checkpoint_is_repaired_on_resume(base, tmp_path):
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     run = run_to_step_6(base, tmp_path)
     run.state.line = {"step": 6, "em": 0.25}  # updated, but not completed: its line is in the state
-    run.lifecycle.save(wait=True)
+    run.lifecycle.save(last=True)
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 6 and resumed.state.line == {"step": 6, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
