@@ -85,8 +85,6 @@ TAGS = tuple(
     for slash in ("", "/")
 )
 
-ACTION_ENDS = ("</interaction_prompt>", "</answer>")  # with --stop-tags, a turn ends here
-
 
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.

@@ -35,7 +35,7 @@ class Question:
     text: str
     answers: tuple[str, ...]  # a prediction is scored against the best of them
     kind: Kind = "qa"
-    extra: Mapping[str, object] = field(default_factory=dict, compare=False)  # other columns of its row
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)  # other columns
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class GameSettings:
     max_tokens: int = 8192  # tokens of the whole dialogue
     max_reply_tokens: int = 1024  # tokens of a reply that the agent reads; 0: all
     force_answer: bool = False  # tell the agent when its last turn has come
-    stop_tags: bool = False  # end a turn at </interaction_prompt> or </answer>
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Action:
 class Completion:
     """What the agent sampled for one turn, with its log-probabilities under the sampling distribution."""
 
-    tokens: list[int]  # end with a stop token or a stop string if `finished`
+    tokens: list[int]  # end with a stop token if `finished`
     logprobs: list[float]  # nats, one per token
     finished: bool  # False: cut off by the token limit
 

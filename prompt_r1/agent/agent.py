@@ -16,7 +16,7 @@ from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LONGEST_CACHED, Codec
+from prompt_r1.protocol import INSTRUCTIONS, LONGEST_CACHED, Codec
 from prompt_r1.rollout import note_before
 from prompt_r1.types import Completion, GameSettings, Question
 
@@ -52,7 +52,6 @@ class Agent:
             seed=seed,
             temperature=temperature,
             top_p=top_p,
-            stop=ACTION_ENDS if self.game.stop_tags else (),
             watch=watch,
         )
 
@@ -77,7 +76,6 @@ def make_agent(
         max_tokens=game.max_tokens,
         kv_tokens=kv_tokens,
         engines=engines,
-        decode=codec.decode,
     )
     return Agent(engine, codec, game)
 

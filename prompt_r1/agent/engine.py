@@ -22,8 +22,7 @@ place in the batch.
 import asyncio
 import random
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,7 +53,6 @@ class Engine:
         engines: int = 1,
         max_games: int = 256,
         prefill_tokens: int = 0,
-        decode: Callable[[Sequence[int]], str] | None = None,
         record: Record | None = None,
         share_prompts: bool | None = None,
     ) -> None:
@@ -62,9 +60,9 @@ class Engine:
 
         `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `engines`:
         that share this memory. `max_games`: that decode at the same time. `prefill_tokens`: prompt tokens in
-        a forward (0: a default for the device). `decode`: turns tokens into text, to find stop strings.
-        `record`: records decode steps (None: as CUDA graphs, on GPUs). `share_prompts`: whether games with
-        the same prompt share its rows of the cache, instead of copying them (None: on GPUs).
+        a forward (0: a default for the device). `record`: records decode steps (None: as CUDA graphs, on
+        GPUs). `share_prompts`: whether games with the same prompt share its rows of the cache, instead of
+        copying them (None: on GPUs).
 
         Raises UsageError if the cache does not hold one game.
         """
@@ -81,8 +79,6 @@ class Engine:
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._calls = 0
-        self._decode = decode
-        self._may_end = cache(self._may_end_stop_string)
         self._record = record
         self._share_prompts = share_prompts
         self._arena: Arena | None = None
@@ -104,10 +100,9 @@ class Engine:
         seed: str,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        stop: tuple[str, ...] = (),
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """Sample the next tokens until a stop token, the end of a `stop` string, or `max_new` tokens.
+        """Sample the next tokens until a stop token, or `max_new` tokens.
 
         Temperature 0 takes the most likely token. The log-probabilities are those of softmax(logits /
         temperature) over the whole vocabulary, or of softmax(logits) at temperature 0. The result depends on
@@ -118,7 +113,6 @@ class Engine:
             raise ValueError(
                 f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
             )
-        assert not stop or self._decode, "stop strings need an engine with `decode`"
         if self._arena is None:
             self._allocate_arena()
         self._calls += 1
@@ -129,7 +123,6 @@ class Engine:
             len(tokens),
             max_new,
             Sampling(temperature, top_p),
-            stop,
             random.Random(seed),
             asyncio.get_running_loop().create_future(),
             watch,
@@ -291,26 +284,10 @@ class Engine:
             job.uniform = job.random.random()
             if job.watch is not None:
                 job.watch(token)
-            finished = token in self.stop_ids or self._completes_stop_string(job)
+            finished = token in self.stop_ids
             if finished or len(job.logprobs) == job.max_new:
                 self._scheduler.finish(job)
                 job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))
-
-    def _completes_stop_string(self, job: Job) -> bool:
-        """Whether the newest token ends a stop string that lies completely in the sampled tokens."""
-        if not job.stop or self._decode is None or not self._may_end(job.tokens[-1], job.stop):
-            return False
-        # Each token of the string has at least one of its characters.
-        most_tokens = max(len(string) for string in job.stop)
-        start = max(job.prompt_length, len(job.tokens) - most_tokens)
-        tail = self._decode(job.tokens[start:])
-        return any(string in tail for string in job.stop)
-
-    def _may_end_stop_string(self, token: int, stop: tuple[str, ...]) -> bool:
-        """Whether a token's text has the last character of a stop string."""
-        assert self._decode is not None, "stop strings need an engine with `decode`"
-        text = self._decode([token])
-        return any(string[-1] in text for string in stop)
 
 
 def _settings(jobs: list[Job]) -> list[list[float]]:

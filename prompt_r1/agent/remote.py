@@ -10,7 +10,7 @@ Log-probabilities of the sampled tokens are not requested: such an agent can pla
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from prompt_r1.chat_template import special_ids, text_of
@@ -70,7 +70,6 @@ class RemoteEngine:
         seed: str,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        stop: tuple[str, ...] = (),
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         """Generate the next turn. Its log-probabilities are unknown and set to 0. `watch` is not called.
@@ -97,26 +96,8 @@ class RemoteEngine:
             if new and new[-1] in self._special_ids:
                 del new[-1]
             new.append(self._codec.turn_end)
-        end = self._end_of_first_stop(new, stop)
-        if end is not None:
-            new, finished = new[:end], True
         return Completion(new, [0.0] * len(new), finished)
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError for an endpoint that plainly cannot play."""
         await self._client.check(Request(PATH, {"prompt": "Hi", "max_tokens": 1}))
-
-    def _end_of_first_stop(self, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
-        """The number of tokens up to the end of the first stop string; None if there is none.
-
-        Stop strings are searched here, not by the server: servers differ in whether the returned text
-        includes the string.
-        """
-        if not stop:
-            return None
-        longest = max(len(string) for string in stop)  # a stop string spans at most this many tokens
-        for end in range(1, len(tokens) + 1):
-            tail = self._codec.decode(tokens[max(0, end - longest) : end])
-            if any(string in tail for string in stop):
-                return end
-        return None

@@ -40,7 +40,6 @@ class Job:
     prompt_length: int
     max_new: int
     sampling: Sampling
-    stop: tuple[str, ...]
     random: random.Random
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None

@@ -49,7 +49,6 @@ class AgentConfig(EnvironmentConfig):
         1024, "tokens of a reply that the agent reads; 0: all", range=NOT_NEGATIVE, identifies=True
     )
     force_answer: bool = setting(False, "tell the agent when its last turn has come", identifies=True)
-    stop_tags: bool = setting(False, "end a turn at </interaction_prompt> or </answer>", identifies=True)
     rule: str = setting(
         "paper",
         "reward rule (eqs 12-15); alone: for --env none",

@@ -12,7 +12,7 @@ from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
-from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, LAST_TURN, Codec
+from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, GameSettings, Question
 from tests import tiny
@@ -28,11 +28,9 @@ class ScriptedEngine(ScriptedAgent):
     def __init__(self, texts: list[str]) -> None:
         super().__init__(texts)
         self.temperatures: list[float] = []
-        self.stops: list[tuple[str, ...]] = []
 
-    async def generate(self, tokens, *, max_new, seed, temperature, top_p, stop, watch=None) -> Completion:
+    async def generate(self, tokens, *, max_new, seed, temperature, top_p, watch=None) -> Completion:
         self.temperatures.append((temperature, top_p))
-        self.stops.append(stop)
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
 
@@ -53,17 +51,15 @@ def play_two_turns(**settings) -> ScriptedEngine:
 
 
 def test_a_game_has_the_settings_of_its_run():
-    engine = play_two_turns(max_reply_tokens=3, force_answer=True, stop_tags=True)
+    engine = play_two_turns(max_reply_tokens=3, force_answer=True)
     read = tiny.tokenizer().decode(engine.read[1])
-    assert engine.stops == [ACTION_ENDS, ACTION_ENDS]
     assert "012 [cut]" in read and "0123456" not in read
     assert LAST_TURN in read
 
 
-def test_a_game_without_these_settings_is_not_cut_or_stopped_early():
-    engine = play_two_turns(max_reply_tokens=0, force_answer=False, stop_tags=False)
+def test_a_game_without_these_settings_is_not_cut_short():
+    engine = play_two_turns(max_reply_tokens=0, force_answer=False)
     read = tiny.tokenizer().decode(engine.read[1])
-    assert engine.stops == [(), ()]
     assert "0123456" in read
     assert LAST_TURN not in read
 

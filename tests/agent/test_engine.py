@@ -424,44 +424,6 @@ def test_generation_stops_at_a_stop_token():
     assert stopped.finished and not free.finished
 
 
-def test_generation_stops_at_the_end_of_a_stop_string_however_it_is_tokenized():
-    """The prompt contains the same string: only sampled tokens count."""
-    tokenizer, policy = tiny.tokenizer(), tiny.policy()
-    prompt = tokenizer("Say <answer>x</answer>", add_special_tokens=False)["input_ids"]
-    free = asyncio.run(make_engine(policy).generate(prompt, max_new=40, seed="0", temperature=3.0))
-    text = tokenizer.decode(free.tokens, errors="ignore")
-
-    def is_unique_text(tokens: list[int]) -> bool:
-        """Whether four sampled tokens are four ASCII characters that occur nowhere else."""
-        part = tokenizer.decode(tokens)
-        return max(tokens) < 256 and part.isascii() and len(part) == 4 and text.count(part) == 1
-
-    # The random model writes no tag, so four of its tokens serve as the stop string.
-    start = next(n for n in range(5, 36) if is_unique_text(free.tokens[n : n + 4]))
-    tag = tokenizer.decode(free.tokens[start : start + 4])
-    engine = make_engine(policy, decode=tokenizer.decode)
-    options = {"max_new": 40, "seed": "0", "temperature": 3.0}
-    stopped = asyncio.run(engine.generate(prompt, stop=("</answer>", tag), **options))
-    assert stopped.tokens == free.tokens[: start + 4] and stopped.finished
-    unstopped = asyncio.run(engine.generate(prompt, stop=("</answer>",), **options))
-    assert unstopped.tokens == free.tokens and not unstopped.finished
-
-
-def test_a_stop_string_that_begins_in_the_prompt_does_not_stop_generation():
-    """The first sampled token completes the string, but the agent has not written its beginning."""
-
-    def letters(tokens: list[int]) -> str:
-        return "".join(chr(256 + token) for token in tokens)  # another letter for each token
-
-    policy, prompt = tiny.policy(), tiny.random_tokens(12, seed=4)
-    free = asyncio.run(make_engine(policy).generate(prompt, max_new=8, seed="0"))
-    across = letters([*prompt[-2:], free.tokens[0]])
-    assert across not in letters(free.tokens)
-    engine = make_engine(policy, decode=letters)
-    played = asyncio.run(engine.generate(prompt, max_new=8, seed="0", stop=(across,)))
-    assert played.tokens == free.tokens and not played.finished
-
-
 def test_cached_prompts_are_answered_each_with_its_own_tokens():
     policy = tiny.policy()
     model = sdpa_twin(policy)

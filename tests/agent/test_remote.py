@@ -24,7 +24,7 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.protocol import ACTION_ENDS, INSTRUCTIONS, Codec
+from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Question, Trajectory
 from tests import tiny
@@ -127,16 +127,11 @@ def play_games(spec: AgentSpec) -> list[Trajectory]:
     return asyncio.run(all_games())
 
 
-@pytest.mark.parametrize(
-    ("kind", "prompts", "stop_tags"),
-    [("vllm", "tokens", True), ("plain", "text", False)],
-)
-def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(
-    kind, prompts, stop_tags, asking_agent, request
-):
-    server, config = request.getfixturevalue(kind), replace(CONFIG, stop_tags=stop_tags)
-    local = play_games(AgentSpec(asking_agent, config, start=""))
-    remote = play_games(spec_of(server, asking_agent, config, prompts))
+@pytest.mark.parametrize(("kind", "prompts"), [("vllm", "tokens"), ("plain", "text")])
+def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(kind, prompts, asking_agent, request):
+    server = request.getfixturevalue(kind)
+    local = play_games(AgentSpec(asking_agent, CONFIG, start=""))
+    remote = play_games(spec_of(server, asking_agent, CONFIG, prompts))
     assert [game.tokens for game in remote] == [game.tokens for game in local]
     assert [dialogue_text(game) for game in remote] == [dialogue_text(game) for game in local]
     assert [game.stop for game in remote] == [game.stop for game in local]
@@ -210,26 +205,21 @@ def test_a_request_has_prompt_limit_temperature_seed_and_stop_tokens():
 
 @pytest.mark.parametrize("as_ids", [True, False])
 @pytest.mark.parametrize(
-    ("text", "finish", "stop", "expected", "finished"),
+    ("text", "finish", "expected", "finished"),
     [
-        ("ab", "length", (), "ab", False),  # cut by the limit: no end token is added
-        ("ab", "stop", (), "ab<|im_end|>", True),  # the server left the end token out
-        ("ab<|im_end|>", "stop", (), "ab<|im_end|>", True),  # the server returned it
-        ("", "stop", (), "<|im_end|>", True),
-        ("a</answer>b", "length", ACTION_ENDS, "a</answer>", True),
-        ("a</answer>", "stop", ACTION_ENDS, "a</answer>", True),
-        ("a</interaction_prompt></answer>", "length", ACTION_ENDS, "a</interaction_prompt>", True),
-        ("a</answe", "length", ACTION_ENDS, "a</answe", False),
-        ("a</answer>b", "length", (), "a</answer>b", False),
+        ("ab", "length", "ab", False),  # cut by the limit: no end token is added
+        ("ab", "stop", "ab<|im_end|>", True),  # the server left the end token out
+        ("ab<|im_end|>", "stop", "ab<|im_end|>", True),  # the server returned it
+        ("", "stop", "<|im_end|>", True),
     ],
 )
-def test_a_turn_ends_where_a_local_one_ends(as_ids, text, finish, stop, expected, finished):
+def test_a_turn_ends_where_a_local_one_ends(as_ids, text, finish, expected, finished):
     def tokens_of(written: str) -> list[int]:
         return tiny.tokenizer()(written, add_special_tokens=False)["input_ids"]
 
     ids = tokens_of(text) if as_ids else None
     response = completed("token ids take precedence" if ids else text, finish=finish, token_ids=ids)
-    turn = generate(Provider(response), [5, 6], max_new=50, seed="0", stop=stop)
+    turn = generate(Provider(response), [5, 6], max_new=50, seed="0")
     assert turn == Completion(tokens_of(expected), [0.0] * len(tokens_of(expected)), finished)
 
 

@@ -397,7 +397,6 @@ IDENTIFYING = {
     "max_tokens": 99,
     "max_reply_tokens": 9,
     "force_answer": True,
-    "stop_tags": True,
     "rule": "release",
     "answer_metric": "my_file:metric",
     "reward": "my_file:reward",

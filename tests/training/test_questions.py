@@ -53,7 +53,7 @@ def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, pa
     write_questions(path, [Question("long", "own", "why " * 500, ("a",))])
     files = {"data": ("mini",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    with pytest.raises(QuestionTooLong, match="question 'long' .* takes"):
+    with pytest.raises(QuestionTooLong, match=r"question 'long' .* takes"):
         RunQuestions.load(SimpleNamespace(config=TrainConfig(max_tokens=1000, **files)), codec)
 
 
