@@ -35,7 +35,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
     for name in ("train.py", "evaluate.py", "prompt_r1"):
         (tmp_path / name).symlink_to(ROOT / name)
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     script = "\n".join(blocks).replace("8123", str(*free_ports(1)))
     paths = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     done = subprocess.run(
