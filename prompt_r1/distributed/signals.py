@@ -35,8 +35,9 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-        # A shell ignores Ctrl-C for what it runs in the background.
-        heard = [number for number in handled if signal.getsignal(number) is not signal.SIG_IGN]
+        # A shell ignores Ctrl-C for what it runs in the background, where it must not end the run.
+        deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        heard = [number for number in handled if number != signal.SIGINT or not deaf]
         self._before = {number: signal.signal(number, self._receive) for number in heard}
         return self
 

@@ -105,3 +105,14 @@ def test_the_age_of_a_signal_is_that_of_the_first_one():
         interrupt.received -= 70
         os.kill(os.getpid(), signal.SIGTERM)
     assert interrupt.age == " (70 s after the signal)"
+
+
+def test_sigterm_is_heard_though_it_was_ignored_before():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            interrupt.deferred = True
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupt.name == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGTERM, before)

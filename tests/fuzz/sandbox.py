@@ -228,7 +228,8 @@ def _ctrl_c_after(seconds: float) -> Iterator[None]:
     def press(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT)}
+    changed = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)  # the last by the server
+    handlers = {number: signal.getsignal(number) for number in changed}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, press)
     signal.setitimer(signal.ITIMER_REAL, seconds, 2.0)
