@@ -28,13 +28,13 @@ from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.types import Question
 
-# The algorithm. In brackets: the paper's value, where the toy needs another one.
+# The algorithm. In brackets: the paper's value, where the toy has another one.
 QUESTIONS = 16  # in a step [128]
 GROUP_SIZE = 5  # games of each question, which are compared with each other
 MINI_BATCH = 40  # games of an optimiser step [64]
 LEARNING_RATE, BETAS = 5e-4, (0.9, 0.98)  # of AdamW [1e-6, (0.9, 0.999)]
 MAX_NORM = 1.0  # of the gradient
-CLIP, KL_COEF = 0.2, 0.001
+CLIP, KL_COEF = 0.2, 0.001  # ε and β of eq. 17, not those of eq. 12 below
 # The game.
 MAX_TURNS = 4  # [5]
 MAX_NEW = 48  # tokens that the agent writes in a turn [1024]
@@ -71,11 +71,11 @@ def read_turn(text: str) -> Turn:
     """A think block, then a prompt or an answer block: of several, the one that is complete first."""
     turn, think = Turn(text), THINK.search(text)
     turn.think = think[1].strip() if think else None
-    actions = {name: block.search(text, think.end() if think else 0) for name, block in ACTIONS.items()}
+    start = think.end() if think else 0
+    actions = {name: pattern.search(text, start) for name, pattern in ACTIONS.items()}
     found = {name: match for name, match in actions.items() if match}
-    if found:
-        first = min(found, key=lambda name: found[name].end())
-        setattr(turn, first, found[first][1].strip())
+    for name, match in sorted(found.items(), key=lambda pair: pair[1].end())[:1]:
+        setattr(turn, name, match[1].strip())
     return turn
 
 
@@ -112,7 +112,7 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
             game.add(tokens, sampled=True)
             turn = read_turn(tokenizer.decode([token for token in tokens if token != end]))
             game.turns.append(turn)
-            if not turn.prompt or number == MAX_TURNS:  # it could not read the reply to its last turn
+            if not turn.prompt or number == MAX_TURNS:  # the agent could not read a reply to its last prompt
                 game.over = True
                 continue
             turn.reply = environment.reply(turn.prompt).text
@@ -137,7 +137,7 @@ def sample(model, games: list[Game], turn: int, end: int, greedy: bool) -> list[
     mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])
     positions = torch.arange(longest) - torch.tensor(padding)[:, None]
     room = [min(MAX_NEW, MAX_TOKENS - len(game.tokens)) for game in games]
-    numbers = [random.Random(f"{game.seed}/{turn}") for game in games]
+    generators = [random.Random(f"{game.seed}/{turn}") for game in games]
     cache, turns, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
     while any(writing):
         inputs = {"attention_mask": mask, "position_ids": positions.clamp(min=0), "past_key_values": cache}
@@ -146,7 +146,7 @@ def sample(model, games: list[Game], turn: int, end: int, greedy: bool) -> list[
             new = logits.argmax(-1)
         else:  # where the cumulative distribution reaches a random number
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
-            uniform = torch.tensor([[number.random()] for number in numbers])
+            uniform = torch.tensor([[generator.random()] for generator in generators])
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
