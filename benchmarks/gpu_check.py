@@ -232,7 +232,8 @@ def packed_attention_error(machine: Machine) -> Row:
         for leaf in leaves:
             leaf.requires_grad_()
         with torch.enable_grad():
-            out = compute(groups, *leaves, shape.dim**-0.5, attention.PLAIN)
+            query, key, value = leaves
+            out = compute(groups, query, key, value, shape.dim**-0.5, attention.PLAIN)
             results += [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
     errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
     note = f"{attend.__name__}, forward and backward, against float64"
@@ -441,7 +442,7 @@ def checkpoint(machine: Machine) -> Row:
         def saved_by(update: Update, ranks: Ranks) -> Checkpoints:
             config = TrainConfig(save_every=1)
             path, optimizer = Path(folder), update.optimizer
-            return Checkpoints(path, update.policy, optimizer, config, ranks, say=str, background=False)
+            return Checkpoints(path, update.policy, optimizer, config, ranks, say=str)
 
         def read_alone() -> float:
             policy = machine.new_policy(torch.float32, "small")

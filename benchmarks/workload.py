@@ -151,7 +151,7 @@ def random_model(
     """
     hidden, layers, heads, key_heads, head_size, intermediate = SHAPES[name]
     small = name == "small"
-    config = Qwen3Config(
+    config = Qwen3Config(  # type: ignore[call-arg]
         vocab_size=vocabulary or (VOCABULARY if small else 151_936), hidden_size=hidden,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_heads,
         head_dim=head_size, intermediate_size=intermediate, max_position_embeddings=40_960,
