@@ -351,16 +351,20 @@ def _left_in(group: Path, *, old: bool) -> int:
         return sys.maxsize
 
 
+def free_on(device: torch.device) -> int:
+    """The bytes that this process can still allocate on a device."""
+    if device.type != "cuda":
+        return free_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
     """The number of rows that caches may have; 0 if what comes later needs all memory that is free now.
 
     `later`: bytes that will be allocated on the device after the caches. `least`: rows that they need.
     """
-    if policy.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(policy.device)
-        free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
-    else:
-        free = free_memory()
+    free = free_on(policy.device)
     row_bytes = attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
     return max(0, int(cache_bytes(free, later, least * row_bytes)) // row_bytes)
 

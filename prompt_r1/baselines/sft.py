@@ -19,8 +19,9 @@ from pathlib import Path
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prompt_r1.agent.adapters import add_lora, merge_lora
+from prompt_r1.agent.adapters import merge_lora
 from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -73,7 +74,7 @@ def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path)
     agent = load_agent(start, trained_as, pick_device(config.device))
     if config.checkpointing:
         agent.policy.checkpoint_activations()
-    trainable = add_lora(agent.policy.model, rank=config.rank, alpha=config.alpha, seed=config.seed)
+    trainable = add_checked_lora(agent.policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
     examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in train_adapters(agent.policy, trainable, examples, config):

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.adapters import ADAPTER_ALPHA, adapters_removed, add_lora
+from prompt_r1.agent.adapters import ADAPTER_ALPHA, adapters_removed
 from prompt_r1.agent.agent import Agent, load_agent, load_codec, make_agent
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.model_check import check_model
+from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
@@ -98,11 +98,7 @@ def load_learner(
     `--offload` without sharding, and for a model that adapters do not fit.
     """
     if adapter_rank:
-        add_lora(agent.policy.model, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
-        try:
-            check_model(agent.policy)
-        except UsageError as error:  # layers that read the weights of a linear layer themselves
-            raise UsageError(f"--adapter-rank {adapter_rank}: {error}") from None
+        add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
         return agent.policy
     if ranks.mesh is None and offload != "none":
         raise UsageError(f"--offload {offload} is for sharded weights: give --parallel fsdp or hsdp")

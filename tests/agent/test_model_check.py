@@ -42,13 +42,29 @@ def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, 
         check_model(policy)
 
 
-def test_the_check_leaves_no_trace():
-    policy = tiny.policy()
+class SlightlyWrong(Policy):
+    """Packed rows are wrong by less than bfloat16 rounds."""
+
+    def hidden_states(self, tokens, **forward):
+        states = super().hidden_states(tokens, **forward)
+        return states * 1.01 if "packed" in forward else states
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_an_error_that_16_bits_hide_is_seen_in_float32(weights):
+    with pytest.raises(UsageError, match="games packed into one row differ"):
+        check_model(SlightlyWrong(tiny.model().to(weights), compute=torch.bfloat16))
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_the_check_leaves_no_trace(weights):
+    policy = Policy(tiny.model().to(weights), compute=weights)
     game = pack([siblings(0, 3)], CPU)
     expected, random_state = policy(game).logprobs, torch.get_rng_state()
     check_model(policy)
     assert torch.equal(policy(game).logprobs, expected)
     assert torch.equal(torch.get_rng_state(), random_state)
+    assert policy.compute == weights and {weight.dtype for weight in policy.parameters()} == {weights}
     assert all(weight.grad is None for weight in policy.parameters())
 
 
