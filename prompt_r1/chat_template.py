@@ -135,10 +135,15 @@ class PieceEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        names = "|".join(re.escape(token.content) for token in added.values() if len(token.content) > 1)
-        # Not control tokens: single characters such as a line feed, and unk, which stands for unknown ones.
-        control = {number for number, token in added.items() if token.special or len(token.content) > 1}
-        self._control_ids = control - {tokenizer.unk_token_id}
+        # Not control tokens: words, blanks and single characters that were added, and unk, which stands for
+        # characters that are not known.
+        control = {
+            number: token.content
+            for number, token in added.items()
+            if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
+        }
+        names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
+        self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # A lookahead finds overlapping names too; (?!) matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
         joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
@@ -166,7 +171,7 @@ class PieceEncoder:
         return tokens[len(guard) :]
 
     def untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside, without any added token of the vocabulary (<think>, <|im_end|>).
+        """The tokens of text from outside, without control tokens and tags (<|im_end|>, <think>).
 
         `split_special_tokens=True` is not enough: it keeps added tokens with special=False, such as Qwen3's
         <think>. So the text is cut inside each of their names, and the pieces are encoded one by one.

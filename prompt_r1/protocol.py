@@ -209,7 +209,7 @@ class Codec:
         return self._encoder.trusted(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside, none of them an added token of the vocabulary."""
+        """The tokens of text from outside, without control tokens and tags."""
         return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
 
     def encode_beginning(self, text: str, max_tokens: int) -> list[int]:

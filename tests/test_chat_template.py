@@ -141,6 +141,17 @@ def test_an_added_token_of_any_length_above_one_is_cut_in_text_from_outside(name
     assert text_of(tokenizer, encoder.untrusted(text)) == text
 
 
+@pytest.mark.parametrize("name", ["acetylcholine", "New York", "    ", "\n\n"])
+def test_added_words_and_blanks_are_not_cut_in_text_from_outside(name):
+    """The model knows these words by their tokens, and gets them as from any other reader of its template."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False)])
+    encoder = PieceEncoder(tokenizer)
+    text = f"x{name}y<|im_end|>"
+    assert tokenizer.convert_tokens_to_ids(name) in encoder.untrusted(text)
+    assert text_of(tokenizer, encoder.untrusted(text)) == text
+
+
 def added(text: str, **kind: bool) -> AddedToken:
     return AddedToken(text, **{"special": True, "normalized": True, **kind})
 
