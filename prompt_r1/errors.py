@@ -32,8 +32,12 @@ class Interrupted(Resumable):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error's message, with the next one if it only announces that; or its type."""
+    text = type(error).__name__
+    if isinstance(error, KeyError):  # its message is the bare key
+        return f"{text}: {error}"
+    first, *others = (str(error).strip() or text).splitlines()
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
 # What torch's allocators, CUDA and NCCL, and cuBLAS say. Only the first has an error class of its own.

@@ -193,6 +193,17 @@ def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
     assert load_tokenizer(tmp_path)("Who?")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "cause"),
+    [("hidden_size", "a", "expected int, got str"), ("rope_parameters", {"rope_type": "x"}, "KeyError: 'x'")],
+)
+def test_a_config_that_transformers_cannot_read_is_refused_with_the_cause(tmp_path, field, value, cause):
+    file = tiny.save_agent(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(UsageError, match=cause):
+        load_agent(tmp_path, AgentConfig(), CPU)
+
+
 def test_a_broken_agent_is_one_sentence_and_exit_code_2(tmp_path, call_here):
     cut_weights(tiny.save_agent(tmp_path / "agent"))
     done = call_here(tmp_path, "infer.py", "--agent", "agent", "--question", "?", "--env", "mini")
