@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
@@ -41,6 +41,7 @@ from prompt_r1.serving.chat_response import END_OF_STREAM, DialogueText, Envelop
 logger = logging.getLogger(__name__)
 
 PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8")
+BODY_SECONDS = 30.0  # for the body of a request to come
 KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to send
 FULL = Failure(
     429, "server_full", "all sessions of the server are in use", "server_full", headers={"Retry-After": "1"}
@@ -65,7 +66,7 @@ class ServedPair:
 
 
 def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
-    """The application. Requests for other hosts are refused: no page can rebind its name to this server."""
+    """The application, which answers requests for these `hosts` ("*": for any)."""
     server = ChatServer(pair)
     routes = [
         Route("/v1/chat/completions", server.complete, methods=["POST"]),
@@ -73,9 +74,25 @@ def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
         Route("/health", server.health),
         Route("/", page),
     ]
-    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    guard = Middleware(KnownHosts, hosts=hosts)
     errors = (BadRequest, HTTPException, ClientDisconnect, Exception)
     return Starlette(routes=routes, middleware=[guard], exception_handlers=dict.fromkeys(errors, _refuse))
+
+
+class KnownHosts:
+    """Refuses requests for other hosts: no page can rebind its name to this server."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("host", "")
+        name = re.sub(r":\d*$", "", given).strip("[]").lower()  # without the port; IPv6 stands in brackets
+        if "*" in self._hosts or name in self._hosts:
+            return await self._app(scope, receive, send)
+        message = f"this server is not {reprlib.repr(given)}: ask it by its own name"
+        await _respond(Failure(400, "invalid_request_error", message))(scope, receive, send)
 
 
 async def page(request: Request) -> Response:
@@ -209,7 +226,8 @@ class GameStream(StreamingResponse):
 
 
 async def _body(request: Request) -> bytes:
-    """The body of a request. Raises BadRequest if it is too long, has two lengths or is not declared as JSON.
+    """The body of a request, which comes in time. Raises BadRequest if it is too long, has two lengths or is
+    not declared as JSON.
 
     A web page of another site can send other types than JSON without asking the browser.
     """
@@ -218,10 +236,14 @@ async def _body(request: Request) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("the request needs the header Content-Type: application/json")
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > MOST_BYTES:
-            raise BadRequest(f"the body has more than {MOST_BYTES:,} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise BadRequest(f"the body has more than {MOST_BYTES:,} bytes")
+    except TimeoutError:
+        raise BadRequest(f"the body did not come within {BODY_SECONDS:g} s") from None
     return bytes(content)
 
 

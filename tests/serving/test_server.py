@@ -219,7 +219,39 @@ def test_a_web_page_of_another_site_cannot_ask(url):
     address = f"{url}/chat/completions"
     assert httpx.post(address, content=body, headers={"Content-Type": "text/plain"}).status_code == 400
     headers = {"Content-Type": "application/json", "Host": "evil.example"}
-    assert httpx.post(address, content=body, headers=headers).status_code == 400
+    refused = httpx.post(address, content=body, headers=headers)
+    assert refused.status_code == 400 and "'evil.example'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *[("[::1]:8000", True), ("[::1]", True), ("LOCALHOST:1", True), ("127.0.0.1", True)],
+        *[("[::2]:8000", False), ("localhost.evil.example", False), ("localhost:80:80", False), ("", False)],
+    ],
+)
+def test_a_server_of_this_machine_answers_to_its_own_names_alone(host, known):
+    app = make_app(pair_of(), hosts=("127.0.0.1", "localhost", "::1"))
+    transport = httpx.ASGITransport(app)
+
+    async def get() -> int:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get("/health", headers={"Host": host})).status_code
+
+    assert asyncio.run(get()) == (200 if known else 400)
+
+
+def test_a_body_that_does_not_come_is_refused(url, monkeypatch):
+    monkeypatch.setattr("prompt_r1.serving.app.BODY_SECONDS", 0.2)
+
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(0.5)
+        yield b"}"
+
+    headers = {"Content-Type": "application/json"}
+    refused = httpx.post(f"{url}/chat/completions", content=slowly(), headers=headers)
+    assert refused.status_code == 400 and "did not come within 0.2 s" in refused.json()["error"]["message"]
 
 
 def test_with_a_key_only_requests_that_have_it_are_answered():
