@@ -49,6 +49,28 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
         assert any(phases_hit[phase] for phase in phases), phases
 
 
+class BySession:
+    """An environment of one's own, whose replies differ from game to game."""
+
+    async def ask(self, messages, session, sample, seed):
+        return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
+
+
+@pytest.mark.parametrize("phase", ["rollout", "backward", "save"])
+def test_a_killed_run_with_an_environment_that_takes_sessions_ends_the_same(
+    harness, arguments, tmp_path, phase
+):
+    arguments = [*arguments, "--env", "py:tests.faults.test_kills:BySession"]
+    finished, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    ended = harness.run(killed, arguments, ranks=1, fault=signal_at(phase, occurrence=2, targets=(0,)))
+    assert ended.exit_codes == [-9]
+    for folder in (killed, finished):
+        done = harness.run(folder, arguments, ranks=1)
+        assert done.exit_codes == [0], (folder / "rank0.log").read_text()
+    check_same_run(killed / "run", finished / "run")
+    assert set(paid_calls(killed / "run").values()) == {1}
+
+
 def check_same_run(run: Path, reference: Path) -> None:
     """Compare weights, Adam states, metrics, games and paid calls; no temporary file is left."""
     assert saved_tensors(run) == saved_tensors(reference)
