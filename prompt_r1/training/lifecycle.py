@@ -176,7 +176,8 @@ class Lifecycle:
         best = (state.best_em, state.best_reward)
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         export = better or (due and not run.config.val_data)  # without validation, the newest agent counts
-        if export and self._export_or_stop():
+        if export:
+            self._export_or_stop(state.step)
             state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if due or better:
@@ -187,19 +188,18 @@ class Lifecycle:
         self._check_stop_conditions(line)
         run.console.at(state.step)
 
-    def _export_or_stop(self) -> bool:
-        """Export the agent of this step; False: it could not be written, and the older one stays.
+    def _export_or_stop(self, step: int) -> None:
+        """Export the agent of a step. If it cannot be written, the older one stays until the next save.
 
         Raises Resumable at the second failure in a row, and at one in the last step.
         """
         with self.run.clock.phase("save"):
-            failed = self._export(self.state.step)
+            failed = self._export(step)
         self._report_write_failure(failed)
         self.failed_exports = self.failed_exports + 1 if failed else 0
         if self.failed_exports >= 2 or (failed and self.state.step == self.run.config.steps):
             again = ", for the second time in a row" if self.failed_exports >= 2 else ""
             raise Resumable(f"{failed}{again}: make room, and the same command exports it")
-        return not failed
 
     def save(self, *, last: bool = False) -> None:
         """Write a checkpoint. Raises Resumable if the `last` one of this process cannot be written."""
@@ -211,6 +211,8 @@ class Lifecycle:
                 f"step {self.state.step} is not saved: make room, and the same command resumes from the "
                 "checkpoint before it"
             )
+        if not last and self.failed_exports and self.state.best_step < self.state.step:
+            self._repair_export()
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
@@ -291,14 +293,17 @@ class Lifecycle:
         return model_card(config.agent, config.env, config.described(step), seed=config.seed, base=base)
 
     def _repair_export(self) -> None:
-        """Export the best agent again if a kill came between an export and its checkpoint."""
+        """Export the best agent from its checkpoint, if the export failed or a kill came before it."""
         state, folder = self.state, self.checkpoints.folder
         exported = self.run.ranks.from_first(lambda: exported_step(self.run.folder / "agent"))
-        best = folder / f"step-{state.best_step:06d}"
-        if state.best_step not in (-1, exported) and not self.checkpoints.find_damage(best):
-            self.checkpoints.load(best)
-            self._report_write_failure(self._export(state.best_step))
-            self.checkpoints.load(folder / f"step-{state.step:06d}")
+        best, newest = (folder / f"step-{step:06d}" for step in (state.best_step, state.step))
+        if state.best_step in (-1, exported) or any(map(self.checkpoints.find_damage, (best, newest))):
+            return
+        self.checkpoints.load(best)
+        try:
+            self._export_or_stop(state.best_step)
+        finally:
+            self.checkpoints.load(newest)
 
     def _report_write_failure(self, failed: str) -> None:
         """Report a failed write ("": none). A full disk may be cleared in time; the second in a row stops."""
