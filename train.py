@@ -13,9 +13,6 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
     check_usage(train_config)
 
-from collections.abc import Callable
-
-from prompt_r1.agent.agent import Agent
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.options.advantages import compare_games
 from prompt_r1.playing import PlaySettings, play_question
@@ -25,7 +22,6 @@ from prompt_r1.training.launch import launch
 from prompt_r1.training.lifecycle import lifecycle
 from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.training.parts import Objective, load_parts
-from prompt_r1.training.rollouts import make_rollouts
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Batches, Reference, Update
 from prompt_r1.types import Question, Trajectory
@@ -40,31 +36,26 @@ def train(run: Run) -> None:
     how = PlaySettings(temperature=config.temperature, deadline=config.game_deadline)
     rule = config.reward_rule
 
-    async def play_step(step: int, agent: Agent) -> list[list[Trajectory]]:
+    async def play_step(step: int) -> list[list[Trajectory]]:
         mine, epoch = parts.questions.of_rank(step, ranks), parts.questions.epoch(step)
         # Seeds do not depend on the rank: any number of ranks plays the same games.
         seeds = [f"{config.seed}/{step}/{number}" for number in mine]
 
         async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
             return await play_question(
-                agent, parts.environment, question, how, seed=seed, sample=sample, epoch=epoch
+                parts.models.agent, parts.environment, question, how, seed=seed, sample=sample, epoch=epoch
             )
 
         counted = run.console.counted(play_one, len(mine) * config.group_size)
         return await play_groups(list(mine.values()), config.group_size, counted, seeds=seeds)
 
-    rollouts = make_rollouts(run, parts.models, play_step)
-    with lifecycle(run, parts, rollouts) as life:  # resumes; saves what a signal or an error interrupts
+    with lifecycle(run, parts) as life:  # resumes; saves what a signal or an error interrupts
         for step in life.steps():
             with run.clock.phase("rollout"):
-                rollout = rollouts.of_step(step)
-            rewards_PG = [score_games(group, rule=rule) for group in rollout.trajectories_PG]
+                trajectories_PG = run.wait_for(play_step(step))
+            rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
             games_PG = compare_games(
-                rollout.trajectories_PG,
-                rewards_PG,
-                advantages=config.advantages,
-                rule=rule,
-                sum_over_ranks=ranks.sum,
+                trajectories_PG, rewards_PG, advantages=config.advantages, rule=rule, sum_over_ranks=ranks.sum
             )
             with run.clock.phase("update"):
                 mini_batches = mini_batches_of(
@@ -75,11 +66,10 @@ def train(run: Run) -> None:
                     numbers=list(parts.questions.of_rank(step, ranks)),
                     drop_even=config.drop_even_groups,
                 )
-                batches = parts.update.prepare(mini_batches, played_gap=rollout.gap)
-                reference, between = parts.models.reference_logprobs, rollouts.go_on
-                metrics = learn(parts.update, batches, reference, parts.objective, between)
+                batches = parts.update.prepare(mini_batches)
+                metrics = learn(parts.update, batches, parts.models.reference_logprobs, parts.objective)
                 parts.models.refresh()  # play with the new weights
-            life.finish_step(step, games_PG, rollout.metrics | metrics)
+            life.finish_step(step, games_PG, metrics)
         life.test()
 
 
@@ -88,12 +78,10 @@ def learn(
     mini_batches: Batches,
     reference: Reference,
     objective: Objective,
-    between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
 
-    Called by every rank. FSDP forwards are collective: every rank has equally many micro-batches. `between`
-    is called after each of them.
+    Called by every rank. FSDP forwards are collective: every rank has equally many micro-batches.
     """
     for micro_batches in mini_batches:
         for batch in micro_batches:
@@ -105,7 +93,6 @@ def learn(
             loss = objective(scores.logprobs, old, old if ref is None else ref, batch)
             loss.total.backward()
             update.record(batch, scores, loss)
-            between()
         update.take_step()
     return update.metrics()
 

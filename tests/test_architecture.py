@@ -38,7 +38,7 @@ HOMES = {
     "wandb": ("prompt_r1/storage/trackers.py",),
 }
 # Methods whose name says which interface they implement; the interface explains them.
-INTERFACE = {"ask", "answer", "call", "cancel", "check", "close", "forward", "go_on", "of_step", "prepare"}
+INTERFACE = {"ask", "answer", "call", "cancel", "check", "close", "forward", "prepare"}
 INTERFACE |= {"reply"}
 
 

@@ -131,23 +131,6 @@ def test_two_ranks_with_sharded_weights_train_like_one_process(trained, asking_a
     assert games_of_first_step(trained / "runs/small") == games_of_first_step(tmp_path / "runs/small")
 
 
-@pytest.mark.slow
-def test_two_ranks_that_play_a_step_ahead_train_like_one_process(asking_agent, tmp_path, call_here):
-    """Steps 2 and 4 train on games of older weights: those of step 3 wait for a checkpoint."""
-    line = ["train.py", "--agent", asking_agent, *FOUR_STEPS, "--ahead", "1", "--parallel"]
-    assert call_here(tmp_path, *line, "none", "--out", "one").returncode == 0
-    done = call(tmp_path, *line, "ddp", "--out", "two", ranks=2)
-    assert done.returncode == 0, done.stderr
-    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
-    assert [line["step"] for line in two if line.get("engine/staleness", 0) > 1e-4] == [2, 4]
-    names = "loss kl grad_norm reward/mean tokens/sampled val/reward engine/staleness engine/importance_mean"
-    for want, got in zip(one, two, strict=True):
-        for name in names.split():
-            expected = pytest.approx(want.get(name, 0), rel=1e-3, abs=1e-5)
-            assert got.get(name, 0) == expected, (want["step"], name)
-    assert games_of_first_step(tmp_path / "one") == games_of_first_step(tmp_path / "two")
-
-
 def games_of_first_step(run: Path) -> set[tuple[int, ...]]:
     """The tokens of each game of step 1, on all ranks."""
     games: set[tuple[int, ...]] = set()

@@ -61,10 +61,8 @@ class Agent:
             self.engine.clear_cache()
 
 
-def make_agent(
-    policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0, engines: int = 1
-) -> Agent:
-    """Give a policy an engine for its games; `kv_tokens` and `engines` as in `Engine`.
+def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0) -> Agent:
+    """Give a policy an engine for its games; `kv_tokens` as in `Engine`.
 
     Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
     no generation config, transformers takes a number that may be that of an ordinary token.
@@ -75,7 +73,6 @@ def make_agent(
         stop_ids=codec.stop_ids,
         max_tokens=game.max_tokens,
         kv_tokens=kv_tokens,
-        engines=engines,
     )
     return Agent(engine, codec, game)
 
@@ -87,12 +84,11 @@ def load_agent(
     *,
     weights: torch.dtype | None = None,
     frame: Frame | None = None,
-    engines: int = 1,
 ) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
     `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
-    in its folder, or its chat template's of today. `engines` as in `Engine`. If `config.threads` is given,
+    in its folder, or its chat template's of today. If `config.threads` is given,
     torch computes with so many from now on. Raises UsageError if there is no agent.
     """
     if config.threads:
@@ -109,7 +105,7 @@ def load_agent(
         fuse_on=device if device.type == "cuda" else None,
     )
     check_vocabulary(policy, codec.tokenizer)
-    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens, engines=engines)
+    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
 
 
 def load_codec(path: str | Path, config: AgentConfig, frame: Frame | None = None) -> Codec:

@@ -50,7 +50,6 @@ class Engine:
         stop_ids: frozenset[int],
         max_tokens: int,
         kv_tokens: int = 0,
-        engines: int = 1,
         max_games: int = 256,
         prefill_tokens: int = 0,
         record: Record | None = None,
@@ -58,11 +57,10 @@ class Engine:
     ) -> None:
         """Memory is allocated at the first request.
 
-        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `engines`:
-        that share this memory. `max_games`: that decode at the same time. `prefill_tokens`: prompt tokens in
-        a forward (0: a default for the device). `record`: records decode steps (None: as CUDA graphs, on
-        GPUs). `share_prompts`: whether games with the same prompt share its rows of the cache, instead of
-        copying them (None: on GPUs).
+        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
+        that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
+        device). `record`: records decode steps (None: as CUDA graphs, on GPUs). `share_prompts`: whether
+        games with the same prompt share its rows of the cache, instead of copying them (None: on GPUs).
 
         Raises UsageError if the cache does not hold one game.
         """
@@ -73,7 +71,6 @@ class Engine:
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
         self._reserved: Callable[[], float] = lambda: 0.0
-        self._engines = engines
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
         self.prefilled = 0  # prompt tokens computed, for tests and reports
@@ -85,12 +82,6 @@ class Engine:
         self._graphs: DecodeGraphs | None = None
         self._scheduler: Scheduler  # made with the arena
         self._loop: asyncio.Task[None] | None = None
-
-    @property
-    def cache_bytes(self) -> int:
-        """The size of its KV cache; 0 before the first request."""
-        arena = self._arena
-        return sum(part.nbytes for part in (*arena.keys, *arena.values)) if arena is not None else 0
 
     async def generate(
         self,
@@ -176,7 +167,6 @@ class Engine:
             rows=self.kv_tokens,
             least=self.max_tokens,
             most=self._max_games * self.max_tokens,
-            engines=self._engines,
             later=later,
         )
         self._kernel = policy.attention.decode

@@ -369,13 +369,13 @@ def affordable_rows(policy: Policy, later: float = 0.0, least: int = 0) -> int:
     return max(0, int(cache_bytes(free, later, least * row_bytes)) // row_bytes)
 
 
-def allocate_arena(policy: Policy, *, rows: int, least: int, most: int, engines: int, later: float) -> Arena:
+def allocate_arena(policy: Policy, *, rows: int, least: int, most: int, later: float) -> Arena:
     """An arena of so many rows (0: as many as free memory allows, at most `most`).
 
-    `least`: tokens of a game. `engines`: that share the memory. `later`: bytes that will be allocated after
-    the arenas. Raises UsageError if the memory does not hold one game.
+    `least`: tokens of a game. `later`: bytes that will be allocated after it. Raises UsageError if the
+    memory does not hold one game.
     """
-    affordable = affordable_rows(policy, later, engines * least) // engines
+    affordable = affordable_rows(policy, later, least)
     rows = rows or min(affordable, most)
     if rows < least and later:
         raise UsageError(

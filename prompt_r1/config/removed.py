@@ -18,6 +18,7 @@ REMOVED_FLAGS = {
     "--slow-attention": "a run whose attention is slow says so, and trains",
     "--fused-kernels": "fused kernels are used where a comparison at load agrees",
     "--stop-tags": "a turn ends at an end token; what follows its first action is not read",
+    "--ahead": "each step plays with the newest weights; --game-deadline ends games that wait too long",
     "--keep": "the two newest checkpoints are kept, and the best",
     "--env-tpm": "limit the requests with --env-rpm; a provider's Retry-After is obeyed",
     "--max-env-tokens": "give --max-env-usd with --env-price, or --max-env-calls",

@@ -79,14 +79,8 @@ class TrainConfig(AgentConfig):
     )
     importance_cap: float = setting(
         2.0,
-        "cap of the importance weights π_policy / π_engine; 0: none. float32 has them only with --ahead",
+        "cap of the importance weights π_policy / π_engine; 0: none. float32 needs none",
         range=NOT_NEGATIVE,
-        identifies=True,
-    )
-    ahead: int = setting(
-        0,
-        "1: train on games that began before the last update, and play the next ones meanwhile",
-        range=Range(at_least=0, below=2),
         identifies=True,
     )
     loss: str = setting(
@@ -224,8 +218,6 @@ def check(config: TrainConfig) -> None:
         "give 1 or more, or 0 (no weights)": 0 < config.importance_cap < 1,
         "--advantages turn differ between the tokens of a game, which --ratio sequence takes together: leave "
         "out one of the two": config.advantages == "turn" and config.ratio != "token",
-        "with --adapter-rank the weights that learn also play, but --ahead 1 plays with older ones: give "
-        "one of the two": bool(config.adapter_rank and config.ahead),
         "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
         "give --parallel ddp (or auto) and --offload none": bool(config.adapter_rank and sharded),
         "--on-collapse rollback returns to the best agent in validation: give --val-data": (

@@ -55,8 +55,8 @@ def importance_weights(old: Tensor, engine: Tensor, *, cap: float) -> Tensor:
 
         c = min(π_old / π_engine, C)                                   C: cap; 0: no correction, c = 1
 
-    In 16 bits engine and policy round differently, and with `--ahead 1` the engine's weights are older, so it
-    samples from another distribution than the one that learns. This is token-level truncated importance
+    In 16 bits engine and policy round differently: tokens come from another distribution than the one that
+    learns. This is token-level truncated importance
     sampling (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
     """
     return (old - engine).exp().clamp(max=cap) if cap else torch.ones_like(old)

@@ -39,11 +39,6 @@ def _exploded(now: float, history: Sequence[float]) -> bool:
     return now > 10 * median(history) > 0
 
 
-def _stale(now: float, history: Sequence[float]) -> bool:
-    """In nats per token: with --ahead, games as old as this tell little of the policy that learns."""
-    return now > 0.1
-
-
 def _everywhere(now: float, history: Sequence[float]) -> bool:
     """In all groups: every advantage is 0, and nothing is learned."""
     return now >= 1.0
@@ -56,7 +51,6 @@ RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "kl": _far,
     "entropy": _extreme,
     "grad_norm": _exploded,
-    "engine/staleness": _stale,
     "groups/no_spread": _everywhere,
 }
 

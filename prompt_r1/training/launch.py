@@ -22,7 +22,6 @@ from prompt_r1.storage.run_log import OnMetrics, read_metrics
 from prompt_r1.terminal import printable
 from prompt_r1.training.console import TEST_FILE, summary
 from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.event_loop import SlicedLoop
 from prompt_r1.training.lifecycle import RolledBack
 from prompt_r1.training.run import Run
 
@@ -63,7 +62,7 @@ def start(
                 if ranks.first:
                     print(printable(done))
             else:
-                with asyncio.Runner(loop_factory=SlicedLoop if config.ahead else None) as runner:
+                with asyncio.Runner() as runner:
                     _train_to_the_end(
                         train, lambda: Run(config, folder, ranks, runner, interrupt, on_metrics)
                     )

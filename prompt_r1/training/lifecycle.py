@@ -25,7 +25,6 @@ from prompt_r1.training.logprob_gap import limit_of
 from prompt_r1.training.memory import reserve_memory
 from prompt_r1.training.metrics import spending, step_metrics
 from prompt_r1.training.parts import Parts
-from prompt_r1.training.rollouts import Rollouts
 from prompt_r1.training.run import Run
 from prompt_r1.training.validation import compare_on_test, validation_metrics
 from prompt_r1.types import ScoredGame
@@ -40,7 +39,7 @@ class RolledBack(Exception):
 
 
 @contextmanager
-def lifecycle(run: Run, parts: Parts, rollouts: Rollouts) -> Iterator["Lifecycle"]:
+def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
     """Train inside. When the environment, a signal or an alarm ends the training, save and say so.
 
     Raises Resumable for a run that was stopped and saved, and RolledBack.
@@ -64,7 +63,6 @@ def lifecycle(run: Run, parts: Parts, rollouts: Rollouts) -> Iterator["Lifecycle
         ) from None
     finally:
         run.log.close()
-        rollouts.cancel()
 
 
 class Lifecycle:
@@ -145,8 +143,7 @@ class Lifecycle:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
         run = self.run
         run.log.trajectories(f"step-{step:06d}-rank{run.ranks.rank}", games_PG)
-        seconds = metrics.pop("ahead/seconds", run.clock.seconds["rollout"])
-        metrics |= step_metrics(games_PG, run.ranks, rollout_seconds=seconds)
+        metrics |= step_metrics(games_PG, run.ranks, rollout_seconds=run.clock.seconds["rollout"])
         if step == 1 and run.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
             run.log.say(alarm)
         self.state.step, self.state.line = step, {"step": step, **metrics}

@@ -9,10 +9,6 @@ what was measured for right models and for injected errors (RoPE frequencies 2 %
     bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05    0.5
 
 What rounding leaves in 16 bits is corrected by importance weights (`options.objectives.importance_weights`).
-
-With `--ahead 1` the policy has moved by one update since its weights sampled. Then the gap is that between
-the engine and the policy with the weights that sampled, measured before they are replaced (`overlap.score`),
-and the distance to the policy that learns is a metric of its own, the staleness.
 """
 
 import math
@@ -29,7 +25,6 @@ MEAN = f"{NAME}_mean"
 HIGH = f"{NAME}_p99"
 IMPORTANCE = "engine/importance_mean"
 TRUNCATED = "engine/importance_truncated"
-STALENESS = "engine/staleness"  # mean distance in nats of the policy that learns
 
 
 @dataclass(frozen=True)
@@ -68,12 +63,6 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
         IMPORTANCE: weights.mean().item(),
         TRUNCATED: truncated.float().mean().item(),
     }
-
-
-def engine_gap(differences: Sequence[Tensor]) -> dict[str, float]:
-    """The gap alone. `differences` are those of the policy with the weights that sampled."""
-    metrics = gap_metrics(differences, cap=0.0)
-    return {name: metrics[name] for name in (NAME, MEAN, HIGH)}
 
 
 def check_gap(metrics: Mapping[str, float], limit: Limit) -> None:

@@ -68,7 +68,6 @@ class Setup:
     checkpointing: bool = True  # activations are recomputed
     device: str = "cuda"
     adapter_rank: int = 0  # 0: all weights learn
-    players: int = 1  # copies that play; with --ahead 1 two, in turn
 
 
 def shape_of(config: PretrainedConfig) -> ModelShape:
@@ -121,16 +120,14 @@ def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     share = shape.weights / setup.shards
     trained = 0.0 if setup.offload == "all" else share
     # With full float32 weights, the policy that learns also plays.
-    same = setup.full and setup.width == 4 and setup.players == 1
+    same = setup.full and setup.width == 4
     playing = 0 if same else setup.width * shape.weights
-    second = {"second copy that plays": playing} if setup.players == 2 else {}
     reference = 0.0
     if setup.reference and setup.offload == "none":
         reference = share * (4 if setup.full else setup.width)
     return {
         "float32 weights": 4 * trained,
         "copy that plays": playing,
-        **second,
         "frozen reference": reference,
         "gradients": 4 * trained,
         "AdamW's moments": 8 * trained,
@@ -217,19 +214,18 @@ def _added_by_update(states: Mapping[str, float], update: Mapping[str, float]) -
 
 
 def reserve_memory(models: Models, optimizer: Optimizer, config: TrainConfig, ranks: Ranks) -> None:
-    """Let the KV caches, which are allocated with the first game, leave room for the update."""
+    """Let the KV cache, which is allocated with the first game, leave room for the update."""
     needed = later_bytes(models.policy, config, ranks)
-    engines = [agent.engine for agent in models.agents if isinstance(agent.engine, Engine)]
+    engine = models.agent.engine
+    assert isinstance(engine, Engine), "an agent behind an endpoint cannot be trained"
 
     def later() -> float:
-        # A run that resumes has its moments already. Of two caches (--ahead 1) the second counts as free what
-        # the first has taken, because both divide the same memory.
+        # A run that resumes has its moments already.
         held = [local_tensor(entry) for state in optimizer.state.values() for entry in state.values()]
         taken = sum(entry.nbytes for entry in held if entry.device == ranks.device)
-        return max(0.0, needed - taken - sum(engine.cache_bytes for engine in engines))
+        return max(0.0, needed - taken)
 
-    for engine in engines:
-        engine.reserve(later)
+    engine.reserve(later)
 
 
 def memory_table(config: TrainConfig) -> str:
@@ -271,7 +267,6 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
         checkpointing=config.checkpointing,
         device="cpu" if config.device == "cpu" else "cuda",
         adapter_rank=config.adapter_rank,
-        players=1 + config.ahead,
     )
 
 
@@ -279,7 +274,7 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
     """The cells for one number of shards, from top to bottom."""
     states, update = state_bytes(shape, setup), _update_bytes(shape, config, setup)
     if setup.device == "cpu":  # where --offload moves nothing
-        cache = setup.players * config.kv_tokens * 2 * shape.layers * shape.key * setup.width
+        cache = config.kv_tokens * 2 * shape.layers * shape.key * setup.width
         states = state_bytes(shape, replace(setup, offload="none"))
         states |= {"KV cache of --kv-tokens": cache, "Python and torch": PROCESS_BYTES}
     total = sum(states.values()) + sum(update.values())
@@ -290,14 +285,13 @@ def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, s
         column["CPU memory of each rank"] = f"{offloaded_bytes(shape, setup) / 1e9:.1f}"
     later = _added_by_update(states, update)
     token_bytes = 2 * shape.layers * shape.key * setup.width
-    each = " of each" if setup.players > 1 else ""
     for gpu in (SMALL_GPU, *GPUS) if setup.adapter_rank else GPUS:
-        least = setup.players * config.max_tokens * token_bytes
-        affordable = cache_bytes(gpu * 1e9 - (total - later), later, least) / setup.players
+        least = config.max_tokens * token_bytes
+        affordable = cache_bytes(gpu * 1e9 - (total - later), later, least)
         cache_tokens = config.kv_tokens or int(affordable / token_bytes)
-        left = gpu * 1e9 - total - setup.players * cache_tokens * token_bytes
+        left = gpu * 1e9 - total - cache_tokens * token_bytes
         fits = left > 0 and cache_tokens >= config.max_tokens
-        cache_name = f"{gpu} GB: KV cache{each}, thousand tokens"
+        cache_name = f"{gpu} GB: KV cache, thousand tokens"
         column[cache_name] = f"{cache_tokens / 1e3:.0f}" if fits else "too small"
         column[f"{gpu} GB: left over"] = f"{left / 1e9:.1f}" if fits else ""
     return column

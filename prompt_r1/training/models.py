@@ -1,6 +1,5 @@
 """Load the models of a training: the agent that plays, the policy that learns, the frozen reference."""
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.adapters import ADAPTER_ALPHA, adapters_removed
-from prompt_r1.agent.agent import Agent, load_agent, load_codec, make_agent
+from prompt_r1.agent.agent import Agent, load_agent, load_codec
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.model_check import add_checked_lora
@@ -26,24 +25,15 @@ class Models:
     """The copies of the agent's weights that a training needs."""
 
     start: str | Path  # the untrained agent
-    agents: list[Agent]  # play, the newest weights first: whole copies on each rank, in the compute dtype
+    agent: Agent  # plays: a whole copy on each rank, in the compute dtype
     policy: Policy  # learns: float32, perhaps sharded; the agent's own weights where those will do
     reference: (
         Policy | None
     )  # the frozen start, for the KL; None: there is none, or `policy` without adapters
     reference_is_policy: bool = False  # beside adapters the frozen weights are the reference
 
-    @property
-    def agent(self) -> Agent:
-        """The agent that plays with the newest weights."""
-        return self.agents[0]
-
     def refresh(self) -> None:
-        """Play with the weights as they are now. Called by every rank: sharded weights are gathered.
-
-        Of the two agents of `--ahead 1`, this changes the older: the other may be playing.
-        """
-        self.agents.reverse()
+        """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
         self.agent.policy.copy_weights_from(self.policy)
         self.agent.clear_cache()  # it was computed with the old weights
 
@@ -61,23 +51,16 @@ def load_models(run: Run) -> Models:
     config, ranks = run.config, run.ranks
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
     frame = ranks.from_first(lambda: _frame_of_run(run, start))
-    players = 1 + config.ahead
-    agent = load_agent(start, config, ranks.device, frame=frame, engines=players)
-    agents = [agent]
-    while len(agents) < players:
-        twin = copy.deepcopy(agent.policy)
-        agents.append(make_agent(twin, agent.codec, agent.game, kv_tokens=config.kv_tokens, engines=players))
+    agent = load_agent(start, config, ranks.device, frame=frame)
     policy = load_learner(
         start, agent, ranks, adapter_rank=config.adapter_rank, seed=config.seed, offload=config.offload
     )
-    if policy is agent.policy and config.ahead:  # the older weights go on playing
-        policy = copy.deepcopy(policy)
     if config.checkpointing:
         policy.checkpoint_activations()
     reference = None
     if config.kl_coef and not config.adapter_rank:
         reference = load_reference(start, agent, ranks, offload=config.offload)
-    return Models(start, agents, policy, reference, bool(config.kl_coef and config.adapter_rank))
+    return Models(start, agent, policy, reference, bool(config.kl_coef and config.adapter_rank))
 
 
 def _frame_of_run(run: Run, start: Path | str) -> Frame:

@@ -118,8 +118,8 @@ def load_parts(run: Run) -> Parts:
         weight_decay=config.weight_decay,
         fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
     )
-    # In float32 the engine samples from the policy itself, unless the policy has moved on since.
-    importance_cap = config.importance_cap if config.ahead or policy.compute.itemsize < 4 else 0.0
+    # In float32 the engine samples from the policy itself.
+    importance_cap = config.importance_cap if policy.compute.itemsize < 4 else 0.0
     objective = make_objective(
         clip=config.clip,
         clip_high=config.clip_high,

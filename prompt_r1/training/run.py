@@ -52,7 +52,3 @@ class Run:
     def is_saved(self, step: int) -> bool:
         """Whether a checkpoint is due after this step; a better agent is saved in any case."""
         return step > 0 and (step % self.config.save_every == 0 or step == self.config.steps)
-
-    def is_scheduled(self, step: int) -> bool:
-        """Whether the agent is validated or saved after this step."""
-        return self.is_validated(step) or self.is_saved(step)

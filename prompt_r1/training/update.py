@@ -4,7 +4,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,7 @@ from prompt_r1.distributed.fsdp import sum_over_nodes
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
-from prompt_r1.training.logprob_gap import MEAN, STALENESS, Limit, check_gap, gap_metrics, limit_of
+from prompt_r1.training.logprob_gap import Limit, check_gap, gap_metrics, limit_of
 from prompt_r1.training.micro_batches import Batch, empty_batch, make_batch, share_games
 from prompt_r1.types import ScoredGame, Trajectory
 
@@ -79,32 +79,28 @@ class Update:
         self._importance_cap = importance_cap
         self._least_games = least_games
         self._gap_limit = gap_limit or limit_of(policy.compute)
-        self._forget_step({})
+        self._forget_step()
 
-    def _forget_step(self, played_gap: Mapping[str, float]) -> None:
+    def _forget_step(self) -> None:
         """Begin the metrics of a training step."""
         self._taken = self._skipped = 0
         self._sums, self._current = Sums(), Sums()
         # Policy's minus engine's log-probabilities of the first optimiser step's tokens, in nats.
         self._differences: list[Tensor] = []
-        self._played_gap = played_gap
         self._gap: dict[str, float] | None = None  # measured before the first optimiser step
 
-    def prepare(
-        self, mini_batches: Sequence[Sequence[ScoredGame]], *, played_gap: Mapping[str, float] | None = None
-    ) -> list[Iterator[Batch]]:
+    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[Iterator[Batch]]:
         """The micro-batches of each optimiser step, with the old log-probabilities.
 
         `mini_batches` are the games that this rank played; the ranks exchange them, so that all train equally
-        long. A step without a game on any rank is left out. `played_gap` is the engine's gap to the weights
-        that sampled the games, where these are older than the policy (`--ahead 1`).
+        long. A step without a game on any rank is left out.
 
         In the first optimiser step the old log-probabilities are those of its own forward: `old` stays None.
         In later ones they are computed now, with the weights before the first step. The engine's would do in
         float32, but their last bits depend on which games decoded together, so a run over a network would
         never be the same twice.
         """
-        self._forget_step(played_gap or {})
+        self._forget_step()
         shares = share_games(mini_batches, self._ranks, tokens_per_batch=self._tokens_per_batch)
         first, *later = [self._micro_batches(share) for share in shares if share] or [[]]
         later = [[self._with_old(batch) for batch in batches] for batches in later]
@@ -187,8 +183,7 @@ class Update:
     def _measure_gap(self) -> dict[str, float]:
         shares = self._ranks.gather(self._differences)
         differences = [tokens for share in shares for tokens in share]
-        metrics = gap_metrics(differences, cap=self._importance_cap)
-        return metrics | ({STALENESS: metrics[MEAN], **self._played_gap} if self._played_gap else {})
+        return gap_metrics(differences, cap=self._importance_cap)
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

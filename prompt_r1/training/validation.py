@@ -77,8 +77,7 @@ def play_greedily(
     trajectories = run.wait_for(play_all())
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     games = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
-    if not run.config.ahead:  # or training games are being played with these weights too
-        agent.clear_cache()
+    agent.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
     return _gathered(run, [{**metrics_of_game(game), "usd": game.trajectory.spent.usd} for game in games])
 

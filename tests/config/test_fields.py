@@ -49,7 +49,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
         "agent env env_args env_thinking env_system route data seed instruction max_turns max_new max_tokens "
         "max_reply_tokens force_answer rule answer_metric reward questions group_size "
         "mini_batch lr beta2 weight_decay grad_clip clip clip_high dual_clip ratio advantages "
-        "drop_even_groups adapter_rank kl_coef reverse_kl importance_cap ahead loss temperature".split()
+        "drop_even_groups adapter_rank kl_coef reverse_kl importance_cap loss temperature".split()
     )
 
 
@@ -189,7 +189,6 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
                 "at least 2, below 10001": "group_size",
                 "above 0, below 1000": "lr",
                 "at least 0, below 1": "beta2",
-                "at least 0, below 2": "ahead",
                 "above 0, below 1000000000": "rank_timeout",
             },
         ),

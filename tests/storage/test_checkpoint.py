@@ -419,7 +419,6 @@ IDENTIFYING = {
     "adapter_rank": 4,
     "kl_coef": 0.5,
     "importance_cap": 1.5,
-    "ahead": 1,
     "loss": "token-mean",
     "temperature": 0.5,
 }

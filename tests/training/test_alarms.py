@@ -21,7 +21,6 @@ HEALTHY: dict[str, Curve] = {
     "kl": lambda step: 0.002 * step,
     "entropy": lambda step: 0.015 + 0.12 * math.exp(-step / 15),
     "grad_norm": lambda step: 0.1 + 0.2 * math.exp(-step / 15),
-    "engine/staleness": lambda step: 0.01,
 }
 
 
@@ -58,7 +57,6 @@ COLLAPSES: dict[str, Curve] = {
     "kl": lambda step: 0.1 * 1.5 ** (step - 40),
     "entropy": lambda step: 0.02 * 0.5 ** (step - 40),
     "grad_norm": lambda step: 0.1 * 2.0 ** (step - 40),
-    "engine/staleness": lambda step: 0.01 * 1.5 ** (step - 40),
 }
 
 

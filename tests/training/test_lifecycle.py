@@ -229,7 +229,7 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
-    """It holds the state of a sampler of questions, and perhaps games of --ahead."""
+    """It holds the state of a sampler of questions."""
     run_to_step_6(base, tmp_path)
     newest = checkpoints_of(tmp_path)[-1]
     state = json.loads((newest / "state.json").read_text()) | {"sampler": {"epoch": 0, "position": 10}}
