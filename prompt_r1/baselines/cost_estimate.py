@@ -111,8 +111,10 @@ class SystemCost:
     def answers(self, questions: Sequence[Question]) -> Spending:
         """All answers to all questions."""
         config, one = self._config, Spending()
-        if self.method in ("untrained", "prompt-r1"):
+        if self.method in ("untrained", "bc", "rft", "prompt-r1"):
             one = self._game
+        elif self.method == "best-of-n":
+            one = self._game * config.best_of
         elif self.method == "self-consistency":
             one = self._call(questions) * (config.samples or self._game.calls)
         elif self.method == "cot-few-shot":
@@ -134,6 +136,8 @@ class SystemCost:
             return self._call(train) * min(len(train), asked)
         if self.method == "self-consistency" and not config.samples:
             return self._game * min(MEASURED_GAMES, len(validation))
+        if self.method == "rft":
+            return self._game * ceil(config.rft_calls / self._game.calls)
         if self.method not in SEARCHES:
             return Spending()
         datasets = list(dict.fromkeys(question.dataset for question in questions))

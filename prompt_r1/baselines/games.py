@@ -2,6 +2,7 @@
 
 prompt-r1    the trained agent
 untrained    the agent before training, in the same game (the paper's "w/o RL")
+best-of-n    the most frequent answer of several games of the agent before training
 agent-only   the trained agent in the same game without an environment ("w/o Env"): every prompt gets the same
              sentence in reply, so that the answers show what the agent itself knows
 grpo-only    an agent trained without an environment (train.py --env none), in its game of one turn

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
@@ -31,6 +32,7 @@ from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
+SAMPLED = PlaySettings(temperature=1.0)  # greedy games of a question are all the same
 ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 # Request fields of the environment that answers, as in the authors' code or paper; other methods: --env-args.
 TASK_FIELDS: dict[str, Mapping[str, object]] = {
@@ -143,6 +145,11 @@ def make_method(name: str, context: MethodContext) -> Method:
             return context.agent_method(load, None, rule="alone")
         case "untrained":
             return context.agent_method(agents.untrained, environment, rule=rule)
+        case "best-of-n":
+            sampled = replace(context.agent_method(agents.untrained, environment, rule=rule), how=SAMPLED)
+            return SelfConsistency(sampled, sampled, samples=config.best_of)
+        case "bc" | "rft":
+            return imitation(name, context)
         case "agent-only":
             return context.agent_method(agents.trained, None, rule=rule)
         case "prompt-r1":
@@ -174,17 +181,45 @@ def fine_tuned(context: MethodContext) -> Method:
     folder = context.subfolder("sft")
     if folder is None:
         raise UsageError("sft fine-tunes an agent: give --out DIR for it, or a fine-tuned --sft-agent")
-    settings = SftConfig(
-        agent=agents.spec.start,
-        data=config.train_data,
-        seed=context.seed,
-        lr=config.sft_lr,
-        checkpointing=agents.device.type == "cuda",
-        device=str(agents.device),
-    )
+    settings = replace(tuning_of(context), data=config.train_data, lr=config.sft_lr)
     spec = AgentSpec(folder / "agent", one_turn_config(settings), start=settings.agent)
     agent = context.agent_method(partial(agents.load, spec), None, rule="alone", thinks=False)
     return FineTuned(settings, folder, agent)
+
+
+def imitation(name: str, context: MethodContext) -> Method:
+    """`bc` or `rft`, which fine-tune the user's agent from its start."""
+    config, agents, spec = context.config, context.agents, context.agents.spec
+    from prompt_r1.baselines.imitation import Imitation, RejectionSampling  # here, because of sft
+
+    folder = context.subfolder(name)
+    if folder is None:
+        raise UsageError(f"{name} fine-tunes an agent: give --out DIR for it")
+    if parse_remote(spec.start):
+        raise UsageError(f"{name} cannot fine-tune an agent behind an endpoint")
+    if name == "bc" and spec.start != "mini":
+        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    settings = replace(
+        tuning_of(context), data=config.train_data, lr=config.imitation_lr, rank=16, alpha=32.0
+    )
+    game = AgentConfig(**{f.name: getattr(spec.config, f.name) for f in fields(AgentConfig)})
+    learned = AgentSpec(folder / "agent", game, start=spec.start)
+    player = context.agent_method(partial(agents.load, learned), context.environment, rule=game.rule)
+    parts = settings, game, folder, player, agents.untrained()
+    if name == "bc":
+        return Imitation(*parts)
+    return RejectionSampling(*parts, context.environment, config.rft_rounds, config.rft_calls)
+
+
+def tuning_of(context: MethodContext) -> SftConfig:
+    """The settings of a fine-tuning of the user's agent from its start."""
+    device = context.agents.device
+    return SftConfig(
+        agent=context.agents.spec.start,
+        seed=context.seed,
+        checkpointing=device.type == "cuda",
+        device=str(device),
+    )
 
 
 def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:

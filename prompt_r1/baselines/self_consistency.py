@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from prompt_r1.baselines.ask_once import AskOnce
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
 from prompt_r1.errors import UsageError
@@ -24,9 +23,9 @@ MEASURED_GAMES = 64  # validation questions that the agent plays, to measure how
 
 @dataclass
 class SelfConsistency(Method):
-    """`samples` chains of thought per question; 0: as many as the average number of the agent's calls."""
+    """`samples` answers of `chain` per question; 0: as many as the average number of the agent's calls."""
 
-    chain: AskOnce
+    chain: Method
     agent: AgentMethod
     samples: int = 0
 
@@ -52,7 +51,7 @@ class SelfConsistency(Method):
         assert self.samples, "prepare was not awaited"
         numbers = range(sample * self.samples, (sample + 1) * self.samples)
         predictions = await asyncio.gather(
-            *(self.chain.answer(question, sample=number, seed=seed) for number in numbers)
+            *(self.chain.answer(question, sample=number, seed=f"{seed}/{number}") for number in numbers)
         )
         spent = sum((prediction.spent for prediction in predictions), Spending())
         answered = [prediction for prediction in predictions if not prediction.error]

@@ -11,7 +11,7 @@ A fine-tuned agent is a folder like any other: evaluate.py takes it as --sft-age
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from prompt_r1.storage.export import export_agent
 from prompt_r1.types import Completion, Question, Trajectory
 
 ANSWER_TAGS = ("<answer>", "</answer>")
-QUESTIONS_FILE = "questions.sha256"  # a digest of the training questions, and the learning rate
+LESSON_FILE = "lesson.txt"  # what the agent has learned from
 
 
 def main(arguments: list[str]) -> None:
@@ -57,27 +57,39 @@ def main(arguments: list[str]) -> None:
     if not config.data:
         raise UsageError("no training questions: give --data FILE …, or --data mini")
     questions = find_questions(config.data, "train", config.seed)
-    folder = fine_tune_agent(questions, config, Path(config.out or f"runs/sft-seed{config.seed}"))
+    folder = learn_answers(questions, config, Path(config.out or f"runs/sft-seed{config.seed}"))
     print(f"The agent is saved in {folder}. Score it:\npython evaluate.py --method sft --sft-agent {folder}")
 
 
-def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
-    """Fine-tune an agent on questions; the folder of the result. Writes metrics.jsonl beside it."""
-    check_ranges(config)
-    _make_folder(out)
+def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
+    """Fine-tune an agent on the answers of questions; the folder of the result."""
     if not questions:
         raise UsageError("sft needs training questions: give --train-data")
+
+    def examples(codec: Codec) -> list[Trajectory]:
+        return [example_of(question, codec, config.cutoff) for question in questions]
+
+    return fine_tune_agent(examples, config, one_turn_config(config), out)
+
+
+def fine_tune_agent(
+    examples: Callable[[Codec], list[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
+) -> Path:
+    """Fine-tune an agent on games, for the game `trained_as`; the folder of the result.
+
+    Writes metrics.jsonl beside it.
+    """
+    check_ranges(config)
+    _make_folder(out)
     if parse_remote(config.agent):
         raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
-    trained_as = one_turn_config(config)
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
     if config.checkpointing:
         agent.policy.checkpoint_activations()
     trainable = add_checked_lora(agent.policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
-    examples = [example_of(question, agent.codec, config.cutoff) for question in questions]
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for line in train_adapters(agent.policy, trainable, examples, config):
+        for line in train_adapters(agent.policy, trainable, examples(agent.codec), config):
             file.write(json.dumps(line) + "\n")
     merge_lora(agent.policy.model)
     alone = Ranks(0, 1, agent.policy.device)
@@ -101,7 +113,7 @@ def fine_tune_agent(questions: Sequence[Question], config: SftConfig, out: Path)
 def _make_folder(out: Path) -> None:
     """Make the folder of the result. Raises UsageError for a folder with files of another program."""
     agent = out / "agent"
-    ours = {"metrics.jsonl", QUESTIONS_FILE, "agent", ".agent.tmp", ".agent.old"}
+    ours = {"metrics.jsonl", LESSON_FILE, "agent", ".agent.tmp", ".agent.old"}
     try:
         check_no_links(out)
         out.mkdir(parents=True, exist_ok=True)
@@ -118,7 +130,7 @@ def model_card(config: SftConfig) -> str:
     """The README.md of the agent's folder."""
     rows = [[name, str(value)] for name, value in asdict(config).items() if name != "out"]
     return (
-        "# An agent fine-tuned on gold answers\n\nA baseline of Prompt-R1: LoRA, merged into the weights.\n\n"
+        "# A fine-tuned agent\n\nA baseline of Prompt-R1: LoRA, merged into the weights.\n\n"
         f"{markdown_table(['setting', 'value'], rows, left=2)}\n"
     )
 
@@ -174,7 +186,7 @@ def train_adapters(
 
     losses = fine_tune(
         trainable,
-        tqdm(batches, desc="sft", unit="step", disable=None),
+        tqdm(batches, desc="fine-tuning", unit="step", disable=None),
         partial(negative_log_likelihood, policy),
         rate=rate,
         betas=(0.9, 0.999),
@@ -206,12 +218,12 @@ class FineTuned(Method):
     agent: AgentMethod  # plays with the agent that will be in `folder`
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        file = self.folder / QUESTIONS_FILE
+        file = self.folder / LESSON_FILE
         learned = f"{digest_of(train) if train else ''} with learning rate {self.config.lr}"
         same_lesson = file.is_file() and file.read_text("utf-8", errors="replace") == learned
         if not same_lesson or trained_config(self.folder / "agent") != one_turn_config(self.config):
             file.unlink(missing_ok=True)
-            fine_tune_agent(train, self.config, self.folder)
+            learn_answers(train, self.config, self.folder)
             file.write_text(learned, "utf-8")
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:

@@ -7,7 +7,7 @@ from typing import Any
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, Range, ServedConfig, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
-SAMPLING_METHODS = ("self-consistency", "sft", "grpo-only", "untrained", "agent-only", "prompt-r1")
+SAMPLING_METHODS = tuple("self-consistency sft grpo-only untrained bc rft agent-only prompt-r1".split())
 # As in batch_inference.py and eval_scores.py of the released code.
 RELEASE_PROTOCOL: Mapping[str, Any] = {
     "temperature": 0.7,
@@ -25,7 +25,10 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
         ("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files", everyday=True
     )
     method: tuple[str, ...] = setting(
-        (), "methods to score (direct untrained prompt-r1; with --tables all)", choices=METHODS, everyday=True
+        (),
+        "methods to score (direct untrained prompt-r1; with --tables the paper's)",
+        choices=METHODS,
+        everyday=True,
     )
     agent: tuple[str, ...] = setting(
         (), "run or model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)", everyday=True

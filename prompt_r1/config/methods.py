@@ -15,9 +15,13 @@ METHODS = (
     "sft",
     "grpo-only",
     "untrained",
+    "best-of-n",
+    "bc",
+    "rft",
     "agent-only",
     "prompt-r1",
 )
+RIVALS = ("best-of-n", "bc", "rft")  # of training by GRPO; not in the paper
 SEARCHES = ("opro", "textgrad", "gepa")  # for a better prompt
 
 
@@ -39,7 +43,7 @@ class MethodConfig:
     train_data: tuple[str, ...] = setting(
         (),
         "training questions (mini, if --data is the mini world)",
-        methods=("cot-few-shot", *SEARCHES, "sft"),
+        methods=("cot-few-shot", *SEARCHES, "sft", "rft"),
     )
     val_data: tuple[str, ...] = setting(
         (),
@@ -93,6 +97,14 @@ class MethodConfig:
     textgrad_batch: int = setting(3, "training questions per update", range=POSITIVE)
     gepa_batch: int = setting(3, "training questions that compare a child with its parent", range=POSITIVE)
     gepa_calls: int = setting(150, "calls of the environment before the last iteration", range=NOT_NEGATIVE)
+    best_of: int = setting(
+        8, "games of the untrained agent that best-of-n votes on", range=POSITIVE, methods=("best-of-n",)
+    )
+    rft_calls: int = setting(10_000, "calls of the environment in all rounds of rft", range=POSITIVE)
+    rft_rounds: int = setting(2, "rounds of playing and fine-tuning", range=POSITIVE)
+    imitation_lr: float = setting(
+        3e-3, "learning rate of bc and rft", range=LEARNING_RATE, methods=("bc", "rft")
+    )
     sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")
     sft_lr: float = setting(1e-4, "learning rate of sft", range=LEARNING_RATE)
     grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`", methods=())

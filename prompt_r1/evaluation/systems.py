@@ -15,7 +15,7 @@ from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolv
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import HELD_OUT
-from prompt_r1.config.methods import METHODS, MethodConfig
+from prompt_r1.config.methods import METHODS, RIVALS, MethodConfig
 from prompt_r1.data.files import load_questions, question_key
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
@@ -24,8 +24,9 @@ from prompt_r1.types import Question
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
-WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", "prompt-r1")
-LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft")  # from training questions
+FROM_START = ("sft", "untrained", *RIVALS)  # the agent before training
+WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", *RIVALS, "prompt-r1")
+LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft", "rft")  # from questions
 GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by other methods' settings
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 AGENT_FILES = (
@@ -75,11 +76,12 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed
 
 
 def methods_of(config: EvaluateConfig) -> tuple[str, ...]:
-    """--method; by default three methods, with --tables all (grpo-only only if its agent is given)."""
+    """--method; by default three methods, with --tables the paper's (grpo-only if its agent is given)."""
     if config.method:
         return config.method
     if config.tables:
-        return tuple(name for name in METHODS if name != "grpo-only" or config.grpo_agent)
+        left_out = RIVALS if config.grpo_agent else (*RIVALS, "grpo-only")
+        return tuple(name for name in METHODS if name not in left_out)
     return DEFAULT_METHODS
 
 
@@ -88,11 +90,9 @@ def _answering_agent(method: str, name: str, agent: AgentSpec, config: EvaluateC
     match method:
         case "grpo-only":
             return config.grpo_agent
-        case "sft":
-            return config.sft_agent or agent.start
-        case "untrained":
-            return agent.start
-    return name
+        case "sft" if config.sft_agent:
+            return config.sft_agent
+    return agent.start if method in FROM_START else name
 
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:

@@ -31,6 +31,7 @@ from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
+WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
 VERSION = 1  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
@@ -45,19 +46,19 @@ class MiniAgent:
 def build_agent(
     seed: int,
     *,
-    worlds: int = 30,
-    games: int = 400,
+    worlds: int = WORLDS,
+    games: int = GAMES,
     steps: int = 1500,
     batch_size: int = 8,
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
-    demonstrations = list(_demonstrations(seed, worlds, games))
-    tokenizer = train_tokenizer((plain_text(*played) for played in demonstrations[:5000]), vocabulary=1400)
+    shown = list(demonstrations(seed, worlds, games))
+    tokenizer = train_tokenizer((plain_text(*played) for played in shown[:5000]), vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
     warm_start(
         model,
-        [record(question, turns, codec) for question, turns in demonstrations],
+        [record(question, turns, codec) for question, turns in shown],
         steps=steps,
         batch_size=batch_size,
         learning_rate=3e-3,
@@ -161,7 +162,9 @@ def warm_start(
     return found
 
 
-def _demonstrations(seed: int, worlds: int, games: int) -> Iterator[tuple[Question, list[Turn]]]:
+def demonstrations(
+    seed: int, worlds: int = WORLDS, games: int = GAMES
+) -> Iterator[tuple[Question, list[Turn]]]:
     """Games in worlds whose seeds are strings: worlds with integer seeds are for training and evaluation."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"

@@ -15,7 +15,8 @@ from tests import tiny
 from tests.echo_agent import EchoAgent
 
 METHODS = (
-    "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "untrained", "prompt-r1",
+    "direct", "cot", "cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "untrained", "best-of-n",
+    "prompt-r1",
 )  # fmt: skip
 SMALL = """
     --opro-steps 2 --opro-per-step 2 --opro-train 4 --textgrad-epochs 1 --textgrad-updates 2 --optimize-val 5

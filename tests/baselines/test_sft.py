@@ -12,7 +12,7 @@ from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.sft import (
     example_of,
-    fine_tune_agent,
+    learn_answers,
     negative_log_likelihood,
     one_turn_config,
     schedule,
@@ -129,7 +129,7 @@ def test_the_learning_rate_decays_over_all_epochs():
 def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     settings = replace(SMALL, agent=str(start), epochs=1)
-    folder = fine_tune_agent(QUESTIONS, settings, tmp_path / "tuned")
+    folder = learn_answers(QUESTIONS, settings, tmp_path / "tuned")
     names = set(AutoModelForCausalLM.from_pretrained(start).state_dict())
     tuned = AutoModelForCausalLM.from_pretrained(folder)
     assert set(tuned.state_dict()) == names
@@ -158,7 +158,7 @@ def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_question
 )
 def test_invalid_settings_and_missing_questions_are_usage_errors(settings, message, tmp_path):
     with pytest.raises(UsageError, match=message):
-        fine_tune_agent([], replace(SMALL, **settings), tmp_path)
+        learn_answers(QUESTIONS if settings else [], replace(SMALL, **settings), tmp_path)
 
 
 def test_methods_without_their_agent_name_the_flag_that_gives_it(tmp_path):
@@ -179,7 +179,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         file.parent.mkdir(parents=True)
         file.touch()
         with pytest.raises(UsageError, match="give a new or an empty folder"):
-            fine_tune_agent(QUESTIONS, config, tmp_path / name.replace("/", "-"))
+            learn_answers(QUESTIONS, config, tmp_path / name.replace("/", "-"))
         assert file.exists()
 
 
@@ -187,7 +187,7 @@ def test_weights_that_overflow_are_not_exported(tmp_path):
     tiny.save_agent(tmp_path / "base")
     config = replace(SMALL, agent=str(tmp_path / "base"), alpha=1e17, lr=999.0)
     with pytest.raises(UsageError, match=r"the weights are not finite .*--lr"):
-        fine_tune_agent(QUESTIONS, config, tmp_path / "out")
+        learn_answers(QUESTIONS, config, tmp_path / "out")
     assert not (tmp_path / "out/agent").exists()
 
 
@@ -195,4 +195,4 @@ def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     tiny.save_agent(tmp_path / "base")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file: File exists; give a folder that can be written"):
-        fine_tune_agent(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file")
+        learn_answers(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file")

@@ -122,6 +122,7 @@ def test_the_compared_methods_have_their_authors_defaults():
         **{"opro_steps": 200, "opro_per_step": 8, "opro_train": 261},
         **{"textgrad_epochs": 3, "textgrad_updates": 4, "textgrad_batch": 3},
         **{"gepa_batch": 3, "gepa_calls": 150},
+        **{"best_of": 8, "rft_calls": 10_000, "rft_rounds": 2, "imitation_lr": 3e-3},  # ours
     }
 
 
@@ -196,9 +197,9 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
             MethodConfig,
             {
                 "above 0": "shots opro_steps opro_per_step opro_train textgrad_epochs "
-                "textgrad_updates textgrad_batch gepa_batch",
+                "textgrad_updates textgrad_batch gepa_batch best_of rft_calls rft_rounds",
                 "at least 0": "samples optimize_calls optimize_val gepa_calls",
-                "above 0, below 1000": "sft_lr",
+                "above 0, below 1000": "sft_lr imitation_lr",
             },
         ),
         (
@@ -294,11 +295,13 @@ def test_the_long_help_has_these_headings():
 
 def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid():
     searches = {"opro", "textgrad", "gepa"}
-    with_agent = {"sft", "grpo-only", "untrained", "agent-only", "prompt-r1"}
+    with_agent = {"sft", "grpo-only", "untrained", "bc", "rft", "agent-only", "prompt-r1"}
     found = {f.name: f.metadata["methods"] for f in fields(EvaluateConfig)}
     assert {name: set(methods) for name, methods in found.items() if methods is not None} == {
         "answer_format": {"direct", "cot", "cot-few-shot", "self-consistency", *searches},
-        "train_data": {"cot-few-shot", "sft", *searches},
+        "train_data": {"cot-few-shot", "sft", "rft", *searches},
+        "best_of": {"best-of-n"},
+        "imitation_lr": {"bc", "rft"},
         "val_data": {"self-consistency", *searches},
         "shots": {"cot-few-shot"},
         "samples": {"self-consistency"},

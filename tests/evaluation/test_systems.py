@@ -70,11 +70,14 @@ AFFECTED = [
     ({"shots": 2}, "cot-few-shot"),
     ({"samples": 9}, "self-consistency"),
     ({"sft_lr": 1e-3}, "sft"),
+    ({"best_of": 4}, "best-of-n"),
+    ({"rft_calls": 99}, "rft"),
+    ({"imitation_lr": 1e-3}, "bc rft"),
     ({"optimize_val": 20}, "textgrad gepa"),
     ({"optimizer_env": "other"}, "opro textgrad gepa"),
     ({"optimizer_price": ("1", "2")}, ""),
-    ({"top_p": 0.8}, "self-consistency sft grpo-only untrained agent-only prompt-r1"),
-    ({"temperature": 1.0}, "self-consistency sft grpo-only untrained agent-only prompt-r1"),
+    ({"top_p": 0.8}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
+    ({"temperature": 1.0}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
     (
         {"env_args": '{"top_p": 0.5}'},
         " ".join(method for method in METHODS if method not in WITHOUT_ENVIRONMENT),
@@ -100,7 +103,7 @@ def test_a_rewritten_training_file_is_not_the_same_setting(agents, tmp_path):
         digest_of.cache_clear()
         digests.append(settings_of(agents, methods=METHODS, train_data=(str(file),)))
     changed = {method for method in METHODS if digests[0][method] != digests[1][method]}
-    assert changed == {"cot-few-shot", "opro", "textgrad", "gepa", "sft"}
+    assert changed == {"cot-few-shot", "opro", "textgrad", "gepa", "sft", "rft"}
 
 
 def test_another_tokenizer_or_local_environment_is_not_the_same_setting(agents, tmp_path):

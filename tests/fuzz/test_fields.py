@@ -42,6 +42,7 @@ COMMANDS = {
 METHOD_OF = {
     **{"opro": "opro", "optim": "opro", "seed_prompt": "opro", "textgrad": "textgrad", "gepa": "gepa"},
     **{"sft": "sft", "grpo": "grpo-only", "shots": "cot-few-shot", "samples": "self-consistency"},
+    **{"best_of": "best-of-n", "rft": "rft", "imitation": "rft"},
     **{"agent": "prompt-r1", "temperature": "prompt-r1", "kv_tokens": "prompt-r1", "device": "prompt-r1"},
 }
 

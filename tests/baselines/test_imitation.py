@@ -1,0 +1,129 @@
+"""`bc`, `rft` and `best-of-n`: they learn from, or vote on, games that ended right."""
+
+import asyncio
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from prompt_r1.agent.names import find_agent
+from prompt_r1.baselines import imitation
+from prompt_r1.baselines.imitation import Imitation, RejectionSampling
+from prompt_r1.baselines.make import SAMPLED
+from prompt_r1.data.questions import find_questions
+from prompt_r1.environments.pool import Pool
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import f1, normalise
+from prompt_r1.miniworld import make_world
+from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.playing import play_question
+from prompt_r1.types import Trajectory
+from tests import tiny
+from tests.baselines.methods import CONFIG, PricedSource, method, pool
+from tests.tensors import load_tensors
+
+
+def mini_world(seed: int = 0) -> Pool:
+    """The environment of the mini world, whose budget counts its calls."""
+    world = MiniEnvironment(make_world(seed), "A", seed=seed)
+    return pool(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
+
+
+def rft(folder, agent="mini", **settings) -> RejectionSampling:
+    made = method("rft", mini_world(), agent=agent, folder=folder, **{"rft_calls": 120, **settings})
+    assert isinstance(made, RejectionSampling)
+    return made
+
+
+QUESTIONS = find_questions(["mini"], "train", 0)[:64]
+
+
+def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_path, monkeypatch):
+    learned: list[list[Trajectory]] = []
+    learn = Imitation.learn
+
+    def learn_and_note(self, games, folder):
+        learned.append(list(games))
+        return learn(self, games, folder)
+
+    monkeypatch.setattr(Imitation, "learn", learn_and_note)
+    rival = rft(tmp_path)
+    asyncio.run(rival.prepare(QUESTIONS, []))
+    first, both = learned
+    assert len(both) > len(first) > 0 and both[: len(first)] == first  # the second round starts anew
+    for game in both:
+        assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
+    folder = tmp_path / "large/rft/agent"
+    weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
+    assert any(not weights[name].equal(start[name]) for name in start)
+    assert rival.ledger.task.calls >= 120
+    assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).calls >= 0  # it plays
+
+    again = rft(tmp_path)
+    asyncio.run(again.prepare(QUESTIONS, []))
+    assert len(learned) == 2 and again.ledger.task.calls == 0
+    asyncio.run(rft(tmp_path).prepare(QUESTIONS[:63], []))
+    assert len(learned) == 4
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_rft_asks_as_often_as_it_may_up_to_the_last_games(tmp_path, monkeypatch, rounds):
+    monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)  # it looks at its budget after each question
+    monkeypatch.setattr(Imitation, "learn", lambda self, games, folder: find_agent("mini", 0))
+    rival = rft(tmp_path, rft_calls=60, rft_rounds=rounds)
+    asyncio.run(rival.games(QUESTIONS))
+    most = rival.group * (CONFIG.max_turns - 1)  # calls for one question
+    assert 0.6 * 60 < rival.ledger.task.calls < 60 + rounds * most
+
+
+def test_an_agent_without_a_right_game_cannot_learn_from_itself(tmp_path):
+    start = tiny.save_agent(tmp_path / "start")
+    with pytest.raises(UsageError, match=r"no game of .*start ended right: there is nothing to imitate"):
+        asyncio.run(rft(tmp_path, start, rft_calls=5).prepare(QUESTIONS, []))
+    with pytest.raises(UsageError, match="rft needs training questions: give --train-data"):
+        asyncio.run(rft(tmp_path, start).prepare([], []))
+
+
+def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkeypatch):
+    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
+    shown = list(islice(demonstrations(0), 400))
+    monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
+    cloning = method("bc", pool(PricedSource(str)), agent="mini", folder=tmp_path)
+    assert isinstance(cloning, Imitation)
+    right = 0
+    for question, turns in shown:
+        texts = [turn.text for turn in turns]
+        tagged = all("<think>" in text and "</think>" in text for text in texts)
+        ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
+        right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
+    games = asyncio.run(cloning.games([]))
+    assert len(games) == right and 0.2 < right / 400 < 0.5
+
+
+def test_the_rivals_that_fine_tune_need_a_folder_and_bc_the_mini_agent(tmp_path):
+    for name in ("bc", "rft"):
+        with pytest.raises(UsageError, match=f"{name} fine-tunes an agent: give --out DIR"):
+            method(name, pool(PricedSource(str)), agent="mini")
+    with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
+        method("bc", pool(PricedSource(str)), agent=tiny.save_agent(tmp_path / "x"), folder=tmp_path)
+
+
+def test_best_of_n_answers_with_the_most_frequent_answer_of_its_games():
+    """The oracle plays the games one by one."""
+    rival = method("best-of-n", mini_world(), agent="mini", best_of=5)
+    agent = rival.chain.load()
+    seen = 0
+    for question in QUESTIONS[:8]:
+
+        async def play(question=question) -> list[Trajectory]:
+            seeds = [f"s/{number}" for number in range(5)]
+            return [await play_question(agent, mini_world(), question, SAMPLED, seed=seed) for seed in seeds]
+
+        games = asyncio.run(play())
+        counts = Counter(normalise(game.answer or "") for game in games)
+        prediction = asyncio.run(rival.answer(question, sample=0, seed="s"))
+        assert counts[normalise(prediction.answer or "")] == max(counts.values())
+        assert prediction.calls == sum(game.spent.calls for game in games)
+        seen += len(counts) > 1
+    assert seen  # the games differ
