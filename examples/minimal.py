@@ -42,12 +42,12 @@ MAX_TOKENS = 320  # of the whole dialogue [8192]
 INSTRUCTION = "Ask the assistant step by step, then answer."  # [Table 1]
 # The reward: the coefficients of the released code [.25, .3, .4, .3, 1.5].
 ALPHA, BETA, GAMMA, DELTA, EPSILON = 0.4, 0.25, 0.25, 0.1, 1.0
-UNANSWERED = 0.4  # most that the format of a game without an answer earns: less than any game with one
+UNANSWERED = 0.4  # most that the format of a game without an answer earns; one with words earns more
 
 
 # ------------------------------ the game (eqs 1-11) ------------------------------
 def block(tag: str) -> re.Pattern[str]:
-    """From the last opening tag before the first closing tag to that one."""
+    """The block that is complete first: from its closing tag back to the nearest opening tag."""
     return re.compile(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", re.DOTALL)
 
 
@@ -64,7 +64,7 @@ class Turn:
     think: str | None = None
     prompt: str | None = None  # goes to the environment
     answer: str | None = None  # ends the game
-    reply: str | None = None  # None: the environment was not asked
+    reply: str | None = None  # None: the environment was not asked; an empty one makes no good turn
 
 
 def read_turn(text: str) -> Turn:
@@ -74,7 +74,7 @@ def read_turn(text: str) -> Turn:
     start = think.end() if think else 0
     actions = {name: pattern.search(text, start) for name, pattern in ACTIONS.items()}
     found = {name: match for name, match in actions.items() if match}
-    for name, match in sorted(found.items(), key=lambda pair: pair[1].end())[:1]:
+    for name, match in sorted(found.items(), key=lambda pair: pair[1].end())[:1]:  # the first, if any
         setattr(turn, name, match[1].strip())
     return turn
 
@@ -102,7 +102,7 @@ def encode(tokenizer, *texts: str) -> list[int]:
 
 def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, greedy: bool = False) -> None:
     """Play all games, turn by turn. The environment sees the agent's prompts, but not the question."""
-    end, agents_turn = tokenizer.eos_token_id, "<|im_end|>\n<|im_start|>assistant\n"
+    end, agents_turn = tokenizer.eos_token_id, "<|im_end|>\n<|im_start|>assistant\n"  # end is <|im_end|> too
     for game in games:
         asked = [f" {game.question.text}", f"\n{INSTRUCTION}{agents_turn}"]
         game.add(encode(tokenizer, "<|im_start|>user\nQuestion:", *asked), sampled=False)
@@ -112,20 +112,20 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
             game.add(tokens, sampled=True)
             turn = read_turn(tokenizer.decode([token for token in tokens if token != end]))
             game.turns.append(turn)
-            if not turn.prompt or number == MAX_TURNS:  # the agent could not read a reply to its last prompt
+            if not turn.prompt or number == MAX_TURNS:  # nobody would read the last reply
                 game.over = True
                 continue
             turn.reply = environment.reply(turn.prompt).text
             close = "" if tokens[-1] == end else "<|im_end|>"  # the agent's message was cut off
             before = f"{close}\n<|im_start|>user\n<interaction_response>"
             message = encode(tokenizer, before, turn.reply, f"</interaction_response>{agents_turn}")
-            game.over = len(game.tokens) + len(message) >= MAX_TOKENS
+            game.over = len(game.tokens) + len(message) >= MAX_TOKENS  # no room for it; the turn counts
             if not game.over:
                 game.add(message, sampled=False)
 
 
 @torch.no_grad()
-def sample(model, games: list[Game], turn: int, end: int, greedy: bool) -> list[list[int]]:
+def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> list[list[int]]:
     """The next turn of each game, token by token; keys and values of earlier tokens are cached.
 
     The dialogues are flush right, so that the last column always predicts the next token. Each game has its
@@ -134,51 +134,51 @@ def sample(model, games: list[Game], turn: int, end: int, greedy: bool) -> list[
     longest = max((len(game.tokens) for game in games), default=0)
     padding = [longest - len(game.tokens) for game in games]
     tokens = torch.tensor([[0] * n + game.tokens for n, game in zip(padding, games, strict=True)])  # (B, T)
-    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])
+    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])  # hides what is left of a dialogue
     positions = torch.arange(longest) - torch.tensor(padding)[:, None]
     room = [min(MAX_NEW, MAX_TOKENS - len(game.tokens)) for game in games]
-    generators = [random.Random(f"{game.seed}/{turn}") for game in games]
-    cache, turns, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
+    generators = [random.Random(f"{game.seed}/{number}") for game in games]
+    cache, written, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
     while any(writing):
         inputs = {"attention_mask": mask, "position_ids": positions.clamp(min=0), "past_key_values": cache}
         logits = model(tokens, **inputs, logits_to_keep=1).logits[:, -1]  # (B, V)
         if greedy:
             new = logits.argmax(-1)
-        else:  # where the cumulative distribution reaches a random number
+        else:  # where the cumulative weights reach a random share of their sum
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
             if writing[row]:
-                turns[row].append(token)
-                writing[row] = token != end and len(turns[row]) < room[row]
-        tokens, positions = new[:, None], positions[:, -1:] + 1  # turns that have ended go on in vain
+                written[row].append(token)
+                writing[row] = token != end and len(written[row]) < room[row]
+        tokens, positions = new[:, None], positions[:, -1:] + 1  # (B, 1); turns that have ended go on in vain
         mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
-    return turns
+    return written
 
 
 # ------------------------------ the reward (eqs 12-15) ------------------------------
 @dataclass(frozen=True)
 class Reward:
-    terms: tuple[float, float, float, float]  # α Σ M_t, β A_p, γ A_n, δ C_f
+    terms: tuple[float, float, float, float]  # of good turns, an answer, words in it, a complete end
     format: float  # R_fmt
     answer: float  # R_ans
     total: float  # R
 
 
 def score(game: Game) -> Reward:
-    """First the format, then the answer: a right answer in a wrong format earns nothing."""
+    """First the format, then the answer: it counts only where the format has earned ε."""
     last, answer = game.turns[-1], game.turns[-1].answer
     # Eq. 12: R_fmt = min(ε, α Σ M_t + β A_p + γ A_n + δ C_f)
     good_turns = sum(bool(turn.think and turn.prompt and turn.reply) for turn in game.turns)  # Σ M_t
     parsed, filled = answer is not None, bool(answer)  # A_p, A_n
     complete = bool(parsed and last.think and PERFECT_END.fullmatch(last.text))  # C_f
     terms = (ALPHA * good_turns, BETA * parsed, GAMMA * filled, DELTA * complete)
-    format_reward = min(EPSILON if parsed else UNANSWERED, sum(terms))
+    format_reward = min(EPSILON if parsed else UNANSWERED, sum(terms))  # UNANSWERED is not the paper's
     # Eqs 13, 14: R_ans = max over the gold answers of F1(answer, gold)
     answer_reward = f1(answer, game.question.answers) if answer is not None else 0.0
-    # Eq. 15: R = -ε + R_fmt + R_ans if R_fmt = ε, and the gate is open; else -ε + R_fmt
+    # Eq. 15: R = -ε + R_fmt + R_ans if R_fmt = ε, which opens the gate; else -ε + R_fmt
     gate_is_open = format_reward >= EPSILON - 1e-9  # a sum of floats may miss ε by a rounding error
     total = -EPSILON + format_reward + (answer_reward if gate_is_open else 0.0)
     return Reward(terms, format_reward, answer_reward, total)
@@ -209,10 +209,10 @@ class Loss:
     """Eq. 17 and its parts; all but `total` are (B, T-1)."""
 
     ratio: Tensor  # r = π_θ / π_old
-    surrogate: Tensor  # min(r Â, clip(r, 1 - ε, 1 + ε) Â)
+    surrogate: Tensor  # min(r Â, clip(r, 1 - CLIP, 1 + CLIP) Â)
     kl: Tensor  # π_ref / π_θ - log(π_ref / π_θ) - 1, never negative
     weights: Tensor  # of the tokens in the total
-    total: Tensor  # Σ weights (-surrogate + β KL): the only one with a gradient
+    total: Tensor  # Σ weights (-surrogate + KL_COEF kl): the only one with a gradient
 
 
 def grpo_loss(logprobs: Tensor, old: Tensor, ref: Tensor, sampled: Tensor, advantages: Tensor) -> Loss:
@@ -243,7 +243,7 @@ class Training:
     """The agent, its frozen start, environment and questions. `seed` is that of `train.py --seed`."""
 
     def __init__(self, seed: int) -> None:
-        folder = mini_agent(seed, "runs/cache")
+        folder = mini_agent(seed, "runs/cache")  # warm-started; that of seed 0 comes with the package
         self.seed, self.world = seed, mini_world(seed)
         self.environment = MiniEnvironment(make_world(seed), seed=seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -271,11 +271,11 @@ class Training:
         for start in range(0, len(games), GROUP_SIZE):
             advantages += group_advantages([reward.total for reward in rewards[start : start + GROUP_SIZE]])
         batches = [slice(start, start + MINI_BATCH) for start in range(0, len(games), MINI_BATCH)]
-        with torch.no_grad():  # the weights that played: those before the first optimiser step
-            old = [token_logprobs(self.model, games[batch])[0] for batch in batches]
+        with torch.no_grad():  # before `learn` moves the weights: of those that played
+            old_logprobs = [token_logprobs(self.model, games[batch])[0] for batch in batches]
         losses = [
-            self.learn(games[batch], torch.tensor(advantages[batch]), played)
-            for batch, played in zip(batches, old, strict=True)
+            self.learn(games[batch], torch.tensor(advantages[batch]), old)
+            for batch, old in zip(batches, old_logprobs, strict=True)
         ]
         return Step(games, rewards, advantages, losses)
 
