@@ -1,0 +1,60 @@
+"""`python -m prompt_r1.studies passes FOLDER`: pass@k by kind of question. Does training teach, or choose?
+
+FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`. If the pass@1 of the trained agent is below
+the pass@k of the untrained one, what it does could be sampled before (Yue et al. 2025, arXiv 2504.13837).
+"""
+
+import argparse
+from collections import defaultdict
+from math import comb
+from pathlib import Path
+from statistics import fmean
+
+from prompt_r1.cli.command_line import program_name, run_program
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import read_predictions
+from prompt_r1.metrics.text import exact_match
+
+KS = (1, 5, 32)
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The chance that k of n answers, so many of them `right`, hold a right one (Chen et al. 2021, eq. 1)."""
+    return 1 - comb(n - right, k) / comb(n, k)
+
+
+def table(folder: Path) -> str:
+    """A row for each system and kind. Raises UsageError where questions have too few answers."""
+    right: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for one in read_predictions(folder / "predictions.jsonl"):
+        exact = exact_match(one.answer or "", one.question.answers) == 1
+        for kind in (one.question.dataset, "all"):
+            right[str(one.system), kind][one.question.id].append(exact)
+    fewest = min(len(answers) for questions in right.values() for answers in questions.values())
+    ks = [k for k in KS if k <= fewest]
+    if len(ks) < 2:
+        raise UsageError(
+            f"{folder}: {fewest} answers to a question: evaluate with --temperature 1 --repeats 32"
+        )
+    rows = [
+        [
+            system,
+            kind,
+            *(f"{fmean(pass_at_k(len(a), sum(a), k) for a in questions.values()):.3f}" for k in ks),
+        ]
+        for (system, kind), questions in right.items()
+    ]
+    return markdown_table(["system", "kind", *(f"pass@{k}" for k in ks)], rows, left=2)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table from a command line."""
+    name = program_name("python -m prompt_r1.studies")
+    parser = argparse.ArgumentParser(f"{name} passes", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of evaluate.py --temperature 1 --repeats N --out FOLDER")
+    print(table(parser.parse_args(arguments).folder))
+
+
+if __name__ == "__main__":
+    run_program(main)
