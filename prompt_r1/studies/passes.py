@@ -1,7 +1,7 @@
 """`python -m prompt_r1.studies passes FOLDER`: pass@k by kind of question. Does training teach, or choose?
 
-FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`. If the pass@1 of the trained agent is below
-the pass@k of the untrained one, what it does could be sampled before (Yue et al. 2025, arXiv 2504.13837).
+FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`. Where the trained agent's pass@1 is below
+the pass@k of the untrained one, its answers could be sampled before (Yue et al. 2025, arXiv 2504.13837).
 """
 
 import argparse
