@@ -15,16 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import trained_config
-from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.baselines.method import Method
-from prompt_r1.baselines.sft import LESSON_FILE, fine_tune_agent
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.methods import SftConfig
+from prompt_r1.baselines.sft import FineTuned, fine_tune_agent
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.playing import PlaySettings, play_question
@@ -35,46 +29,34 @@ QUESTIONS_AT_ONCE = 32  # of rft: played between two looks at the calls that are
 
 
 @dataclass
-class Imitation(Method):
-    """Plays with an agent that it fine-tunes, unless its folder holds one of the same lesson."""
+class Imitation(FineTuned):
+    """Imitates those demonstrations of the mini agent's warm start that ended right."""
 
-    settings: SftConfig  # of the fine-tuning
-    game: AgentConfig  # how the agent plays
-    folder: Path
-    player: AgentMethod  # plays with the agent that will be in `folder`
     start: Agent
+
+    def lesson(self, train: Sequence[Question]) -> str:
+        """What the agent learns from, and how."""
+        return f"right demonstrations, {self.settings}"
+
+    async def learn(self, train: Sequence[Question]) -> None:
+        """Fine-tune the agent of `folder`. Raises UsageError without right games."""
+        self.imitate(await self.games(train), self.folder)
 
     async def games(self, train: Sequence[Question]) -> list[Trajectory]:
         """The right games to learn from."""
         played = [record(*shown, self.start.codec) for shown in demonstrations(self.settings.seed)]
         return list(filter(self.is_right, played))
 
-    def lesson(self, train: Sequence[Question]) -> str:
-        """What the agent learns from, for the folder."""
-        return f"right demonstrations, {self.settings}"
-
     def is_right(self, game: Trajectory) -> bool:
         """Whether a game asks, is well-formed throughout, and earns the full reward."""
         full = score(game, rule=self.player.rule).total > 1 - 1e-6
         return full and well_formed(game) and len(game.turns) > 1
 
-    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        file, lesson = self.folder / LESSON_FILE, self.lesson(train)
-        learned = file.read_text("utf-8", errors="replace") if file.is_file() else ""
-        if learned == lesson and trained_config(self.folder / "agent") == self.game:
-            return
-        file.unlink(missing_ok=True)
-        self.learn(await self.games(train), self.folder)
-        file.write_text(lesson, "utf-8")
-
-    def learn(self, games: Sequence[Trajectory], folder: Path) -> Path:
+    def imitate(self, games: Sequence[Trajectory], folder: Path) -> Path:
         """Fine-tune the start on games; the folder of the agent. Raises UsageError without games."""
         if not games:
             raise UsageError(f"no game of {self.settings.agent} ended right: there is nothing to imitate")
         return fine_tune_agent(lambda codec: list(games), self.settings, self.game, folder)
-
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        return await self.player.answer(question, sample=sample, seed=seed)
 
 
 @dataclass
@@ -87,7 +69,7 @@ class RejectionSampling(Imitation):
     group: int = 5  # games of a question
 
     def lesson(self, train: Sequence[Question]) -> str:
-        """What the agent learns from, for the folder."""
+        """What the agent learns from, and how."""
         plan = f"{self.rounds} rounds, {self.calls} calls, groups of {self.group}"
         return f"games on {digest_of(train) if train else ''}, {plan}, {self.settings}"
 
@@ -99,7 +81,7 @@ class RejectionSampling(Imitation):
         rng = random.Random(f"rft {self.settings.seed}")
         for number in range(1, self.rounds + 1):
             if number > 1:
-                folder = self.learn(right, self.folder.with_name(f"{self.folder.name}-round-{number - 1}"))
+                folder = self.imitate(right, self.folder.with_name(f"{self.folder.name}-round-{number - 1}"))
                 agent = load_agent(folder, self.game, agent.policy.device)
             right += await self._play(agent, train, rng, number)
         return right

@@ -182,9 +182,10 @@ def fine_tuned(context: MethodContext) -> Method:
     if folder is None:
         raise UsageError("sft fine-tunes an agent: give --out DIR for it, or a fine-tuned --sft-agent")
     settings = replace(tuning_of(context), data=config.train_data, lr=config.sft_lr)
-    spec = AgentSpec(folder / "agent", one_turn_config(settings), start=settings.agent)
-    agent = context.agent_method(partial(agents.load, spec), None, rule="alone", thinks=False)
-    return FineTuned(settings, folder, agent)
+    game = one_turn_config(settings)
+    spec = AgentSpec(folder / "agent", game, start=settings.agent)
+    player = context.agent_method(partial(agents.load, spec), None, rule="alone", thinks=False)
+    return FineTuned(settings, game, folder, player)
 
 
 def imitation(name: str, context: MethodContext) -> Method:

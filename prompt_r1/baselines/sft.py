@@ -211,23 +211,31 @@ def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:
 
 @dataclass
 class FineTuned(Method):
-    """Answers with an agent that it fine-tunes, unless its folder holds one with these settings."""
+    """Plays with an agent that it fine-tunes on gold answers, unless its folder holds one of this lesson."""
 
-    config: SftConfig
+    settings: SftConfig
+    game: AgentConfig  # how the agent plays
     folder: Path
-    agent: AgentMethod  # plays with the agent that will be in `folder`
+    player: AgentMethod  # plays with the agent that will be in `folder`
+
+    def lesson(self, train: Sequence[Question]) -> str:
+        """What the agent learns from, and how."""
+        return f"{digest_of(train) if train else ''} with learning rate {self.settings.lr}"
+
+    async def learn(self, train: Sequence[Question]) -> None:
+        """Fine-tune the agent of `folder`."""
+        learn_answers(train, self.settings, self.folder)
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        file = self.folder / LESSON_FILE
-        learned = f"{digest_of(train) if train else ''} with learning rate {self.config.lr}"
-        same_lesson = file.is_file() and file.read_text("utf-8", errors="replace") == learned
-        if not same_lesson or trained_config(self.folder / "agent") != one_turn_config(self.config):
+        file, lesson = self.folder / LESSON_FILE, self.lesson(train)
+        learned = file.read_text("utf-8", errors="replace") if file.is_file() else ""
+        if learned != lesson or trained_config(self.folder / "agent") != self.game:
             file.unlink(missing_ok=True)
-            learn_answers(train, self.config, self.folder)
-            file.write_text(learned, "utf-8")
+            await self.learn(train)
+            file.write_text(lesson, "utf-8")
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        return await self.agent.answer(question, sample=sample, seed=seed)
+        return await self.player.answer(question, sample=sample, seed=seed)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ QUESTIONS = find_questions(["mini"], "train", 0)[:64]
 
 def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_path, monkeypatch):
     learned: list[list[Trajectory]] = []
-    learn = Imitation.learn
+    imitate = Imitation.imitate
 
-    def learn_and_note(self, games, folder):
+    def imitate_and_note(self, games, folder):
         learned.append(list(games))
-        return learn(self, games, folder)
+        return imitate(self, games, folder)
 
-    monkeypatch.setattr(Imitation, "learn", learn_and_note)
+    monkeypatch.setattr(Imitation, "imitate", imitate_and_note)
     rival = rft(tmp_path)
     asyncio.run(rival.prepare(QUESTIONS, []))
     first, both = learned
@@ -70,7 +70,7 @@ def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_rft_asks_as_often_as_it_may_up_to_the_last_games(tmp_path, monkeypatch, rounds):
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)  # it looks at its budget after each question
-    monkeypatch.setattr(Imitation, "learn", lambda self, games, folder: find_agent("mini", 0))
+    monkeypatch.setattr(Imitation, "imitate", lambda self, games, folder: find_agent("mini", 0))
     rival = rft(tmp_path, rft_calls=60, rft_rounds=rounds)
     asyncio.run(rival.games(QUESTIONS))
     most = rival.group * (CONFIG.max_turns - 1)  # calls for one question
