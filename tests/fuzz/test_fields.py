@@ -38,11 +38,11 @@ COMMANDS = {
     "sft.py": (SftConfig, "--agent agent --data questions.jsonl --epochs 1 --out out --device cpu"),
     "serving": (ServeConfig, "--agent agent --env mini --port 0 --device cpu"),
 }
-# The method that uses a field of evaluate.py, by the beginning of its name; direct uses the others.
+# The method that uses a field of evaluate.py, by the beginning of its name; direct uses the others. Flags of
+# rft are only read: they say how long it plays.
 METHOD_OF = {
     **{"opro": "opro", "optim": "opro", "seed_prompt": "opro", "textgrad": "textgrad", "gepa": "gepa"},
     **{"sft": "sft", "grpo": "grpo-only", "shots": "cot-few-shot", "samples": "self-consistency"},
-    **{"best_of": "best-of-n", "rft": "rft", "imitation": "rft"},
     **{"agent": "prompt-r1", "temperature": "prompt-r1", "kv_tokens": "prompt-r1", "device": "prompt-r1"},
 }
 
