@@ -1,7 +1,7 @@
 """`python -m prompt_r1.studies passes FOLDER`: pass@k by kind of question. Does training teach, or choose?
 
 FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`. Where the trained agent's pass@1 is below
-the pass@k of the untrained one, its answers could be sampled before (Yue et al. 2025, arXiv 2504.13837).
+the pass@k of the untrained one, training chose among what that could do (Yue et al. 2025, arXiv 2504.13837).
 """
 
 import argparse
@@ -27,11 +27,15 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def table(folder: Path) -> str:
     """A row for each system and kind. Raises UsageError where questions have too few answers."""
     right: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for one in read_predictions(folder / "predictions.jsonl"):
+    predictions = read_predictions(folder / "predictions.jsonl")
+    newest = {one.system: one.setting for one in predictions}  # the folder may hold answers of older settings
+    for one in predictions:
+        if one.error or one.setting != newest[one.system]:
+            continue
         exact = exact_match(one.answer or "", one.question.answers) == 1
         for kind in (one.question.dataset, "all"):
             right[str(one.system), kind][one.question.id].append(exact)
-    fewest = min(len(answers) for questions in right.values() for answers in questions.values())
+    fewest = min((len(answers) for questions in right.values() for answers in questions.values()), default=0)
     ks = [k for k in KS if k <= fewest]
     if len(ks) < 2:
         raise UsageError(

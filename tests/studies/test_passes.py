@@ -20,8 +20,17 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n, right, k):
 
 
 def write(folder: Path, answers: int) -> None:
-    """Two kinds with a question each: of the first kind every other answer is right, of the second none."""
+    """Two kinds with a question each: of the first kind every other answer is right, of the second none.
+
+    A failed call and a right answer of older settings come first.
+    """
     lines = []
+    old = Question("pop-1", "pop", "Who?", ("Anna",))
+    for more in ({"error": "429"}, {"answer": "Anna", "setting": "old"}):
+        one = Prediction(
+            old, **{"answer": None, "sample": 99, "system": System("untrained", "mini", "mini"), **more}
+        )
+        lines.append(json.dumps(to_row(one)))
     for kind in ("bridge", "pop"):
         question = Question(f"{kind}-1", kind, "Who?", ("Anna",))
         for sample in range(answers):
