@@ -10,7 +10,7 @@ A game is right if it asks, is well-formed, and earns the full reward, that of f
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ QUESTIONS_AT_ONCE = 32  # of rft: played between two looks at the calls that are
 class Imitation(FineTuned):
     """Imitates those demonstrations of the mini agent's warm start that ended right."""
 
-    start: Agent
+    load_start: Callable[[], Agent]
 
     def lesson(self, train: Sequence[Question]) -> str:
         """What the agent learns from, and how."""
@@ -44,7 +44,8 @@ class Imitation(FineTuned):
 
     async def games(self, train: Sequence[Question]) -> list[Trajectory]:
         """The right games to learn from."""
-        played = [record(*shown, self.start.codec) for shown in demonstrations(self.settings.seed)]
+        codec = self.load_start().codec
+        played = (record(*shown, codec) for shown in demonstrations(self.settings.seed))
         return list(filter(self.is_right, played))
 
     def is_right(self, game: Trajectory) -> bool:
@@ -74,10 +75,10 @@ class RejectionSampling(Imitation):
         return f"games on {digest_of(train) if train else ''}, {plan}, {self.settings}"
 
     async def games(self, train: Sequence[Question]) -> list[Trajectory]:
-        """The right games of all rounds. Raises UsageError without training questions."""
+        """The right games of all rounds. Raises UsageError without training questions or a right game."""
         if not train:
             raise UsageError("rft needs training questions: give --train-data")
-        agent, right = self.start, list[Trajectory]()
+        agent, right = self.load_start(), list[Trajectory]()
         rng = random.Random(f"rft {self.settings.seed}")
         for number in range(1, self.rounds + 1):
             if number > 1:

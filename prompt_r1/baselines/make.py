@@ -206,7 +206,7 @@ def imitation(name: str, context: MethodContext) -> Method:
     game = AgentConfig(**{f.name: getattr(spec.config, f.name) for f in fields(AgentConfig)})
     learned = AgentSpec(folder / "agent", game, start=spec.start)
     player = context.agent_method(partial(agents.load, learned), context.environment, rule=game.rule)
-    parts = settings, game, folder, player, agents.untrained()
+    parts = settings, game, folder, player, agents.untrained
     if name == "bc":
         return Imitation(*parts)
     return RejectionSampling(*parts, context.environment, config.rft_rounds, config.rft_calls)
