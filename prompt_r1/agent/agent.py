@@ -88,8 +88,8 @@ def load_agent(
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
     `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
-    in its folder, or its chat template's of today. If `config.threads` is given,
-    torch computes with so many from now on. Raises UsageError if there is no agent.
+    in its folder, or its chat template's of today. If `config.threads` is given, torch computes with so many
+    from now on. Raises UsageError if there is no agent.
     """
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -26,7 +26,8 @@ DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
 FROM_START = ("sft", "untrained", *RIVALS)  # the agent before training
 WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", *RIVALS, "prompt-r1")
-LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft", "rft")  # from questions
+# These learn from training questions.
+LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft", "rft")
 GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by other methods' settings
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 AGENT_FILES = (
