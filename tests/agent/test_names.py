@@ -16,11 +16,11 @@ from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
 
 
-def save_run(folder: Path, *, seed: int, step: int, saved: int) -> None:
+def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
     """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
     agent = folder / "agent"
     agent.mkdir(parents=True)
-    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed}), agent / GAME_FILE)
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
     (agent / "config.json").write_text("{}")
     (agent / STEP_FILE).write_text(json.dumps({"step": step}))
     os.utime(agent / GAME_FILE, (saved, saved))
@@ -38,6 +38,13 @@ def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tm
     )
     where = "agent runs/mini-seed0, step 60, environment mini, seed 0"
     assert named.describe(environment="mini", seed=0) == where
+
+
+def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/asks"), seed=0, step=60, saved=1)
+    save_run(Path("runs/alone"), seed=0, step=60, saved=2, env="none")
+    assert resolve_agent("", kv_tokens=0).path == Path("runs/asks/agent")
 
 
 def test_an_agent_that_was_trained_with_a_removed_setting_plays(tmp_path, monkeypatch):

@@ -131,6 +131,14 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
     assert sys.modules["own_code"].seen == [games[0]]
 
 
+def test_the_users_reward_gets_the_score_of_the_users_metric(own):
+    question = Question("q", "d", "Who?", answers=("Anna",))
+    game = play_game(question, [think("a", prompt="Who?"), think("b", answer="Bob")], ["Anna."])
+    both = TrainConfig(rule="release", reward="own_code:frugal", answer_metric="own_code:half").reward_rule
+    [reward] = score_games([game], rule=both)
+    assert reward.answer == 0.5
+
+
 def test_a_function_without_a_name_of_its_own_is_refused(own):
     with pytest.raises(prompt_r1.UsageError, match=r"train\(reward=…\): give a function at the top level"):
         prompt_r1.train("mini", reward=lambda game, paper: 0.0)

@@ -362,6 +362,13 @@ def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of
     assert split("--val-data c.jsonl") == (["c.jsonl"], ())
 
 
+def test_a_settings_file_names_its_own_validation_and_test_files(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: mine.jsonl\nval_data: a.jsonl\ntest_data: b.jsonl\n")
+    config, _ = train_config(["--config", str(file)])
+    assert (config.val_data, config.test_data) == (("a.jsonl",), ("b.jsonl",))
+
+
 def test_a_model_of_ones_own_never_learns_by_the_settings_of_the_toy_agent_unasked():
     with pytest.raises(UsageError, match="--config paper"):
         train_config(["--agent", "model", "--data", "mine.jsonl"])

@@ -1,6 +1,7 @@
 """The systems of an evaluation: which ones are run, and when their answers can be reused."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ def test_answers_of_an_agent_are_not_reused_with_other_weights(agents):
     (Path(agents["runs/a"].path) / "model.safetensors").write_bytes(b"trained further")
     digest_of.cache_clear()
     after = settings_of(agents)
+    assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
+
+
+def test_answers_of_an_agent_are_not_reused_in_another_game(agents):
+    [(name, agent), *_] = agents.items()
+    short = {name: replace(agent, config=replace(agent.config, instruction="short"))}
+    before, after = settings_of(agents), settings_of(short)
     assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
 
 

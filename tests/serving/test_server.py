@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import openai
@@ -55,6 +56,22 @@ def test_openais_client_gets_the_answer_and_the_usage(url):
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.usage.environment == {"calls": 1, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0}
     assert not hasattr(choice.message, "reasoning_content")
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampled"), [({}, 0.7), ({"temperature": 0}, 0.0), ({"temperature": 1}, 1)]
+)
+def test_the_temperature_is_the_requests_own_or_else_the_servers(fields, sampled):
+    agent, seen = EchoAgent(), set()
+
+    async def generate(tokens, *, temperature, **options):
+        seen.add(temperature)
+        return await EchoAgent.generate(agent, tokens, temperature=temperature, **options)
+
+    agent.generate = generate
+    with serving(replace(pair_of(agent), temperature=0.7)) as url:
+        assert ask(url, **fields).status_code == 200
+    assert seen == {sampled}
 
 
 def test_openais_client_streams_the_answer(url):

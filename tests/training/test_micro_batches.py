@@ -3,10 +3,12 @@
 import itertools
 import random
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ from prompt_r1.training.micro_batches import (
 )
 from prompt_r1.types import Reward, ScoredGame
 from tests import tiny
-from tests.games import CPU, ONE_RANK, game_of_turns, random_scored_games, siblings
+from tests.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
 
 Assigned = list[list[list[int]]]  # numbers of games, by rank and micro-batch
 
@@ -206,6 +208,21 @@ def test_an_optimiser_step_of_whole_groups_does_not_split_them():
     assert [len(games) for games in by_game] == [8, 8, 4]
     whole_groups = mini_batches_of(groups, games=20, group_size=5, mini_batch=10, numbers=range(4))
     assert whole_groups == [groups[0] + groups[1], groups[2] + groups[3]]
+
+
+def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_questions_alternate():
+    played = [random_game(seed) for seed in (0, 3, 1, 4)]  # 0 and 1 share an opening, 3 and 4 another
+    games = [ScoredGame(game, Reward(0, 0, 0), float(number)) for number, game in enumerate(played)]
+    batch = make_batch(games, lambda game: float(sum(game.sampled)), CPU)
+    rows = zip(batch.packed.targets, batch.engine, batch.advantages, batch.weights, strict=True)
+    assert Counter((int(token), *map(float, row)) for token, *row in rows) == Counter(
+        (token, logprob, float(number), float(sum(game.sampled)))
+        for number, game in enumerate(played)
+        for token, logprob, sampled in zip(
+            game.tokens, torch.tensor(game.logprobs).tolist(), game.sampled, strict=True
+        )
+        if sampled
+    )
 
 
 def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():

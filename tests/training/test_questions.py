@@ -19,6 +19,13 @@ from tests.games import ONE_RANK
 QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for number in range(7)]
 
 
+@pytest.mark.parametrize(("per_step", "epochs"), [(7, [0, 1, 2]), (3, [0, 0, 0, 1, 1, 2])])
+def test_the_epoch_of_a_step_is_that_in_which_it_begins(per_step, epochs):
+    """A step that ends an epoch belongs to it: else recorded replies of that epoch are paid for again."""
+    questions = RunQuestions(QUESTIONS, (), (), per_step, seed=0, digest="")
+    assert [questions.epoch(step) for step in range(1, len(epochs) + 1)] == epochs
+
+
 def ids(questions: list[Question]) -> list[str]:
     return [question.id for question in questions]
 
