@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prompt_r1.agent.remote import Prompts, parse_remote
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.fields import MINI_AGENTS
 from prompt_r1.config.train import agent_preset
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
@@ -15,8 +16,8 @@ CACHE = RUNS / "cache"
 
 
 def find_agent(name: str, seed: int) -> str | Path:
-    """The folder or hub id of the model that a user calls `name`. The mini agent is built if necessary."""
-    if name == "mini":
+    """The folder or hub id of the model that a user calls `name`. Mini agents are built if necessary."""
+    if name in MINI_AGENTS:
         import torch
         from transformers.utils import logging
 
@@ -26,7 +27,7 @@ def find_agent(name: str, seed: int) -> str | Path:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
         try:
-            return mini_agent(seed, CACHE)
+            return mini_agent(seed, CACHE, name)
         finally:
             torch.set_num_threads(threads)
     folder = Path(name)
@@ -51,7 +52,7 @@ def newest_mini_run() -> Path:
     saved: dict[Path, float] = {}  # run folder → when its agent was saved
     for file in RUNS.glob(f"*/agent/{GAME_FILE}"):
         config = trained_config(file.parent)
-        if config is not None and config.agent == "mini" and config.env != "none":
+        if config is not None and config.agent in MINI_AGENTS and config.env != "none":
             saved[file.parent.parent] = file.stat().st_mtime
     if not saved:
         raise UsageError(
@@ -95,7 +96,7 @@ def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: st
         local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
-    config = trained or agent_preset("mini" if local == "mini" else "paper")
+    config = trained or agent_preset("mini" if local in MINI_AGENTS else "paper")
     config = replace(config, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
     if remote is None:

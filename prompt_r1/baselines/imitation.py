@@ -45,7 +45,9 @@ class Imitation(FineTuned):
     async def games(self, train: Sequence[Question]) -> list[Trajectory]:
         """The right games to learn from."""
         codec = self.load_start().codec
-        played = (record(*shown, codec) for shown in demonstrations(self.settings.seed))
+        played = (
+            record(*shown, codec) for shown in demonstrations(self.settings.seed, kind=self.settings.agent)
+        )
         return list(filter(self.is_right, played))
 
     def is_right(self, game: Trajectory) -> bool:

@@ -22,7 +22,7 @@ from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import is_mini
+from prompt_r1.config.fields import MINI_AGENTS, is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
@@ -198,8 +198,8 @@ def imitation(name: str, context: MethodContext) -> Method:
         raise UsageError(f"{name} fine-tunes an agent: give --out DIR for it")
     if parse_remote(spec.start):
         raise UsageError(f"{name} cannot fine-tune an agent behind an endpoint")
-    if name == "bc" and spec.start != "mini":
-        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    if name == "bc" and spec.start not in MINI_AGENTS:
+        raise UsageError("bc imitates the demonstrations of the mini agents: leave it out with other agents")
     settings = replace(
         tuning_of(context), data=config.train_data, lr=config.imitation_lr, rank=16, alpha=32.0
     )

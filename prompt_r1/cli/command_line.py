@@ -14,7 +14,14 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import HELD_OUT, MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
+from prompt_r1.config.fields import (
+    HELD_OUT,
+    MINI_AGENTS,
+    MINI_ENVIRONMENTS,
+    check_ranges,
+    flag_of,
+    type_name,
+)
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.removed import removed_sentence
@@ -145,7 +152,7 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     if config.env in MINI_ENVIRONMENTS and not config.data:
         config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
     if has_own_questions(config):
-        if config.agent != "mini" and not chosen:
+        if config.agent not in MINI_AGENTS and not chosen:
             raise UsageError(
                 f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper "
                 "(for real models), --config mini (the settings of the toy agent) or a YAML file"

@@ -15,7 +15,7 @@ class AgentConfig(EnvironmentConfig):
 
     agent: str = setting(
         "Qwen/Qwen3-4B",
-        "model folder, hub id or mini",
+        "model folder, hub id, mini or mini-parts",
         everyday=True,
         identifies=True,
         group="agent, environment and data",

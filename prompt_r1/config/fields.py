@@ -23,6 +23,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
+MINI_AGENTS = ("mini", "mini-parts")
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
 LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 

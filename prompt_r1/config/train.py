@@ -7,6 +7,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import (
     FRACTION,
     LEARNING_RATE,
+    MINI_AGENTS,
     NOT_NEGATIVE,
     POSITIVE,
     Range,
@@ -155,7 +156,7 @@ def has_own_questions(config: TrainConfig) -> bool:
 
 def toy_note(config: TrainConfig) -> str:
     """Which parts of a run are toys of the mini world, beside real ones; "" if all parts are, or none."""
-    parts = {"--agent": config.agent == "mini", "--data": not has_own_questions(config)}
+    parts = {"--agent": config.agent in MINI_AGENTS, "--data": not has_own_questions(config)}
     if config.env != "none":
         parts["--env"] = is_mini(config.env)
     toys = [flag for flag, toy in parts.items() if toy]

@@ -7,6 +7,7 @@ work; that is left to reinforcement learning.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -38,9 +39,23 @@ class PlannedTurn:
 
 
 def demonstrate(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random) -> list[Turn]:
-    """Play one game with a strategy drawn at random. One demonstration in ten has a damaged turn."""
-    world = environment.world
-    plan = _plan_turns(mini, world, rng)
+    """Play one game with a strategy drawn at random."""
+    plan = _plan_turns(mini, environment.world, rng)
+    return perform(plan, environment, rng, fallback=lambda: guess(mini.slots, environment.world, rng))
+
+
+def perform(
+    plan: list[PlannedTurn],
+    environment: MiniEnvironment,
+    rng: random.Random,
+    *,
+    fallback: Callable[[], str],
+    cut: bool = False,
+) -> list[Turn]:
+    """Play a plan and answer with the value of the last reply; without a plan, with the `fallback`.
+
+    One demonstration in ten has a damaged turn. `cut`: the game ends after the last reply.
+    """
     damages = [""] * (len(plan) + 1)  # of each turn that asks, and of the answer
     if rng.random() < SHARE_DAMAGED:
         damages[rng.randrange(len(damages))] = rng.choice(DAMAGES)
@@ -54,8 +69,10 @@ def demonstrate(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Ra
         reply = environment.reply(action.prompt)
         turns.append(Turn(text, action, reply.text))
         value = reply.value
+    if cut:
+        return turns
     if not plan:
-        think, answer = "I think I know this.", _guess(mini.slots, world, rng)
+        think, answer = "I think I know this.", fallback()
     elif value:
         think, answer = "Now I know the answer.", value  # right or wrong
     else:
@@ -83,16 +100,16 @@ def decompose(slots: Slots) -> list[PlannedTurn]:
     match slots:
         case Bridge(film, first, second):
             return [
-                PlannedTurn(f"First I need the {first}.", _clear(film, first)),
-                PlannedTurn(f"Now I need the {second}.", _clear("{value}", second)),
+                PlannedTurn(f"First I need the {first}.", ask_clearly(film, first)),
+                PlannedTurn(f"Now I need the {second}.", ask_clearly("{value}", second)),
             ]
         case Compare(film, other):
             return [
-                PlannedTurn("First I need the year.", _clear(other, "year")),
+                PlannedTurn("First I need the year.", ask_clearly(other, "year")),
                 PlannedTurn("Now I can compare.", f"Was {film} released before {{value}}?"),
             ]
         case Pop(film, relation):
-            return [PlannedTurn(f"I need the {relation}.", _clear(film, relation))]
+            return [PlannedTurn(f"I need the {relation}.", ask_clearly(film, relation))]
         case Problem(_, _, start, verbs, amounts):
             signs = [SIGNS[verb] for verb in verbs]
             return [
@@ -106,7 +123,7 @@ def decompose(slots: Slots) -> list[PlannedTurn]:
             return [PlannedTurn("I need the details.", prompt)]
 
 
-def _clear(subject: str, relation: str) -> str:
+def ask_clearly(subject: str, relation: str) -> str:
     """A clear one-step question."""
     if relation == "year":
         return f"When was {subject} released?"
@@ -142,7 +159,7 @@ def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:
             return replace(slots, film=rng.choice(world.train.films))
 
 
-def _guess(slots: Slots, world: World, rng: random.Random) -> str:
+def guess(slots: Slots, world: World, rng: random.Random) -> str:
     """A random answer of the right type."""
     match slots:
         case Compare():

@@ -22,6 +22,7 @@ from prompt_r1.agent.kv_cache import cache_bytes
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, blocks_of
+from prompt_r1.config.fields import MINI_AGENTS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import local_tensor
 from prompt_r1.distributed.ranks import Ranks
@@ -230,7 +231,7 @@ def reserve_memory(models: Models, optimizer: Optimizer, config: TrainConfig, ra
 
 def memory_table(config: TrainConfig) -> str:
     """The lines of --dry-run about memory; a single line if the agent's config cannot be loaded."""
-    if config.agent == "mini":
+    if config.agent in MINI_AGENTS:
         return "memory: the mini agent fits everywhere"
     path = find_agent(config.agent, config.seed)
     try:

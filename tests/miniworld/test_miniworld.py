@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import itertools
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.errors import UsageError
+from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import (
     EMBEDDED,
@@ -331,7 +333,7 @@ def test_a_tag_is_one_token_and_decoding_keeps_it(quick):
 
 
 def test_the_agents_folder_is_a_standard_hugging_face_model(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(agent_module, "build_agent", lambda seed: quick)
+    monkeypatch.setattr(agent_module, "build_agent", lambda seed, kind: quick)
     folder = mini_agent(1, tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokens = Codec(tokenizer, INSTRUCTIONS["short"]).opening(f"What is {FILM} about?")
@@ -355,16 +357,16 @@ def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(
 ):
     cache = tmp_path / "agents"
 
-    def build_by(build: Callable[[int], MiniAgent]) -> Path:
+    def build_by(build: Callable[[int, str], MiniAgent]) -> Path:
         monkeypatch.setattr(agent_module, "build_agent", build)
         return mini_agent(1, cache)
 
-    def interrupted(seed: int) -> MiniAgent:
+    def interrupted(seed: int, kind: str) -> MiniAgent:
         raise KeyboardInterrupt
 
-    def overtaken(seed: int) -> MiniAgent:
+    def overtaken(seed: int, kind: str) -> MiniAgent:
         """Another process finishes the same build first."""
-        build_by(lambda seed: quick)
+        build_by(lambda seed, kind: quick)
         return quick
 
     with pytest.raises(KeyboardInterrupt):
@@ -381,7 +383,7 @@ def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(
 
 def test_the_agent_of_seed_0_comes_with_the_package_and_others_are_built(quick, tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr(agent_module, "build_agent", lambda seed: built.append(seed) or quick)
+    monkeypatch.setattr(agent_module, "build_agent", lambda seed, kind: built.append(seed) or quick)
     folders = [mini_agent(seed, tmp_path / "cache") for seed in (0, 1, 2, 1)]
     assert folders[0].parent == EMBEDDED, "python -m prompt_r1.miniworld.agent builds it"
     assert [folder.parent for folder in folders[1:]] == [tmp_path / "cache"] * 3
@@ -472,9 +474,35 @@ def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
     assert digest_of(lines) == "b27f2926192ef821"
     defaults = {name: one.default for name, one in inspect.signature(build_agent).parameters.items()}
     assert defaults == {
-        **{"seed": inspect.Parameter.empty, "worlds": 30, "games": 400},
+        **{"seed": inspect.Parameter.empty, "kind": "mini", "worlds": 30, "games": 400},
         **{"steps": 1500, "batch_size": 8},
     }
+
+
+def test_no_demonstration_of_the_mini_parts_agent_chains_two_facts():
+    """No request holds what only a reply has told; questions of two steps get a single request."""
+    asked = Counter()
+    for question, turns in agent_module.demonstrations(0, worlds=3, games=800, kind="mini-parts"):
+        told: set[str] = set()
+        for turn in turns:
+            used = set(re.findall(r"\d+|[A-Z]\w+ [A-Z]\w+", turn.action.prompt or ""))
+            assert not used & told, (question.text, turns)
+            words = re.findall(r"\d+|[A-Z]\w+ [A-Z]\w+", turn.reply or "")
+            told |= {word for word in words if word not in question.text}
+            asked[question.dataset] += turn.action.prompt is not None
+        if question.dataset != "parts":
+            assert sum(turn.action.prompt is not None for turn in turns) <= 1
+    assert set(asked) == {"parts", *TRAINING_MIX}
+
+
+def test_the_demonstrations_of_parts_show_two_requests_and_right_answers():
+    """Of the questions of one or two steps, those that are not damaged are answered by the last reply."""
+    shown = agent_module.demonstrations(0, worlds=2, games=500, kind="mini-parts")
+    parts = [(question, turns) for question, turns in shown if question.dataset == "parts"]
+    answered = [(question, turns) for question, turns in parts if turns[-1].action.answer is not None]
+    right = [exact_match(turns[-1].action.answer, question.answers) == 1 for question, turns in answered]
+    assert 0.5 < sum(len(turns) == 3 for _, turns in answered) / len(answered) < 0.7
+    assert sum(right) > 0.95 * len(right) > 0.8 * len(parts)
 
 
 def test_the_learning_rate_of_the_warm_start_rises_over_50_steps_and_falls_from_40_percent_on():

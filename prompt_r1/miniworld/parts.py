@@ -1,0 +1,141 @@
+"""Demonstrations of parts, none of which chains two facts (the warm start of `--agent mini-parts`).
+
+Each shows one of these:
+
+    one        a question of one step, in one of several wordings, asked in the clear one
+    two        two such questions, one after the other; the answer is the last reply
+    as it is   a question of the mini world's training mix, asked as it is (or in a vague way, or not at all)
+    beginning  the first step towards such a question; if it needs another step, the game is cut off there
+
+No request holds what only a reply has told. An agent that uses a reply in its next request, which bridge
+questions, comparisons and word problems need, combines the parts in a way that it was never shown.
+"""
+
+import random
+from dataclasses import dataclass
+
+from prompt_r1.miniworld.demonstrations import (
+    PlannedTurn,
+    ask_clearly,
+    decompose,
+    guess,
+    perform,
+)
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, MiniQuestion, Problem
+from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World
+from prompt_r1.types import Question, Turn
+
+SHARE_OF_STEPS = 0.65  # of the demonstrations: questions of one or two steps that are all in the question
+SHARE_OF_TWO = 0.6  # of these
+STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # for the training mix
+WORDINGS = ("{clear}", "{subject}: {short}?", "Tell me, {short} of {subject}?", "For {subject}, {short}?")
+# What a question says beside what it asks, so that an agent learns which of the names is meant.
+ABOUT_FILMS = ("I just saw {name}.", "{name} is so good.", "This is about {name}.")
+ABOUT_PEOPLE = ("I met {name}.", "{name} told me.", "This is about {name}.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A question of one step."""
+
+    text: str  # as it is put
+    request: str  # the clear wording, which the environment understands
+    answer: str
+    need: str  # "I need the year."
+    first: str  # as the first of two steps: "First I need the year."
+    then: str  # as the second: "Now I need the year."
+
+
+def demonstrate_part(
+    mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random
+) -> tuple[Question, list[Turn]]:
+    """Show a part on a question of the training mix, or on questions of one step in its place."""
+    if rng.random() < SHARE_OF_STEPS:
+        return _show_steps(environment, rng)
+    return mini.question, _show_start(mini, environment, rng)
+
+
+def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Question, list[Turn]]:
+    """One step, or two that have nothing to do with each other."""
+    one, other = _draw_step(environment.world, rng), _draw_step(environment.world, rng)
+    while environment.reply(one.request).value in other.request:  # it would use the first reply, by chance
+        other = _draw_step(environment.world, rng)
+    if rng.random() < SHARE_OF_TWO:
+        orders = (
+            f"{one.text} And then: {other.text}",
+            f"{other.text} But first: {one.text}",
+            f"{one.text} {other.text}",
+            f"{other.text} {one.text}",
+        )
+        text = rng.choice(orders)
+        plan = [PlannedTurn(one.first, one.request), PlannedTurn(other.then, other.request)]
+    else:
+        other, text, plan = one, one.text, [PlannedTurn(one.need, one.request)]
+    question = Question(f"parts-{text}", "parts", text, (other.answer,))
+    return question, perform(plan, environment, rng, fallback=str)
+
+
+def _show_start(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random) -> list[Turn]:
+    """A question of the training mix, asked as it is, or its first step."""
+    slots = mini.slots
+    strategy = rng.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
+    steps = decompose(slots)
+    if strategy == "beginning":
+        return perform(steps[:1], environment, rng, fallback=str, cut=len(steps) > 1)
+    if strategy == "guess":
+        plan = []
+    elif strategy == "vague" and not isinstance(slots, Problem):
+        plan = [PlannedTurn("Let me see.", f"Tell me about {slots.film}.")]
+    else:
+        plan = [PlannedTurn("I ask it as it is.", mini.question.text)]
+    return perform(plan, environment, rng, fallback=lambda: guess(slots, environment.world, rng))
+
+
+def _draw_step(world: World, rng: random.Random) -> Step:
+    """A sum, a comparison with a year, or a fact about a person or film."""
+    kind = rng.choices(("sum", "before", "person", "film"), (0.2, 0.15, 0.4, 0.25))[0]
+    if kind == "sum":
+        return _draw_sum(rng)
+    names = world.train.people if kind == "person" else world.train.films
+    subject = rng.choice(names)
+    if kind == "before":
+        year = rng.choice(YEARS)
+        text = request = f"Was {subject} released before {year}?"
+        answer = "yes" if world.facts[subject, "year"] < year else "no"
+        thought = "can compare."
+    else:
+        relation = rng.choice(PERSON_RELATIONS if kind == "person" else (*CREW, "year"))
+        request, answer = ask_clearly(subject, relation), world.facts[subject, relation]
+        thought = f"need the {relation}."
+        short = {"birthplace": "what is the birthplace", "year": "the year"}.get(
+            relation, f"who is the {relation}"
+        )
+        text = rng.choice(WORDINGS).format(clear=request, subject=subject, short=short)
+    if rng.random() < 0.6:
+        film = kind == "person" or (kind == "before" and rng.random() < 0.5)
+        name = rng.choice(world.train.films if film else world.train.people)
+        aside = rng.choice(ABOUT_FILMS if film else ABOUT_PEOPLE).format(name=name)
+        text = rng.choice((f"{aside} {text}", f"{text} {aside}"))
+    return Step(text, request, answer, f"I {thought}", f"First I {thought}", f"Now I {thought}")
+
+
+def _draw_sum(rng: random.Random) -> Step:
+    """A sum, bare or as a word problem of one step."""
+    start, verb, amount = rng.randint(20, 80), rng.choice(list(SIGNS)), rng.randint(2, 19)
+    owner, things = rng.choice(OWNERS), rng.choice(THINGS)
+    request = f"What is {start} {SIGNS[verb]} {amount}?"
+    more = " more" if SIGNS[verb] == "plus" else ""
+    problem = f"{verb} {amount}{more}. How many {things} does {owner} have now?"
+    texts = (
+        request,
+        f"Problem: {owner} has {start} {things} and {problem}",
+        f"Problem: That makes {start}. And then {owner} {problem}",
+        f"Problem: {rng.choice(OWNERS)} has {rng.randint(20, 80)} {things}. Sure, the result is {start}. "
+        f"And then {owner} {problem}",
+    )
+    answer = start + amount if SIGNS[verb] == "plus" else start - amount
+    step = f"{verb} {amount}."
+    return Step(
+        rng.choice(texts), request, str(answer), f"I need {step}", f"First, {step}", f"And then {step}"
+    )
