@@ -31,7 +31,6 @@ function startBrowser(runs) {
   fillMenu("dataset", groups.map((group) => group.dataset).sort());
   fillMenu("step", groups.map((group) => group.step).sort((a, b) => a - b));
   fillMenu("right", games.map((game) => game.right).filter((right) => right !== null).sort().reverse(), (right) => right ? "✓ right" : "✗ wrong");
-  $("order").parentElement.hidden = !games.some((game) => game.reward);
   $("step").parentElement.hidden = runs.every(isEvaluation);
   $("kind").parentElement.hidden = $("kind").options.length < 3;
   $("filters").addEventListener("submit", (event) => event.preventDefault());
@@ -61,26 +60,15 @@ function textOf(entry) {
   return entry.text;
 }
 
-function applyFilters(event) {
-  const kept = event?.target === $("order") ? null : browser.shown[browser.selected]?.key;
+function applyFilters() {
+  const kept = browser.shown[browser.selected]?.key;
   const [needle, dataset, step, kind, right] = ["search", "dataset", "step", "kind", "right"].map((id) => $(id).value.trim());
   browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step)) && (!kind || entry.kind === kind)
     && (!dataset || entry.groups.find(Boolean).dataset === dataset) && (!right || gamesOf(entry).some((game) => String(game.right) === right)) && textOf(entry).includes(needle.toLowerCase()));
-  sortShown($("order").value);
   const games = sum(browser.shown.map((entry) => gamesOf(entry).length));
   $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, browser.runs.every(isEvaluation) ? "answer" : "game")}`;
   $("rows").style.height = `${browser.shown.length * ROW}px`;
   select(Math.max(0, browser.shown.findIndex((entry) => entry.key === kept)));
-}
-
-function sortShown(order) {
-  const range = (values) => values.length ? Math.max(...values) - Math.min(...values) : -1;
-  const rewards = (entry) => entry.groups.filter(Boolean).map(rewardsOf);
-  const by = {
-    worst: (entry) => mean(rewards(entry).flat()) ?? 9,
-    spread: (entry) => -range(rewards(entry).flat()),
-  }[order];
-  if (by) browser.shown = browser.shown.map((entry) => [by(entry), entry]).sort((a, b) => a[0] - b[0]).map(([, entry]) => entry);
 }
 
 function select(index) {
@@ -93,7 +81,7 @@ function select(index) {
 
 function showSelected() {
   const entry = browser.shown[browser.selected];
-  const empty = browser.entries.length ? "No game matches. Clear the filters with c." : "This run has no recorded games.";
+  const empty = browser.entries.length ? "No game matches. Clear the filters." : "This run has no recorded games.";
   $("detail").replaceChildren(...(entry ? drawEntry(entry, browser.runs, $("search").value.trim()) : [element("p", { class: "empty" }, empty)]));
 }
 

@@ -1,4 +1,4 @@
-// Starts the page: reads the data, draws head, curves and games, and handles the keys.
+// Starts the page: reads the data, and draws head, curves and games.
 
 function drawHead(runs) {
   const names = runs.map((run) => plain(run.name)).join(" and ");
@@ -71,30 +71,6 @@ function showStep(step) {
   $("games").scrollIntoView({ block: "start" });
 }
 
-function moveStep(move) {
-  const menu = $("step");
-  menu.selectedIndex = Math.min(menu.options.length - 1, Math.max(0, menu.selectedIndex + move));
-  applyFilters();
-}
-
-const KEYS = {
-  j: () => select(browser.selected + 1),
-  k: () => select(browser.selected - 1),
-  "]": () => moveStep(1),
-  "[": () => moveStep(-1),
-  "/": () => $("search").focus(),
-  c: () => $("filters").reset(),
-};
-
-function listenToKeys() {
-  document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
-    if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(KEYS, event.key)) return;
-    event.preventDefault();
-    KEYS[event.key]();
-  });
-}
-
 const runs = JSON.parse($("data").textContent);
 $("data").remove();
 document.documentElement.classList.toggle("comparing", runs.length > 1);
@@ -102,5 +78,4 @@ drawHead(runs);
 if (runs.every(isEvaluation)) $("curves").parentElement.hidden = true;
 else drawCurves(runs, showStep);
 startBrowser(runs);
-listenToKeys();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
