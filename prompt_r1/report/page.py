@@ -14,6 +14,7 @@ from pathlib import Path
 from prompt_r1.report.payload import RunData, read_run
 
 HERE = Path(__file__).parent
+THEME = (HERE / "theme.css").read_text("utf-8")  # of the chat page too
 SCRIPTS = ("text.js", "words.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
 GAMES = 8000  # per run; with more, the page takes seconds to load
 
@@ -43,7 +44,7 @@ def write_report(
 
 def page(runs: Sequence[RunData]) -> str:
     """The HTML page of one or two runs."""
-    style = (HERE / "page.css").read_text("utf-8")
+    style = THEME + (HERE / "page.css").read_text("utf-8")
     script = "".join((HERE / name).read_text("utf-8") for name in SCRIPTS)
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "

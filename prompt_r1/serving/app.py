@@ -35,12 +35,13 @@ from prompt_r1.agent.agent import Agent
 from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
 from prompt_r1.environments.pool import Pool
 from prompt_r1.playing import Limits, PlaySettings
+from prompt_r1.report.page import THEME
 from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, ChatRequest, read_request
 from prompt_r1.serving.chat_response import END_OF_STREAM, DialogueText, Envelope, Failure, event, failure_of
 
 logger = logging.getLogger(__name__)
 
-PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8")
+PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8").replace("%THEME%", THEME)
 BODY_SECONDS = 30.0  # for the body of a request to come
 KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to send
 FULL = Failure(
