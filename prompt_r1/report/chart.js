@@ -19,13 +19,6 @@ function ticks(low, high, count) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, index) => (first + index) * step);
 }
 
-/** Powers of ten from low to high, at most five. */
-function decades(low, high) {
-  const [from, to] = [Math.log10(low), Math.log10(high)].map(Math.round);
-  const every = Math.max(1, Math.ceil((to - from) / 4));
-  return Array.from({ length: Math.floor((to - from) / every) + 1 }, (_, index) => 10 ** (from + index * every));
-}
-
 /**
  * The figure of a chart. spec: {title, about, word, unit, log, floor, ceiling, reference, onPick(step)};
  * series: [{label, style, points: [{step, value, low, high}]}]; steps: the first and the last.
@@ -62,7 +55,8 @@ function extent(spec, series) {
 }
 
 function drawAxes(svg, spec, range, steps, x, y) {
-  for (const tick of spec.log ? decades(...range) : ticks(...range, 4)) {
+  const powers = () => ticks(...range.map(Math.log10), 4).filter(Number.isInteger);
+  for (const tick of spec.log ? powers().map((power) => 10 ** power) : ticks(...range, 4)) {
     svg.append(shape("line", { class: "grid", x1: BOX.left, x2: BOX.right, y1: y(tick), y2: y(tick) }),
       shape("text", { x: BOX.left - 5, y: y(tick) + 3.5, "text-anchor": "end" }, axisNumber(tick)));
   }
