@@ -81,26 +81,19 @@ class Results:
         """The number of a system's predictions for which the environment failed."""
         return sum(bool(one.error) for one in self.predictions(system, datasets))
 
-    def rate(self, system: System, dataset: str, metric: str) -> Rate | None:
-        """Mean and interval over the questions of a dataset; None if nothing was measured."""
-        return self._macro_average(system, (dataset,), metric)
-
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """The mean over the datasets that report this metric; None if one of them was not measured."""
         reporting = tuple(name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]])
-        return self._macro_average(system, reporting, metric)
+        key = (system, reporting, metric)
+        if key not in self._rates:
+            groups = {name: list(self.scores(system, name, metric).values()) for name in reporting}
+            self._rates[key] = _rate_of(groups, self.errors(system, reporting))
+        return self._rates[key]
 
     def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """Mean and interval over the questions of all datasets together."""
         scores = [score for name in datasets for score in self.scores(system, name, metric).values()]
         return _rate_of({"": scores}, self.errors(system, datasets))
-
-    def _macro_average(self, system: System, datasets: tuple[str, ...], metric: str) -> Rate | None:
-        key = (system, datasets, metric)
-        if key not in self._rates:
-            groups = {name: list(self.scores(system, name, metric).values()) for name in datasets}
-            self._rates[key] = _rate_of(groups, self.errors(system, datasets))
-        return self._rates[key]
 
 
 def _position(dataset: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ table5            transfer: agents by the environment of their training, with ea
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean
 
 from prompt_r1.evaluation import paper_numbers
@@ -27,7 +26,11 @@ COLUMNS = {  # method, and its environment in the paper ("": none) → the paper
     ("gepa", GPT_4O_MINI): "GEPA",
     ("prompt-r1", GPT_4O_MINI): "Prompt-R1",
 }
-AGENT_ALONE = ("Qwen3-4B", "CoT (Qwen3-4B)")  # the paper's columns of the untrained agent without environment
+# The untrained agent without an environment, of which only the paper has numbers → its column.
+AGENT_ALONE = {
+    System("direct", "Qwen3-4B", "paper"): "Qwen3-4B, paper",
+    System("cot", "Qwen3-4B", "paper"): "CoT (Qwen3-4B), paper",
+}
 ABLATIONS = {  # method → the row in Table 4
     "agent-only": "w/o Env.",
     "untrained": "w/o R.L.",
@@ -56,12 +59,13 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Tabl
         systems = _systems_with(environment, results, trained_with)
         suffix = f"-{environment}" if number else ""
         where = f", environment {environment}" if environment else ""
-        if trained:
-            title = f"Table 2: results{where}"
-            tables.append(_results_table(f"table2{suffix}", title, results, systems, environment, trained))
-        if held_out:
-            title = f"Table 3: results out of distribution{where}"
-            tables.append(_results_table(f"table3{suffix}", title, results, systems, environment, held_out))
+        for name, title, datasets in (
+            ("table2", "Table 2: results", trained),
+            ("table3", "Table 3: results out of distribution", held_out),
+        ):
+            if datasets:
+                title += where
+                tables.append(_results_table(name + suffix, title, results, systems, environment, datasets))
         methods = {system.method for system in systems}
         if FULL in methods and len(methods & set(ABLATIONS)) > 1:
             title = f"Table 4: ablations{where}"
@@ -105,32 +109,24 @@ def _results_table(
     With the paper's environment, two more columns have its numbers of the untrained agent alone.
     """
 
-    def number_of_column(column: str, dataset: str, metric: str) -> float | None:
-        if dataset != AVERAGE:
-            return paper_numbers.main_result(column, dataset, metric)
-        for table in (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION):
-            if set(table) == set(datasets):
-                return paper_numbers.main_result(column, table, metric)
-        return None
+    tables = (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION)
+    averaged = next((table for table in tables if set(table) == set(datasets)), ())
 
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
         column = COLUMNS.get((system.method, paper_name(system.environment)), "")
-        return number_of_column(column, dataset, metric)
+        return paper_numbers.main_result(column, averaged if dataset == AVERAGE else dataset, metric)
 
     names = system_names(systems, {})
+    if paper_name(environment) == GPT_4O_MINI:
+        names |= AGENT_ALONE
     entries: Entries = {}
-    for (dataset, metric), measured in _measure(results, systems, datasets, paper_number).items():
-        for system, entry in measured.entries.items():
-            entries[measured.label, (names[system],)] = entry
-        if paper_name(environment) == GPT_4O_MINI:
-            for column in AGENT_ALONE:
-                number = number_of_column(column, dataset, metric)
-                if number is not None:
-                    entries[measured.label, (f"{column}, paper",)] = Entry(paper=number)
+    for (system, label), entry in _measure(results, list(names), datasets, paper_number).items():
+        if system in systems or entry.paper is not None:
+            entries[label, (names[system],)] = entry
     for system in systems:
-        for label, number in costs(results, system, datasets).items():
-            entries[(label, ""), (names[system],)] = Entry(number=number)
-    return _table(name, title, ("dataset", "metric"), entries)
+        for cost, number in costs(results, system, datasets).items():
+            entries[(cost, ""), (names[system],)] = Entry(number=number)
+    return Table(name, title, ("dataset", "metric"), entries)
 
 
 def _ablations_table(
@@ -168,45 +164,32 @@ def _table_by_system(
     name: str, title: str, labels: Mapping[System, str], results: Results, paper_number: PaperNumber
 ) -> Table:
     """A row for each system, a column for each dataset and metric."""
-    measured = _measure(results, list(labels), list(results.kinds), paper_number).values()
-    entries: Entries = {}
-    for system, label in labels.items():
-        entries |= {((label,), one.label): one.entries[system] for one in measured}
-    return _table(name, title, ("",), entries)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A metric of a dataset, or an average: its label in the table, and the entry of each system."""
-
-    label: Label
-    entries: Mapping[System, Entry]
+    measured = _measure(results, list(labels), list(results.kinds), paper_number)
+    entries = {((labels[system],), label): entry for (system, label), entry in measured.items()}
+    return Table(name, title, ("",), entries)
 
 
 def _measure(
     results: Results, systems: Sequence[System], datasets: Sequence[str], paper_number: PaperNumber
-) -> dict[tuple[str, str], _Measured]:
-    """The rates by dataset and metric, then the averages; the best of the systems are marked."""
+) -> dict[tuple[System, Label], Entry]:
+    """Each system's rates by dataset and metric, then the averages; the best ones are marked."""
     wanted = [(name, metric) for name in datasets for metric in REPORTED_METRICS[results.kinds[name]]]
     if len(datasets) > 1:
         wanted += [(AVERAGE, metric) for metric in LABELS]
-    measured = {}
+    entries = {}
     for name, metric in wanted:
-        if name == AVERAGE:
-            rates = {system: results.average(system, datasets, metric) for system in systems}
-        else:
-            rates = {system: results.rate(system, name, metric) for system in systems}
+        averaged = datasets if name == AVERAGE else [name]
+        rates = {system: results.average(system, averaged, metric) for system in systems}
         found = [rate for rate in rates.values() if rate is not None]
         if not found:
             continue
         n, best = max(rate.n for rate in found), max(rate.mean for rate in found)
-        entries = {}
+        label = (f"{name} (n = {n})", LABELS[metric])
         for system, rate in rates.items():
             is_best = rate is not None and rate.mean > best - 1e-12
             paper = paper_number(system, name, metric)
-            entries[system] = Entry(rate, best=is_best, paper=paper, usual_n=n)
-        measured[name, metric] = _Measured((f"{name} (n = {n})", LABELS[metric]), entries)
-    return measured
+            entries[system, label] = Entry(rate, best=is_best, paper=paper, usual_n=n)
+    return entries
 
 
 def _systems_with(environment: str, results: Results, trained_with: Mapping[str, str]) -> list[System]:
@@ -226,9 +209,3 @@ def paper_name(environment: str) -> str:
     if "," in environment:
         return environment
     return next((name for part, name in ENVIRONMENTS.items() if part in environment.lower()), environment)
-
-
-def _table(name: str, title: str, headings: Label, entries: Entries) -> Table:
-    rows = list(dict.fromkeys(row for row, _ in entries))
-    columns = list(dict.fromkeys(column for _, column in entries))
-    return Table(name, title, headings, rows, columns, entries)

@@ -26,14 +26,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose rows and columns have labels of one or more parts. Cells without an entry are empty."""
+    """Cells by the labels of their row and column, of one or more parts. Those without an entry are empty."""
 
     name: str  # in cells.csv: "table2"
     title: str
     headings: Label  # of the parts of a row's label
-    rows: Sequence[Label]
-    columns: Sequence[Label]
     entries: Mapping[tuple[Label, Label], Entry]
+
+    @property
+    def rows(self) -> list[Label]:
+        return list(dict.fromkeys(row for row, _ in self.entries))
+
+    @property
+    def columns(self) -> list[Label]:
+        return list(dict.fromkeys(column for _, column in self.entries))
 
     def entry(self, row: Label, column: Label) -> Entry:
         """A cell; an empty entry if nothing was measured."""

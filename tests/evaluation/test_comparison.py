@@ -156,7 +156,7 @@ def test_a_small_table_in_every_format():
         (rows[0], columns[1]): Entry(number=1234.5),
         (rows[1], columns[0]): Entry(Rate(0.25, 0.0, 0.5, 6, 2), usual_n=8),
     }
-    table = Table("table9", "Table 9: a title", ("method", "agent"), rows, columns, entries)
+    table = Table("table9", "Table 9: a title", ("method", "agent"), entries)
     assert to_markdown(table).splitlines() == [
         "### Table 9: a title",
         "",
@@ -178,7 +178,7 @@ def test_a_small_table_in_every_format():
     [(0, "0.00"), (0.0099, "0.0099"), (0.01, "0.01"), (99.994, "99.99"), (100, "100"), (12345.6, "12,346")],
 )
 def test_a_plain_number_has_as_many_digits_as_it_needs(number, shown):
-    table = Table("t", "T", ("",), [("r",)], [("c",)], {(("r",), ("c",)): Entry(number=number)})
+    table = Table("t", "T", ("",), {(("r",), ("c",)): Entry(number=number)})
     assert to_markdown(table).splitlines()[-1] == f"| r | {shown} |"
 
 

@@ -91,13 +91,13 @@ def test_repeats_of_a_question_count_as_one_observation():
     """The interval is not narrower if each question is asked five times with the same outcome."""
     once = predict_all({"towns": [True] * 6 + [False] * 4})
     five = [replace(one, sample=sample) for one in once for sample in range(5)]
-    rates = [score_predictions(predictions).rate(DIRECT, "towns", "em") for predictions in (once, five)]
+    rates = [score_predictions(predictions).average(DIRECT, ["towns"], "em") for predictions in (once, five)]
     assert rates[0] == rates[1] and rates[0].n == 10
 
 
 def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     results = score_predictions([predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")])
-    rate = results.rate(DIRECT, "towns", "em")
+    rate = results.average(DIRECT, ["towns"], "em")
     assert (rate.mean, rate.n, rate.errors) == (0.5, 2, 1)
     means = results_by_system(results)["direct"]
     assert (means["n"], means["errors"], means["em"]) == (2, 1, 0.5)
@@ -153,8 +153,9 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path)
         return [0.9, 0.5]
 
     with_ssim, without = score_predictions(rows, similarity=similarity), score_predictions(rows)
-    assert with_ssim.rate(DIRECT, "XSum", "ssim").mean == pytest.approx(0.7)
-    assert with_ssim.rate(DIRECT, "PopQA", "ssim") is None and without.rate(DIRECT, "XSum", "ssim") is None
+    assert with_ssim.average(DIRECT, ["XSum"], "ssim").mean == pytest.approx(0.7)
+    assert with_ssim.average(DIRECT, ["PopQA"], "ssim") is None
+    assert without.average(DIRECT, ["XSum"], "ssim") is None
     texts = []
     for results in (with_ssim, without):
         write_results(tmp_path, results, {})
@@ -170,7 +171,7 @@ def test_a_text_whose_call_failed_is_not_measured_by_ssim():
     text = question_of(7, dataset="XSum", kind="text")
     failed = predict(question=text, answer=None, error="HTTP 500")
     results = score_predictions([*predict_all({"XSum": [True]}), failed], similarity=similarity)
-    rate = results.rate(DIRECT, "XSum", "ssim")
+    rate = results.average(DIRECT, ["XSum"], "ssim")
     assert (rate.mean, rate.n, rate.errors) == (0.9, 1, 1)
 
 
@@ -273,7 +274,7 @@ AWKWARD = r"50%|a_b & {c} #1 $2 ~x ^y \z"
 
 
 def test_special_characters_do_not_break_the_columns_of_markdown():
-    table = Table("t", "T", ("dataset",), [(AWKWARD,)], [("a|b",)], {((AWKWARD,), ("a|b",)): Entry(number=1)})
+    table = Table("t", "T", ("dataset",), {((AWKWARD,), ("a|b",)): Entry(number=1)})
     lines = to_markdown(table).splitlines()[2:]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
     assert r"a\|b" in lines[0] and r"50%\|a_b" in lines[2]
