@@ -45,7 +45,6 @@ class SentenceEncoder:
         if not mean_pooling:
             raise UsageError(f"{folder}: does not use mean pooling; SSim is defined with {REPOSITORY}")
         self.model = model.to(device).eval()
-        self.folder = folder
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:

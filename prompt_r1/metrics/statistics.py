@@ -1,7 +1,7 @@
 """95 % confidence intervals and paired tests for a few hundred questions.
 
 The questions are the sample. Rates get Wilson's interval, other means a bootstrap over questions, and two
-methods are compared on the same questions. All random numbers follow from the seed. scipy's bootstrap has
+methods are compared on the same questions. The random numbers are always the same. scipy's bootstrap has
 neither intervals widened for small samples nor a correction for few differences.
 """
 
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Z = NormalDist().inv_cdf(0.975)  # a standard normal variable is within ±Z with a probability of 95 %
 STUDENT = (12.706, 4.303, 3.182, 2.776)  # `student_quantile` of 1 to 4 degrees of freedom, from a table
+RESAMPLES = 10_000
 FEW_DIFFERENCES = 10
 CHUNK = 2_000_000  # random numbers drawn at a time; limits the memory without changing the result
 
@@ -46,11 +47,7 @@ def cluster_means(values: ArrayLike, clusters: Sequence[Hashable]) -> Floats:
 
 
 def mean_interval(
-    values: ArrayLike,
-    clusters: Sequence[Hashable] | None = None,
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
+    values: ArrayLike, clusters: Sequence[Hashable] | None = None, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """The interval of the mean of `values`, one per question; with `clusters`, of the mean of their means.
 
@@ -60,28 +57,24 @@ def mean_interval(
     numbers = _floats(values) if clusters is None else cluster_means(values, clusters)
     if np.isin(numbers, (0.0, 1.0)).all():
         return wilson(float(numbers.sum()), len(numbers))
-    means = _resampled_means(numbers, resamples, np.random.default_rng(seed))
+    means = _resampled_means(numbers, resamples, np.random.default_rng(0))
     return _percentiles(means, len(numbers))
 
 
-def macro_interval(
-    groups: Mapping[str, ArrayLike], *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def macro_interval(groups: Mapping[str, ArrayLike], *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """The interval of the mean of the datasets' means, from a bootstrap within each dataset.
 
     `groups` maps each dataset to one value per question (a score or a paired difference). Datasets are not
     resampled: the interval is about other questions from the same datasets.
     """
     assert groups, "no datasets"
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     numbers = [_floats(values) for values in groups.values()]
     means = np.mean([_resampled_means(values, resamples, rng) for values in numbers], axis=0)
     return _percentiles(means, min(map(len, numbers)))
 
 
-def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike, *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def paired_bootstrap(a: ArrayLike, b: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """The percentile interval of mean(a) - mean(b); a[i] and b[i] are scores of the same question.
 
     If fewer than ten questions differ, resampling underestimates the spread. One win for each side is then
@@ -90,7 +83,7 @@ def paired_bootstrap(
     differences = _differences(a, b)
     few = np.count_nonzero(differences) < FEW_DIFFERENCES
     drawn_from = np.append(differences, (1.0, -1.0)) if few else differences
-    means = _resampled_means(drawn_from, resamples, np.random.default_rng(seed))
+    means = _resampled_means(drawn_from, resamples, np.random.default_rng(0))
     return _percentiles(means, len(differences))
 
 
@@ -108,7 +101,7 @@ def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def sign_flip(a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0) -> float:
+def sign_flip(a: ArrayLike, b: ArrayLike, *, resamples: int = RESAMPLES) -> float:
     """Two-sided p value of the paired permutation test, which flips the signs of a - b at random.
 
     The observed signs count as one of the permutations, so p is never 0 and few resamples do not raise the
@@ -118,7 +111,7 @@ def sign_flip(a: ArrayLike, b: ArrayLike, resamples: int = 10_000, seed: int = 0
     differences = differences[differences != 0]
     # Tolerance: sums that are equal in exact arithmetic may differ by a rounding error.
     observed = abs(differences.sum()) - 1e-9
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def flipped_sums(rows: int) -> Floats:
         signs = 2.0 * rng.integers(0, 2, size=(rows, len(differences)), dtype=np.int8) - 1.0
