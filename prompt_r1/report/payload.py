@@ -113,21 +113,28 @@ def _read_groups_of_run(
 ) -> list[ShownGroup]:
     """The groups of training steps, then of validations and of the test. Raises UsageError."""
     trajectories, texts = folder / "trajectories", TokenTexts.of_run(folder)
-    validations = _files_by_step(trajectories, "validation", last=last)
-    chosen = [("training", step, paths) for step, paths in steps.items()]
-    chosen += [("validation", step, validations[step]) for step in choose_steps(validations, games=games)]
-    for agent in ("untrained", "trained"):
-        chosen.append((f"test {agent}", last, sorted(trajectories.glob(f"test-{agent}-rank*.jsonl"))))
-    groups: list[ShownGroup] = []
-    for kind, step, paths in chosen:
+
+    def read(kind: str, step: int, paths: Sequence[Path], player: str = "") -> list[ShownGroup]:
         try:
-            groups += _read_groups(kind, step, paths, texts)
+            return list(_read_groups(kind, step, paths, texts, player))
         except NOT_A_ROW as error:
             raise UsageError(
                 f"{folder}/trajectories, step {step}: a line is not a game of train.py ({error!r}); move the "
                 "files of this step away"
             ) from None
-    return _merge_tests(groups)
+
+    groups = [group for step, paths in steps.items() for group in read("training", step, paths)]
+    validations = _files_by_step(trajectories, "validation", last=last)
+    for step in choose_steps(validations, games=games):
+        groups += read("validation", step, validations[step])
+    tests: dict[tuple[str, str], ShownGroup] = {}  # by question, with a game of each agent
+    for agent in ("untrained", "trained"):
+        paths = sorted(trajectories.glob(f"test-{agent}-rank*.jsonl"))
+        for group in read("test", last, paths, f"{agent} agent"):
+            first = tests.setdefault((group.dataset, group.id), group)
+            if first is not group:
+                first.games += group.games
+    return groups + list(tests.values())
 
 
 def _read_settings(path: Path) -> Row:
@@ -188,14 +195,16 @@ def _files_by_step(folder: Path, kind: str, *, last: int) -> dict[int, list[Path
     return {step: [path for _, path in sorted(by_rank.items())] for step, by_rank in files.items()}
 
 
-def _read_groups(kind: str, step: int, paths: Sequence[Path], texts: TokenTexts) -> Iterator[ShownGroup]:
+def _read_groups(
+    kind: str, step: int, paths: Sequence[Path], texts: TokenTexts, player: str
+) -> Iterator[ShownGroup]:
     """The groups of a step, one of each rank in turn, as the questions were assigned to the ranks."""
     for groups in zip_longest(*map(_rows_by_group, paths)):
         for rows in filter(None, groups):
             question = rows[0]["question"]
             identity = question["id"], question["dataset"], question["text"], question["answers"]
             spans = [spans_of(row, texts) for row in rows]
-            games = [_game(row, own[1:]) for row, own in zip(rows, spans, strict=True)]
+            games = [_game(row, own[1:], player) for row, own in zip(rows, spans, strict=True)]
             yield ShownGroup(kind, step, *identity, spans[0][0], games)
 
 
@@ -204,7 +213,7 @@ def _rows_by_group(path: Path) -> list[list[Row]]:
     return [list(rows) for _, rows in by_group]
 
 
-def _game(row: Row, spans: list[Span]) -> ShownGame:
+def _game(row: Row, spans: list[Span], player: str) -> ShownGame:
     """A game of a trajectory file. Its replies get the time of their calls."""
     asked = [turn for turn in row["turns"] if turn["reply"] is not None]
     replies = (span for span in spans if not span.written)
@@ -220,6 +229,7 @@ def _game(row: Row, spans: list[Span]) -> ShownGame:
         spans=spans,
         reward=row["reward"],
         advantage=row["advantage"],
+        player=player,
         calls=len(calls),
         seconds=sum(turn["latency"] for turn in calls),
         usd=row.get("usd", 0.0),  # older runs have it only in their journal
@@ -236,23 +246,6 @@ def is_right(answer: str | None, question: Row) -> bool | None:
         return None
     match = math_match if kind == "math" else exact_match
     return match(answer or "", question["answers"]) == 1
-
-
-def _merge_tests(groups: list[ShownGroup]) -> list[ShownGroup]:
-    """Join the test games of a question, one of each agent, to one group."""
-    merged: list[ShownGroup] = []
-    tests: dict[tuple[str, str], ShownGroup] = {}
-    for group in groups:
-        group.kind, _, agent = group.kind.partition(" ")
-        if not agent:
-            merged.append(group)
-            continue
-        for game in group.games:
-            game.player = f"{agent} agent"
-        first = tests.setdefault((group.dataset, group.id), group)
-        if first is not group:
-            first.games += group.games
-    return merged + list(tests.values())
 
 
 def _read_evaluation(folder: Path, *, answers: int) -> RunData:

@@ -104,7 +104,7 @@ def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
     row = json.loads(path.read_text().splitlines()[0])
     lost = {**row["turns"][0], "reply": None, "latency": 7.0}
     for stop, calls in (("env_error", 2), ("malformed", 1)):
-        game = payload._game({**row, "turns": [row["turns"][0], lost], "stop": stop}, [])
+        game = payload._game({**row, "turns": [row["turns"][0], lost], "stop": stop}, [], "")
         assert (game.calls, game.seconds) == (calls, sum([row["turns"][0]["latency"], 7.0][:calls]))
 
 
