@@ -33,6 +33,18 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that appears under its name only when it is complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("xb") as file:  # "x" follows no symbolic link
+            file.write(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def check_no_links(folder: Path, *, skip: Sequence[str] = ()) -> None:
     """Raise UsageError for a link or a special file in a folder, which itself may be a link.
 

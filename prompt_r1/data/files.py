@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast, get_args
+from typing import cast, get_args
 
 from prompt_r1.data.rows import BadRow, Fields, gold_answers, read_rows, text_field, text_or_number
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import replace_file
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Kind, Question
 
@@ -151,16 +151,10 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
     check_writable(path)
     if not questions:
         raise UsageError(f"{path}: there are no questions to write")
-    partial = path.with_name(f"{path.name}.partial")
+    content = _as_json_lines(questions) if path.suffix == ".jsonl" else _as_parquet(questions)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:  # "x" follows no symbolic link
-            if path.suffix == ".jsonl":
-                _write_json_lines(file, questions)
-            else:
-                _write_parquet(file, questions)
-        os.replace(partial, path)
+        replace_file(path, content)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -171,7 +165,8 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"{path}: only .jsonl and .parquet files can be written")
 
 
-def _write_json_lines(file: BinaryIO, questions: Sequence[Question]) -> None:
+def _as_json_lines(questions: Sequence[Question]) -> bytes:
+    lines = []
     for question in questions:
         row: dict[str, str | tuple[str, ...]] = {
             "id": question.id,
@@ -181,10 +176,11 @@ def _write_json_lines(file: BinaryIO, questions: Sequence[Question]) -> None:
         }
         if question.kind != kind_of(question.dataset):
             row["kind"] = question.kind
-        file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        lines.append(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return b"".join(lines)
 
 
-def _write_parquet(file: BinaryIO, questions: Sequence[Question]) -> None:
+def _as_parquet(questions: Sequence[Question]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -197,7 +193,9 @@ def _write_parquet(file: BinaryIO, questions: Sequence[Question]) -> None:
         }
         for question in questions
     ]
+    file = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue().to_pybytes()
 
 
 def id_from_text(text: str) -> str:

@@ -165,7 +165,7 @@ def _table_by_system(
 ) -> Table:
     """A row for each system, a column for each dataset and metric."""
     measured = _measure(results, list(labels), list(results.kinds), paper_number)
-    entries = {((labels[system],), label): entry for (system, label), entry in measured.items()}
+    entries: Entries = {((labels[system],), label): entry for (system, label), entry in measured.items()}
     return Table(name, title, ("",), entries)
 
 
@@ -176,7 +176,7 @@ def _measure(
     wanted = [(name, metric) for name in datasets for metric in REPORTED_METRICS[results.kinds[name]]]
     if len(datasets) > 1:
         wanted += [(AVERAGE, metric) for metric in LABELS]
-    entries = {}
+    entries: dict[tuple[System, Label], Entry] = {}
     for name, metric in wanted:
         averaged = datasets if name == AVERAGE else [name]
         rates = {system: results.average(system, averaged, metric) for system in systems}

@@ -7,10 +7,10 @@ through textContent, and the content security policy allows only the hashes of o
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from prompt_r1.foreign import replace_file
 from prompt_r1.report.payload import RunData, read_run
 
 HERE = Path(__file__).parent
@@ -30,15 +30,7 @@ def write_report(
     folders = [run, other] if other else [run]
     name = f"report-with-{other.resolve().name}.html" if other else "report.html"
     path = out or run / name
-    text = page([read_run(folder, games=games) for folder in folders])
-    part = path.with_name(f".{path.name}.part")  # renamed at the end, so that a kill leaves no broken report
-    try:
-        part.unlink(missing_ok=True)
-        with part.open("x", encoding="utf-8") as file:  # "x" follows no symbolic link
-            file.write(text)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_file(path, page([read_run(folder, games=games) for folder in folders]).encode())
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number, json_object
+from prompt_r1.foreign import check_no_links, is_finite_number, json_object, replace_file
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
@@ -124,11 +124,7 @@ def _metric_lines(run: Path) -> list[str]:
 
 
 def _replace_lines(path: Path, lines: Sequence[str]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    with temporary.open("x", encoding="utf-8") as file:  # "x" follows no symbolic link
-        file.writelines(line + "\n" for line in lines)
-    os.replace(temporary, path)
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _step_of(line: str) -> float:

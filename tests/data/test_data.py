@@ -308,7 +308,7 @@ def test_a_sample_of_the_mini_world_is_its_first_questions() -> None:
 def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path, name):
     target = tmp_path / "target"
     target.write_text("precious")
-    (tmp_path / f"{name}.partial").symlink_to(target)
+    (tmp_path / f".{name}.partial").symlink_to(target)
     write_questions(tmp_path / name, [Question("1", "own", "Wer ist Ägidius?", ("Anna",))])
     assert target.read_text() == "precious"
     assert [question.text for question in load_questions(tmp_path / name)] == ["Wer ist Ägidius?"]

@@ -339,7 +339,7 @@ def test_a_symbolic_link_in_place_of_the_temporary_file_is_not_followed(run, tmp
     """Its target was overwritten with the page."""
     target, out = tmp_path / "target", tmp_path / "report.html"
     target.write_text("precious")
-    (tmp_path / ".report.html.part").symlink_to(target)
+    (tmp_path / ".report.html.partial").symlink_to(target)
     write_report(run, out=out)
     assert target.read_text() == "precious" and not out.is_symlink() and data_of(out)
 

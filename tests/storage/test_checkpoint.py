@@ -351,7 +351,7 @@ def test_the_temporary_files_of_a_run_folder_follow_no_symbolic_link(tmp_path):
     run.mkdir()
     target.write_text("precious")
     (run / "metrics.jsonl").write_text('{"step": 0}\n')
-    (run / ".metrics.jsonl.tmp").symlink_to(target)
+    (run / ".metrics.jsonl.partial").symlink_to(target)
     trim_metrics(run, 1)
     (run / ".lock").symlink_to(target)
     with pytest.raises(UsageError, match=r"\.lock: Too many levels"), lock_run(run, ONE_RANK):
