@@ -52,178 +52,67 @@ class Layout:
     source: str
     name: str  # of the file
     rows: Rows | dict[str, object]
-    question: str
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] = ("Bob",)
+    question: str = "Who?"
 
 
 SOLUTION = "She sold 48/2 = <<48/2=24>>24 clips.\n#### -1,024"
-SQUAD = {
-    "data": [
-        {
-            "title": "Paris",
-            "paragraphs": [
-                {
-                    "context": "Paris is in France.",
-                    "qas": [
-                        {
-                            "id": "s1",
-                            "question": "Where?",
-                            "is_impossible": False,
-                            "answers": [
-                                {"text": "France", "answer_start": 12},
-                                {"text": "France", "answer_start": 12},
-                            ],
-                        },
-                        {"id": "s2", "question": "Why?", "is_impossible": True, "answers": []},
-                    ],
-                }
-            ],
-        }
-    ]
-}
+GOLDS = [{"text": "Bob", "answer_start": 12}, {"text": "Bob", "answer_start": 12}]
+SQUAD_QUESTIONS = [
+    {"id": "s1", "question": "Who?", "is_impossible": False, "answers": GOLDS},
+    {"id": "s2", "question": "Why?", "is_impossible": True, "answers": []},
+]
+SQUAD = {"data": [{"title": "Bob", "paragraphs": [{"context": "Bob did it.", "qas": SQUAD_QUESTIONS}]}]}
 DAPO_ROW = {
     "prompt": [{"role": "user", "content": f"{DAPO_OPENING}Find $x$.{DAPO_CLOSING}"}],
     "reward_model": {"ground_truth": "-3", "style": "rule"},
 }
 TRIVIA_ANSWER = {"Value": "Bob", "Aliases": ["Robert", "Bob"], "NormalizedValue": "bob"}
 TRIVIA = {"Data": [{"Question": "Who?", "QuestionId": "t1", "Answer": TRIVIA_ANSWER}]}
-MUSIQUE_ROW = {
-    "id": "2hop__1",
-    "question": "Who?",
-    "answer": "Bob",
-    "answer_aliases": ["Rob", "Bob"],
-    "answerable": True,
-}
+TRIVIA_ROWS = [
+    {"question": "Who?", "question_id": "t1", "answer": {"value": "Bob", "aliases": ["Bob", "Rob"]}},
+    {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
+]
+BOB = {"question": "Who?", "answer": "Bob"}
+MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", "Bob"], "answerable": True}
+UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
+POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
+BOOK = {"book_id": "Emma.chapters 1-2", "chapter": "x" * 200_000, "summary_text": "Emma, rich,\nis happy."}
+EMMA = "Please write a short article based on the given title: Emma, chapters 1-2."
+
+
+def options(text: str, correct: str) -> dict[str, object]:
+    """A row of MathQA."""
+    return {"Problem": "Who?", "options": text, "correct": correct}
+
 
 LAYOUTS = [
-    Layout(
-        "hotpotqa",
-        "train_v1.1.json",
-        [{"_id": "5a", "question": "Who?", "answer": "Bob", "level": "easy"}],
-        "Who?",
-        ("Bob",),
-    ),
-    Layout(
-        "hotpotqa",
-        "train.parquet",
-        [{"id": "5a", "question": "Who?", "answer": "yes", "type": "bridge"}],
-        "Who?",
-        ("yes",),
-    ),
-    Layout(
-        "2wiki",
-        "dev.json",
-        [{"_id": "1", "question": "Who?", "answer": "Bob", "answer_id": "Q1"}],
-        "Who?",
-        ("Bob",),
-    ),
-    Layout(
-        "musique",
-        "musique_full_v1.0_train.jsonl",
-        [MUSIQUE_ROW, {**MUSIQUE_ROW, "id": "2hop__2", "question": "Why?", "answerable": False}],
-        "Who?",
-        ("Bob", "Rob"),
-    ),
-    Layout(
-        "popqa",
-        "test.tsv",
-        [{"id": "42", "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}],
-        "Who?",
-        ("Bob", "R. Ö."),
-    ),
-    Layout(
-        "popqa",
-        "test.parquet",
-        [{"id": 42, "question": "Who?", "possible_answers": '["Bob"]'}],
-        "Who?",
-        ("Bob",),
-    ),
-    Layout("gsm8k", "train.jsonl", [{"question": "How many?", "answer": SOLUTION}], "How many?", ("-1024",)),
-    Layout(
-        "gsm8k",
-        "test.jsonl",
-        [{"question": "How long?", "answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}],
-        "How long?",
-        ("7",),
-    ),
-    Layout(
-        "gsm8k",
-        "main.parquet",
-        [{"question": "How much?", "answer": "#### $5.50"}],
-        "How much?",
-        ("5.50",),
-    ),
-    Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], "Find $x$.", ("-3",)),
-    Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], "Find $x$.", ("-3",)),
-    Layout(
-        "booksum",
-        "train.csv",
-        [
-            {
-                "book_id": "Emma.chapters 1-2",
-                "chapter": "x" * 200_000,
-                "summary_text": "Emma, rich,\nis happy.",
-            }
-        ],
-        "Please write a short article based on the given title: Emma, chapters 1-2.",
-        ("Emma, rich,\nis happy.",),
-    ),
-    Layout(
-        "mathqa",
-        "train.json",
-        [{"Problem": "how far ?", "options": "a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "correct": "a"}],
-        "how far ?",
-        ("1,500 m",),
-    ),
-    Layout(
-        "mathqa",
-        "test.json",
-        [{"Problem": "how far ?", "options": "a ) a ) 25 , b ) b ) 30", "correct": "b"}],
-        "how far ?",
-        ("30",),
-    ),
-    Layout(
-        "mathqa",
-        "train.parquet",
-        [{"Problem": "how far ?", "options": "['a ) 38', 'b ) 27.675', 'e ) none']", "correct": "b"}],
-        "how far ?",
-        ("27.675",),
-    ),
-    Layout(
-        "mathqa",
-        "dev.json",
-        [
-            {"Problem": "how far ?", "options": "none of the above", "correct": "a"},
-            {"Problem": "how long ?", "options": "a ) 5 , b ) 6", "correct": "b"},
-        ],
-        "how long ?",
-        ("6",),
-    ),
-    Layout("squad", "train-v2.0.json", SQUAD, "Where?", ("France",)),
-    Layout(
-        "squad",
-        "train.parquet",
-        [{"id": "s1", "question": "Where?", "answers": {"text": ["France"]}}],
-        "Where?",
-        ("France",),
-    ),
-    Layout("triviaqa", "unfiltered-web-dev.json", TRIVIA, "Who?", ("Bob", "Robert")),
-    Layout(
-        "triviaqa",
-        "validation.parquet",
-        [
-            {"question": "Who?", "question_id": "t1", "answer": {"value": "Bob", "aliases": ["Bob", "Rob"]}},
-            {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
-        ],
-        "Who?",
-        ("Bob", "Rob"),
-    ),
+    Layout("hotpotqa", "train_v1.1.json", [{**BOB, "_id": "5a", "level": "easy"}]),
+    Layout("hotpotqa", "train.parquet", [{**BOB, "id": "5a", "type": "bridge"}]),
+    Layout("2wiki", "dev.json", [{**BOB, "_id": "1", "answer_id": "Q1"}]),
+    Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
+    Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.")),
+    Layout("popqa", "test.parquet", [POPQA_ROW], ("Bob", "R. Ö.")),
+    Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
+    Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
+    Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
+    Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
+    Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], ("-3",), "Find $x$."),
+    Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
+    Layout("mathqa", "train.json", [options("a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "a")], ("1,500 m",)),
+    Layout("mathqa", "test.json", [options("a ) a ) 25 , b ) b ) 30", "b")], ("30",)),
+    Layout("mathqa", "train.parquet", [options("['a ) 38', 'b ) 27.675', 'e ) none']", "b")], ("27.675",)),
+    Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
+    Layout("squad", "train-v2.0.json", SQUAD),
+    Layout("squad", "train.parquet", [{"id": "s1", "question": "Who?", "answers": {"text": ["Bob"]}}]),
+    Layout("triviaqa", "unfiltered-web-dev.json", TRIVIA, ("Bob", "Robert")),
+    Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
     Layout(
         "xsum",
         "train.parquet",
         [{"id": "1", "document": "Long article.", "summary": "Short."}],
-        "Please write an article: Short.",
         ("Long article.",),
+        "Please write an article: Short.",
     ),
 ]
 
