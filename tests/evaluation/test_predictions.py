@@ -92,15 +92,18 @@ def test_two_evaluations_cannot_write_the_same_file(tmp_path):
 
 
 def test_runs_on_different_questions_are_not_compared(tmp_path):
-    first = write(tmp_path / "a.jsonl", predict(1), predict(2), predict(3))
-    second = write(tmp_path / "b.jsonl", predict(1))
-    with pytest.raises(UsageError, match=r"b\.jsonl has no answer to question 'q2' of towns and 1 more"):
-        compare_files(first, second)
-    with pytest.raises(UsageError, match=r"b\.jsonl has no answer"):
-        compare_files(second, first)
-    changed = write(tmp_path / "c.jsonl", predict(question=question_of(answers=("Lyon",))))
-    with pytest.raises(UsageError, match=r"a different text or gold answers in .*c\.jsonl"):
-        compare_files(second, changed)
+    three = write(tmp_path / "a.jsonl", predict(1), predict(2), predict(3))
+    two = write(tmp_path / "b.jsonl", predict(1), predict(2))
+    one = write(tmp_path / "c.jsonl", predict(1))
+    with pytest.raises(UsageError, match=r"b\.jsonl has no answer to question 'q3' of towns: only runs"):
+        compare_files(three, two)
+    for sides in ((three, one), (one, three)):
+        with pytest.raises(UsageError, match=r"c\.jsonl has no answer to question 'q2' of towns and 1 more"):
+            compare_files(*sides)
+    for question in (question_of(text="Who?"), question_of(answers=("Lyon",))):
+        changed = write(tmp_path / "d.jsonl", predict(question=question))
+        with pytest.raises(UsageError, match=r"a different text or gold answers in .*d\.jsonl"):
+            compare_files(one, changed)
 
 
 def test_a_system_in_a_file_of_several_is_selected_by_name(tmp_path):

@@ -1,18 +1,13 @@
 """Means, intervals, the paper's tables and comparisons, against independently computed numbers."""
 
 import csv
-import itertools
 import json
-import math
 import random
 import re
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation import paper_numbers
@@ -28,8 +23,8 @@ from prompt_r1.evaluation.results_folder import (
 )
 from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
-from prompt_r1.report.svg import Plot, Point, Series, svg
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
+from tests.metrics.test_statistics import exact_sign_flip
 from tests.paths import SHARED
 
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
@@ -338,44 +333,22 @@ def test_a_name_cannot_become_a_formula_of_a_spreadsheet(name):
 # --- Comparisons ------------------------------------------------------------------------------------------
 
 
-def compare(first: list[bool], second: list[bool]) -> Comparison:
-    sides = [(score_predictions(predict_all({"towns": side})), DIRECT) for side in (first, second)]
-    return compare_systems(*sides)[0]
+def compare(first: dict[str, list[bool]], second: dict[str, list[bool]]) -> list[Comparison]:
+    return compare_systems(*[(score_predictions(predict_all(side)), DIRECT) for side in (first, second)])
 
 
 def test_128_questions_are_too_few_for_the_gain_on_popqa_in_the_paper():
     """28.13 against 25.78 is 36 against 33 correct answers; with no loss, McNemar's exact p is 0.25."""
-    one = compare([True] * 36 + [False] * 92, [True] * 33 + [False] * 95)
+    [one] = compare({"towns": [True] * 36 + [False] * 92}, {"towns": [True] * 33 + [False] * 95})
     assert one.difference == pytest.approx(0.0234, abs=1e-4) and one.p == pytest.approx(0.25)
     assert one.verdict == f"within ±{100 * one.high:.1f}"
 
 
 def test_the_gain_on_2wiki_in_the_paper_is_significant_even_with_seven_losses():
-    one = compare([True] * 62 + [False] * 66, [False] * 26 + [True] * 36 + [True] * 7 + [False] * 59)
+    ours = [True] * 62 + [False] * 66
+    [one] = compare({"towns": ours}, {"towns": [False] * 26 + [True] * 43 + [False] * 59})
     assert one.difference == pytest.approx(19 / 128) and one.p == pytest.approx(0.0013, abs=2e-4)
     assert one.verdict == "significant"
-
-
-@pytest.mark.parametrize(
-    ("p", "low", "high", "verdict"),
-    [
-        (0.04, 0.01, 0.2, "significant"),
-        (0.06, -0.01, 0.05, "within ±5.0"),
-        (0.06, -0.123, 0.05, "within ±12.3"),
-        (1.0, -math.inf, math.inf, "within ±100.0"),
-    ],
-)
-def test_the_verdict_follows_from_the_corrected_p_and_the_interval(p, low, high, verdict):
-    """It was "n too small" for every null, by a power computed from the same data."""
-    one = replace(compare([True], [False]), low=low, high=high, p=0.0, p_holm=p)
-    assert one.verdict == verdict
-    assert replace(one, p=p, p_holm=None).verdict == verdict
-
-
-def exact_sign_flip(differences: list[float]) -> float:
-    """The two-sided p of all sign changes of the differences, one by one."""
-    sums = [sum(signs) for signs in itertools.product(*((one, -one) for one in differences))]
-    return mean(abs(one) >= abs(sum(differences)) - 1e-9 for one in sums)
 
 
 def test_the_pooled_p_is_about_the_pooled_difference():
@@ -383,13 +356,11 @@ def test_the_pooled_p_is_about_the_pooled_difference():
     by 28 points in the mean of the datasets."""
     first = {"towns": [True] * 30 + [False] * 62, "rivers": [False] * 9}
     second = {"towns": [False] * 92, "rivers": [True] * 8 + [False]}
-    sides = [(score_predictions(predict_all(side)), DIRECT) for side in (first, second)]
-    pooled = compare_systems(*sides)[-1]
+    pooled = compare(first, second)[-1]
     assert pooled.difference == pytest.approx((30 / 92 - 8 / 9) / 2) and pooled.test == "sign flip"
     smaller = {"towns": [True] * 6 + [False] * 14, "rivers": [False] * 4}
     other = {"towns": [False] * 20, "rivers": [True] * 3 + [False]}
-    sides = [(score_predictions(predict_all(side)), DIRECT) for side in (smaller, other)]
-    pooled = compare_systems(*sides)[-1]
+    pooled = compare(smaller, other)[-1]
     assert pooled.p == pytest.approx(exact_sign_flip([1 / 20] * 6 + [-1 / 4] * 3), abs=0.015)
     assert pooled.p > 0.2  # McNemar's for six wins and three losses is 0.51, in the other direction
 
@@ -397,16 +368,14 @@ def test_the_pooled_p_is_about_the_pooled_difference():
 def test_the_pooled_test_of_datasets_of_equal_size_is_mcnemars():
     first = {"towns": [True] * 9 + [False] * 11, "rivers": [True] * 8 + [False] * 12}
     second = {"towns": [False] * 20, "rivers": [False] * 20}
-    sides = [(score_predictions(predict_all(side)), DIRECT) for side in (first, second)]
-    pooled = compare_systems(*sides)[-1]
+    pooled = compare(first, second)[-1]
     assert (pooled.test, pooled.p) == ("McNemar", pytest.approx(2 / 2**17))
 
 
 def test_holm_corrects_over_the_datasets_and_the_pooled_comparison_weights_them_equally():
     first = {"towns": [True] * 12 + [False] * 20, "rivers": [True] * 30 + [False] * 34}
     second = {"towns": [True] * 3 + [False] * 29, "rivers": [True] * 29 + [False] * 35}
-    sides = [(score_predictions(predict_all(side)), DIRECT) for side in (first, second)]
-    rivers, towns, pooled = compare_systems(*sides)
+    rivers, towns, pooled = compare(first, second)
     assert towns.p == pytest.approx(2 / 2**9) and towns.p_holm == pytest.approx(2 * towns.p)
     assert rivers.p == rivers.p_holm == 1
     assert pooled.n == 96 and pooled.difference == pytest.approx((9 / 32 + 1 / 64) / 2)
@@ -414,56 +383,6 @@ def test_holm_corrects_over_the_datasets_and_the_pooled_comparison_weights_them_
 
 
 # --- The folder -------------------------------------------------------------------------------------------
-
-
-def test_the_plot_places_the_points_by_cost_and_quality():
-    series = [
-        Series("direct & co", [Point(1.0, 0.2, 0.1, 0.3, 10)]),
-        Series("agent", [Point(3.7, 0.9, 0.8, 0.95, 10)]),
-        Series("same", [Point(3.7, 0.9, 0.8, 0.95, 10)]),
-    ]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", series)))
-    circles = [item for item in root.iter() if item.tag.endswith("circle")]
-    (x1, y1), (x2, y2), (x3, _) = [(float(item.get("cx")), float(item.get("cy"))) for item in circles]
-    assert x1 < x2 and y1 > y2 and x3 - x2 >= 4, "equal points hide each other"
-    assert "direct & co" in [item.text for item in root.iter() if item.tag.endswith("text")]
-
-
-@pytest.mark.parametrize(("low", "high"), [(-0.2, 1.1), (-math.inf, math.inf)])
-def test_an_interval_beyond_the_axis_ends_at_the_frame(low, high):
-    """The first is a bootstrap of few questions, the second that of a single one that is half right."""
-    wide = [Series("wide", [Point(1.0, 0.5, low, high, 1)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", wide)))
-    lines = [item for item in root.iter() if item.tag.endswith("}line")]
-    grid = [float(line.get("y1")) for line in lines if line.get("y1") == line.get("y2")]
-    [interval] = [line for line in lines if line.get("opacity")]
-    assert (float(interval.get("y1")), float(interval.get("y2"))) == (min(grid), max(grid))
-
-
-def test_a_system_that_makes_no_calls_is_at_the_left_edge():
-    free = [Series("free", [Point(0.0, 0.5, 0.4, 0.6, 10)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "calls", "EM", free)))
-    zero = next(
-        item
-        for item in root.iter()
-        if item.tag.endswith("text") and item.text == "0" and item.get("text-anchor") == "middle"
-    )
-    [circle] = [item for item in root.iter() if item.tag.endswith("circle")]
-    assert circle.get("cx") == zero.get("x")
-
-
-@given(st.floats(0, 12), st.integers(-12, 11), st.booleans())
-def test_a_cost_of_any_size_has_round_and_evenly_spaced_ticks(mantissa, exponent, whole):
-    """Mantissas between 5 and 10 once had no step, so that a paid evaluation ended without its tables."""
-    cost = min(max(mantissa * 10.0**exponent, 1e-12), 1e12)
-    cost = float(math.ceil(cost)) if whole else cost
-    priced = [Series("one", [Point(cost, 0.5, 0.4, 0.6, 10)])]
-    root = ElementTree.fromstring(svg(Plot("costs", "$", "EM", priced)))
-    ticks = [item for item in root.iter() if item.get("text-anchor") == "middle"]
-    values = [float(item.text) for item in ticks]
-    assert 2 <= len(values) <= 10 and values[0] == 0 and values[-1] <= 1.03 * cost
-    assert f"{values[1]:e}"[0] in "125"
-    assert values == pytest.approx([number * values[1] for number in range(len(values))])
 
 
 def test_an_evaluation_folder_contains_every_file_even_if_no_question_was_answered(tmp_path):

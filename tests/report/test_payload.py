@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import page, payload
@@ -52,7 +53,7 @@ def test_as_many_steps_are_shown_as_games_fit(tmp_path, games, chosen):
         files[step] = [tmp_path / f"{step}-{rank}" for rank in (0, 1)]
         for path in files[step]:
             path.write_text("{}\n" * 5)
-    assert payload.choose_steps(files, games=games) == chosen
+    assert payload.choose_steps(files, games=games) == chosen and payload.choose_steps({}, games=games) == []
 
 
 def test_files_of_many_megabytes_are_not_all_read(tmp_path, monkeypatch):
@@ -77,7 +78,7 @@ def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_pa
         for one in questions
     ]
     rows.append(to_row(Prediction(questions[2], None, "?", system=System("cot", "mini", "runs/a"))))
-    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"torn')
     data = payload.read_run(tmp_path, games=3)
     assert [(group.id, len(group.games)) for group in data.groups] == [("q1", 1), ("q2", 2)]
     first, unanswered = data.groups[1].games
@@ -91,10 +92,14 @@ def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_pa
         calls=3,
         usd=0.5,
     )
-    assert (unanswered.answer, unanswered.right) == (None, False)
+    assert (unanswered.answer, unanswered.right, unanswered.player) == (None, False, "cot, mini, runs/a")
     assert data == RunData(tmp_path.name, data.groups)
     group = data.groups[0]
     assert (group.opening, group.kind, group.step) == (Span("Who?"), "evaluation", 0)
+    assert (group.question, group.answers) == ("Who?", ["Anna"])
+    (tmp_path / "predictions.jsonl").write_text('{"question": "Who?"}\n')
+    with pytest.raises(UsageError, match="a line is not an answer"):
+        payload.read_run(tmp_path, games=3)
 
 
 def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import Prediction, System, to_row
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import write_report
 from prompt_r1.report.__main__ import main
 from prompt_r1.report.page import as_json
-from prompt_r1.report.payload import choose_steps, is_right
+from prompt_r1.report.payload import is_right
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.reward import RULES, score
 from prompt_r1.spending import Spending
@@ -24,7 +23,6 @@ from prompt_r1.storage.run_log import Log
 from prompt_r1.types import Question, ScoredGame
 from tests import tiny
 from tests.played import HOSTILE, group_of, play_game, write_run
-from tests.report.pages import data_of
 from tests.tiny import think
 
 
@@ -39,6 +37,12 @@ def run(tmp_path_factory) -> Path:
         [group_of(question) for question in questions[2:]],
     ]
     return write_run(tmp_path_factory.mktemp("runs") / "run", steps)
+
+
+def data_of(path: Path) -> list[dict]:
+    """The data of a page, as its script reads it: one or two runs."""
+    html = path.read_text("utf-8")
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -158,18 +162,6 @@ def test_a_page_can_show_two_runs(run, tmp_path):
     assert write_report(run, other) == run / "report-with-other.html"
 
 
-def test_a_large_run_is_shown_by_complete_steps_with_the_first_and_the_last(tmp_path):
-    files = {}
-    for step in range(1, 41):
-        path = tmp_path / f"step-{step:06d}-rank0.jsonl"
-        path.write_text("{}\n" * 10)
-        files[step] = [path]
-    assert choose_steps(files, games=400) == list(range(1, 41))
-    some = choose_steps(files, games=55)
-    assert some == [1, 11, 21, 30, 40]
-    assert choose_steps(files, games=3) == [40] and choose_steps({}, games=3) == []
-
-
 def test_the_groups_of_all_ranks_are_in_the_order_of_their_questions(tmp_path):
     """Each of two ranks plays every second question, and numbers the groups in its own file."""
     questions = [Question(f"q{number}", "maths", f"Who is {number}?", ("Anna",)) for number in range(4)]
@@ -251,27 +243,6 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
     ]
 
 
-def test_an_evaluation_is_shown_with_the_answers_of_its_systems_side_by_side(tmp_path):
-    question = Question("q0", "maths", "Who?", ("Anna",))
-    predictions = [
-        Prediction(question, "Bob", "Bob, I think.", system=System("direct", "mini"), calls=1, usd=0.5),
-        Prediction(question, "Anna", "<think>so</think>…", system=System("prompt-r1", "mini", "runs/a")),
-    ]
-    lines = [json.dumps(to_row(one)) + "\n" for one in predictions]
-    (tmp_path / "predictions.jsonl").write_text("".join(lines) + '{"torn')
-    [shown] = data_of(write_report(tmp_path))
-    [group] = shown["groups"]
-    assert group["kind"] == "evaluation" and group["question"] == "Who?" and group["answers"] == ["Anna"]
-    assert [(game["player"], game["right"]) for game in group["games"]] == [
-        ("direct, mini", False),
-        ("prompt-r1, mini, runs/a", True),
-    ]
-    assert (group["games"][0]["calls"], group["games"][0]["usd"]) == (1, 0.5)
-    (tmp_path / "predictions.jsonl").write_text('{"question": "Who?"}\n')
-    with pytest.raises(UsageError, match="a line is not an answer"):
-        write_report(tmp_path)
-
-
 def test_the_settings_are_those_of_the_config_file_in_its_order(run):
     [shown] = data_of(write_report(run))
     names = [
@@ -342,11 +313,3 @@ def test_a_symbolic_link_in_place_of_the_temporary_file_is_not_followed(run, tmp
     (tmp_path / ".report.html.partial").symlink_to(target)
     write_report(run, out=out)
     assert target.read_text() == "precious" and not out.is_symlink() and data_of(out)
-
-
-def test_lines_that_are_no_rows_are_skipped(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run")
-    expected = data_of(write_report(copy))
-    for path in (copy / "metrics.jsonl", *(copy / "trajectories").iterdir()):
-        path.write_bytes(b"[1, 2]\n\xff\xfe\n" + path.read_bytes())
-    assert data_of(write_report(copy)) == expected
