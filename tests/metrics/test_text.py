@@ -164,13 +164,8 @@ def test_every_gold_answer_of_the_published_test_files_is_right_by_both_rules() 
 def test_a_substring_match_covers_whole_words() -> None:
     assert substring_match("It is in Canada, I think.", ["canada"]) == 1
     assert substring_match("It is in Canada", ["nada"]) == substring_match("Canada", ["It is in Canada"]) == 0
-    assert [substring_match(text, ["5"]) for text in ("15 people", "-5", "5.5", "1/5", "It is 5!")] == [
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    assert not any(substring_match(text, ["5"]) for text in ("15 people", "-5", "5.5", "1/5"))
+    assert substring_match("It is 5!", ["5"]) == 1
 
 
 def test_the_best_gold_answer_counts() -> None:
@@ -192,25 +187,10 @@ def test_score_text_returns_all_metrics_by_both_rules() -> None:
     assert score_text("", ["Canada"]) == score_text("", [""]) == TextScores(em=0, sm=0, f1=0, math=0)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "a ",
-        "5/",
-        "5 /",
-        r"\\frac{",
-        r"\\text{",
-        "(5 ",
-        "5,000",
-        "1,",
-        "-",
-        ".5",
-        "5  ",
-        "the",
-        "日",
-        "\u2212",
-    ],
-)
+PIECES = ["a ", "5/", "5 /", r"\\frac{", r"\\text{", "(5 ", "5,000", "1,", "-", ".5", "5  ", "the", "日", "−"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("official", [False, True])
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
     text = piece * 10_000
