@@ -11,7 +11,7 @@ from prompt_r1.baselines.sft import main as fine_tune
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import PredictionFile
 from prompt_r1.foreign import check_links_stay_inside, check_no_links, json_object
-from prompt_r1.report import write_report
+from prompt_r1.report.page import write_report
 from prompt_r1.storage.run_folder import open_run
 
 

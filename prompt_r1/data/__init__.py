@@ -3,7 +3,3 @@
 `python -m prompt_r1.data convert|mix|audit` makes question files from the datasets' raw dumps, draws a
 training mix, and checks files.
 """
-
-from prompt_r1.data.files import load_questions
-
-__all__ = ["load_questions"]

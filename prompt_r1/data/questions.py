@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.config.fields import HELD_OUT
-from prompt_r1.data import load_questions
+from prompt_r1.data.files import load_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question

@@ -13,7 +13,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.report import write_report
+from prompt_r1.report.page import write_report
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, model_card

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.data import load_questions
-from prompt_r1.data.files import write_questions
+from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.questions import sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
 from prompt_r1.errors import UsageError

@@ -12,9 +12,8 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
-from prompt_r1.report import write_report
 from prompt_r1.report.__main__ import main
-from prompt_r1.report.page import as_json
+from prompt_r1.report.page import as_json, write_report
 from prompt_r1.report.payload import is_right
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.reward import RULES, score

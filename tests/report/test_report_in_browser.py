@@ -10,7 +10,7 @@ import pytest
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
-from prompt_r1.report import write_report
+from prompt_r1.report.page import write_report
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 from tests.browser import PROGRAM, Browser
