@@ -4,11 +4,11 @@ The environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is ov
 reports no intervals. Datasets have the names of `prompt_r1/data`, metrics those of `aggregate.py`.
 """
 
-TRAINED = (
-    "2WikiMultihopQA", "HotpotQA", "GSM8K", "DAPO-Math", "MuSiQue", "PopQA", "BookSum", "WritingPrompts",
-)  # fmt: skip
-OUT_OF_DISTRIBUTION = ("MathQA", "SQuAD v2", "TriviaQA", "XSum")
-TEXTS = ("BookSum", "WritingPrompts", "XSum")  # reported by F1 and SSim, the others by EM and F1
+from prompt_r1.data.datasets import DATASETS, PAPER_MIX
+from prompt_r1.data.files import kind_of
+
+TRAINED = PAPER_MIX
+OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not dataset.trained)
 COLUMNS = (
     "Qwen3-4B", "GPT-4o-mini", "SFT (Qwen3-4B)", "CoT (Qwen3-4B)", "CoT (GPT-4o-mini)", "GRPO (Qwen3-4B)",
     "OPRO", "TextGrad", "GEPA", "Prompt-R1",
@@ -85,7 +85,7 @@ TRANSFER = {
 
 def metrics_of(dataset: str) -> tuple[str, str]:
     """The two metrics that the paper reports for a dataset."""
-    return ("f1", "ssim") if dataset in TEXTS else ("em", "f1")
+    return ("f1", "ssim") if kind_of(dataset) == "text" else ("em", "f1")
 
 
 def main_result(column: str, dataset: str | tuple[str, ...], metric: str) -> float | None:

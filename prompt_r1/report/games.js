@@ -76,10 +76,6 @@ function select(index) {
   const [list, top] = [$("list"), browser.selected * ROW];
   list.scrollTop = Math.min(top, Math.max(list.scrollTop, top + ROW - list.clientHeight));
   drawRows();
-  showSelected();
-}
-
-function showSelected() {
   const entry = browser.shown[browser.selected];
   const empty = browser.entries.length ? "No game matches. Clear the filters." : "This run has no recorded games.";
   $("detail").replaceChildren(...(entry ? drawEntry(entry, browser.runs, $("search").value.trim()) : [element("p", { class: "empty" }, empty)]));

@@ -1,6 +1,6 @@
 """Predictions for tests."""
 
-from prompt_r1.evaluation.paper_numbers import TEXTS
+from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.types import Kind, Question
 
@@ -39,7 +39,7 @@ def predict_all(correct: dict[str, list[bool]], system: System = DIRECT) -> list
     return [
         predict(
             answer="Paris" if is_correct else "Lyon",
-            question=question_of(number, dataset=name, kind="text" if name in TEXTS else "qa"),
+            question=question_of(number, dataset=name, kind="text" if kind_of(name) == "text" else "qa"),
             system=system,
             setting=system.method,
         )

@@ -10,6 +10,7 @@ from statistics import mean
 import pytest
 
 from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import Comparison, compare_systems, comparison_table
@@ -212,7 +213,7 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
     right = sum(drawn(7, 0.8)["HotpotQA"])
     assert hotpot[3].startswith(f"**{100 * right / 16:.1f}** [")  # the best one
     average = next(line for line in wide if line[0].startswith("Average") and line[1] == "EM")
-    names = [name for name in paper_numbers.TRAINED if name not in paper_numbers.TEXTS]
+    names = [name for name in paper_numbers.TRAINED if kind_of(name) != "text"]
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
     assert ["", "EM, paper", "34.89", "44.01", "", "23.70", "22.27"] in wide
 
