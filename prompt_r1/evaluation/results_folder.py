@@ -40,24 +40,28 @@ def write_results(
 
     Returns the text to print: a row for each system, and the pooled comparisons, fitted to the terminal.
     """
-    paper, pairs = paper_tables(results, trained_with), paired_comparisons(results)
-    pooled = pooled_by_full(pairs)
+    paper, compared = paper_tables(results, trained_with), compare_with_full(results)
+    pooled = {
+        full: with_holm([replace(found[-1], dataset=str(other)) for other, found in against.items()])
+        for full, against in compared.items()
+    }
     notes = [printable_line(note) for note in notes]
     if results.lacks_similarity:
         notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
-    compared = [
+    comparisons = [
         f"### {full} (first) against the others (second), all datasets\n\n"
         f"{comparison_table(rows, row_heading='second')}"
         for full, rows in pooled.items()
     ]
-    for (full, other), comparisons in pairs.items():
-        compared.append(f"### {full} (first) against {other} (second)\n\n{comparison_table(comparisons)}")
+    for full, against in compared.items():
+        for other, found in against.items():
+            comparisons.append(f"### {full} (first) against {other} (second)\n\n{comparison_table(found)}")
     files = {
         "results.md": "\n\n".join([results_table(results), *notes]),
         "results.json": json.dumps(results_by_system(results), indent=1),
         "tables.md": "\n\n".join([*map(to_markdown, paper), *notes]),
         "cells.csv": rates_to_csv(paper),
-        "comparisons.md": "\n\n".join(compared),
+        "comparisons.md": "\n\n".join(comparisons),
     }
     for name, content in files.items():
         (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
@@ -139,21 +143,13 @@ def mean_values(results: Results, system: System, datasets: Sequence[str]) -> di
     return means
 
 
-def paired_comparisons(results: Results) -> dict[tuple[System, System], list[Comparison]]:
+def compare_with_full(results: Results) -> dict[System, dict[System, list[Comparison]]]:
     """The full method against each other system of its environment: by dataset, then pooled."""
-    found = {}
+    compared: dict[System, dict[System, list[Comparison]]] = {}
     for full in [system for system in results.systems if system.method == FULL]:
         for other in results.systems:
             if other.method != FULL and other.environment in (full.environment, ""):
-                found[full, other] = compare_systems((results, full), (results, other))
-    return {pair: comparisons for pair, comparisons in found.items() if comparisons}
-
-
-def pooled_by_full(
-    pairs: Mapping[tuple[System, System], Sequence[Comparison]],
-) -> dict[System, list[Comparison]]:
-    """For each full system its pooled comparison with each other one; Holm's correction over them."""
-    rows: dict[System, list[Comparison]] = {}
-    for (full, other), comparisons in pairs.items():
-        rows.setdefault(full, []).append(replace(comparisons[-1], dataset=str(other)))
-    return {full: with_holm(comparisons) for full, comparisons in rows.items()}
+                found = compare_systems((results, full), (results, other))
+                if found:
+                    compared.setdefault(full, {})[other] = found
+    return compared

@@ -196,7 +196,7 @@ def _files_by_step(folder: Path, kind: str, *, last: int) -> dict[int, list[Path
 
 
 def _read_groups(
-    kind: str, step: int, paths: Sequence[Path], texts: TokenTexts, player: str
+    kind: str, step: int, paths: Sequence[Path], texts: TokenTexts | None, player: str
 ) -> Iterator[ShownGroup]:
     """The groups of a step, one of each rank in turn, as the questions were assigned to the ranks."""
     for groups in zip_longest(*map(_rows_by_group, paths)):

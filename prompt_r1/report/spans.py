@@ -31,23 +31,21 @@ class Span:
 
 
 class TokenTexts:
-    """Decodes the tokens of a run. `known` is False while the run has saved no agent, so no tokenizer."""
+    """Decodes the tokens of a run."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        self.known = tokenizer is not None
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self.text = lru_cache(100_000)(self._decode)
 
     @classmethod
-    def of_run(cls, folder: Path) -> "TokenTexts":
-        """Use the tokenizer of the run's agent."""
+    def of_run(cls, folder: Path) -> "TokenTexts | None":
+        """Use the tokenizer of the run's agent; None while the run has saved none."""
         from prompt_r1.agent.loading import load_tokenizer
 
         agent = folder / "agent"
-        return cls(load_tokenizer(agent) if (agent / "config.json").exists() else None)
+        return cls(load_tokenizer(agent)) if (agent / "config.json").exists() else None
 
     def _decode(self, tokens: tuple[int, ...]) -> str:
-        assert self._tokenizer is not None
         text = self._tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -64,9 +62,9 @@ class TokenTexts:
         return "".join(DIGITS[len(piece)] for piece in pieces)
 
 
-def spans_of(row: Mapping[str, Any], texts: TokenTexts) -> list[Span]:
+def spans_of(row: Mapping[str, Any], texts: TokenTexts | None) -> list[Span]:
     """A game of a trajectory file as spans; without a tokenizer from its recorded texts."""
-    if not texts.known:
+    if texts is None:
         spans = [Span(row["question"]["text"])]
         for turn in row["turns"]:
             spans.append(Span(turn["text"], written=True))

@@ -120,12 +120,12 @@ def test_a_probability_is_shown_in_two_digits_of_percent():
     assert context == Span("a", 1)
     assert written == Span("bcd", 3, written=True, lengths="111", chances="990950")
     [_, unknown] = spans_of({**row, "logprobs": [0.0]}, TokenTexts(tiny.tokenizer()))
-    assert unknown.chances == "" and not TokenTexts(None).known
+    assert unknown.chances == ""
 
 
 @pytest.mark.parametrize(("length", "digit"), [(1, "1"), (10, "a"), (35, "z"), (36, "")])
 def test_the_length_of_a_token_is_one_digit_of_base_36(length, digit):
-    texts = TokenTexts(None)
+    texts = TokenTexts(tiny.tokenizer())
     texts.text = lambda tokens: "x" * length * len(tokens)
     assert texts.lengths((1,)) == digit
 
