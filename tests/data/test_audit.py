@@ -66,10 +66,8 @@ def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrap
         tmp_path / "test.jsonl", {"question": "Who?", "answer": "me"}, {"question": wrapped, "answer": 3}
     )
     audits = [audit_file(train), audit_file(test)]
-    assert [(finding.rows, "different golds" in finding.what) for finding in audits[0].duplicates] == [
-        ((1, 3), True),
-        ((2, 4), False),
-    ]
+    repeats = [(finding.rows, "different golds" in finding.what) for finding in audits[0].duplicates]
+    assert repeats == [((1, 3), True), ((2, 4), False)]
     assert [finding.rows for finding in shared_questions(*audits)] == [(4, 2)]
     main(["audit", "--examples", "1", str(train), str(test)])
     printed = capsys.readouterr().out
@@ -78,15 +76,8 @@ def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrap
 
 def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
     """Row numbers count from 1; two files of 7 and 1 questions, of which one is in both."""
-    questions = [
-        "Who is it?",
-        "Who  is it?",
-        "Is it the",
-        "A" * 60 + "b" * 6 + "c" * 15,
-        "Кто?",
-        "WHO IS IT?",
-        "One?",
-    ]
+    long = "A" * 60 + "b" * 6 + "c" * 15
+    questions = ["Who is it?", "Who  is it?", "Is it the", long, "Кто?", "WHO IS IT?", "One?"]
     golds = [["x"], ["y"], ["xx"], ["x"], ["the", "..."], ["x"], ["the"]]
     rows = [
         {"question": text, "answers": answers, "id": str(number)}
@@ -109,15 +100,12 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
         "    and 1 more (--examples)",
         "",
         f"{second}: 1 questions (two 1)",
-        *(
-            f"  {name}: {n} | {n} | {n} | {n} (minimum | median | 95 % | maximum)"
-            for name, n in (
-                ("characters per question", 4),
-                ("characters per gold", 1),
-                ("golds per question", 1),
-            )
-        ),
-        *(f"  {kind}: 0" for kind in ("bad rows", "repeated questions", "golds empty after normalisation")),
+        "  characters per question: 4 | 4 | 4 | 4 (minimum | median | 95 % | maximum)",
+        "  characters per gold: 1 | 1 | 1 | 1 (minimum | median | 95 % | maximum)",
+        "  golds per question: 1 | 1 | 1 | 1 (minimum | median | 95 % | maximum)",
+        "  bad rows: 0",
+        "  repeated questions: 0",
+        "  golds empty after normalisation: 0",
         "",
         "questions in two files: 1",
         "  one.jsonl and two.jsonl: 1",
@@ -125,19 +113,17 @@ def test_the_whole_report_of_two_files(tmp_path: Path) -> None:
     ]
     alone = audit_report(audits[1:], examples=0)
     assert "two files" not in alone and not alone.endswith("\n")
-    assert audit_report([audit_file(jsonl(tmp_path / "none.jsonl", "{"))], examples=0).splitlines()[:2] == [
-        f"{tmp_path / 'none.jsonl'}: 0 questions (none)",
-        "  bad rows: 1",
-    ]
+    none = jsonl(tmp_path / "none.jsonl", "{")
+    report = audit_report([audit_file(none)], examples=0)
+    assert report.startswith(f"{none}: 0 questions (none)\n  bad rows: 1\n")
 
 
 def test_questions_that_name_no_dataset_are_counted(tmp_path: Path) -> None:
     """Every row of the published training and validation files says hotpotqa/hotpot_qa."""
     row = {"question": "Where?", "answer": "Paris", "data_source": "hotpotqa/hotpot_qa"}
     path = jsonl(tmp_path / "train.jsonl", row, {"question": "Why?", "answer": "Rain"})
-    assert "questions without a dataset, scored as short answers: 1" in audit_report(
-        [audit_file(path)], examples=0
-    )
+    report = audit_report([audit_file(path)], examples=0)
+    assert "questions without a dataset, scored as short answers: 1" in report
 
 
 def test_a_long_question_is_shown_by_its_ends() -> None:
@@ -150,10 +136,8 @@ def test_the_audit_of_the_published_files_finds_what_the_manual_says() -> None:
     audits = {path.stem: audit_file(path) for path in sorted(PUBLISHED.glob("*.parquet"))}
     assert len(audits) == 12 and sum(len(audit.questions) for audit in audits.values()) == 1536
     assert not any(audit.bad for audit in audits.values())
-    assert {name: len(audit.duplicates) for name, audit in audits.items() if audit.duplicates} == {
-        "BookSum": 2,
-        "DAPO-Math": 2,
-    }
+    repeats = {name: len(audit.duplicates) for name, audit in audits.items() if audit.duplicates}
+    assert repeats == {"BookSum": 2, "DAPO-Math": 2}
     empty = {name: [finding.what for finding in audit.empty_golds] for name, audit in audits.items()}
     assert {name: golds for name, golds in empty.items() if golds} == {
         "MathQA_ood": ["'a' (no other gold)"],
@@ -201,21 +185,12 @@ def test_the_mix_draws_equally_many_of_each_dataset_and_reports_where_there_are_
     assert train.read_bytes() != before
 
 
-def question_with(text: str, dataset: str = "HotpotQA") -> Question:
-    return Question(f"{dataset} {text}", dataset, text, ("x",))
-
-
 def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset() -> None:
     """The first spelling is kept; a test question is left out in every spelling."""
-    questions = [
-        question_with("Where is it?"),
-        question_with("where  IS it? "),
-        question_with("Who?"),
-        question_with("Why?"),
-        question_with("Where is it?", "PopQA"),
-        question_with("When?", "PopQA"),
-    ]
-    result = mix(questions, [9, 1], seed=0, exclude=[question_with("who?  ", "test")])
+    hotpot, popqa = ("Where is it?", "where  IS it? ", "Who?", "Why?"), ("Where is it?", "When?")
+    questions = [Question(text, "HotpotQA", text, ("x",)) for text in hotpot]
+    questions += [Question(text, "PopQA", text, ("x",)) for text in popqa]
+    result = mix(questions, [9, 1], seed=0, exclude=[Question("1", "test", "who?  ", ("x",))])
     drawn = [question for part in result.parts for question in part]
     assert sorted(question.text for question in drawn) == ["When?", "Where is it?", "Why?"]
     assert result.available == {"HotpotQA": 2, "PopQA": 1}
@@ -240,9 +215,8 @@ def test_the_datasets_are_shuffled_together_in_each_part_of_a_mix() -> None:
 
 
 def test_the_papers_mix_has_5120_questions_of_each_of_eight_datasets() -> None:
-    result = mix(
-        [question for name in PAPER_MIX for question in numbered_questions(5_200, name)], [5_120], seed=0
-    )
+    questions = [question for name in PAPER_MIX for question in numbered_questions(5_200, name)]
+    result = mix(questions, [5_120], seed=0)
     assert len(result.parts[0]) == 40_960 == len({question.id for question in result.parts[0]})
     assert result.drawn == {name: [5_120] for name in PAPER_MIX}
 
