@@ -106,9 +106,8 @@ def test_results_are_printed_without_the_columns_that_nobody_filled():
     assert not {"format", "SSim"} & set(cells[0])
     assert cells[1][-3:] == ["0.00", "0", "0"]
     assert cells[2][2] == "1" and cells[2][-3:] == ["5.00", "1,234", "0.012"]
-    assert any(cell.startswith("0.500 [") for cell in cells[1]) and any(
-        c.startswith("1.000 [") for c in cells[2]
-    )
+    for row, rate in ((cells[1], "0.500 ["), (cells[2], "1.000 [")):
+        assert any(cell.startswith(rate) for cell in row)
 
 
 RATE = Rate(0.75, 0.5, 0.875, 8, 0)

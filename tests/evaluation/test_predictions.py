@@ -111,15 +111,11 @@ def test_a_system_in_a_file_of_several_is_selected_by_name(tmp_path):
     played = [predict(number, system=agent, setting="p") for number in range(9)]
     asked = [predict(number, "Lyon") for number in range(9)]
     path = write(tmp_path / "both.jsonl", *played, *asked)
-    with pytest.raises(
-        UsageError, match=r"names 2 systems; choose one of .*both.jsonl:prompt-r1:large:runs/a, "
-    ):
+    with pytest.raises(UsageError, match=r"names 2 systems; choose one of .*:prompt-r1:large:runs/a, "):
         compare_files(path, path)
     text = compare_files(f"{path}:prompt-r1", f"{path}:direct:large")
     # Nine wins of nine: McNemar's exact p is 2 / 2^9.
-    assert re.search(
-        r"^EM +n +A +B +A - B \[95 %\] +p +verdict\ntowns +9  100.0  0.0  \+100.0 \[", text, re.M
-    )
+    assert re.search(r"^EM +n +A +B .*\ntowns +9  100.0  0.0  \+100.0 \[", text, re.M)
     assert "  0.004  significant\n" in text and "McNemar" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -135,11 +131,8 @@ def test_a_comparison_leaves_out_and_counts_questions_whose_call_failed(tmp_path
     def length(prediction, answers):
         return len(prediction) / 10
 
-    assert re.search(
-        r"^own +n .*\ntowns +8 \(1 failed\)  50.0  50.0",
-        compare_files(first, second, score=partial(score_predictions, own=length)),
-        re.M,
-    )
+    text = compare_files(first, second, score=partial(score_predictions, own=length))
+    assert re.search(r"^own +n .*\ntowns +8 \(1 failed\)  50.0  50.0", text, re.M)
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,15 @@ from tests.played import HOSTILE, group_of, play_game, write_run
 from tests.tiny import think
 
 
+def question(number: int = 0) -> Question:
+    return Question(f"q{number}", "maths", f"Who is number {number}?", ("Anna",))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Two steps of two questions with four games each."""
-    questions = [
-        Question(f"q{number}", "maths", f"Who is number {number}?", ("Anna",)) for number in range(4)
-    ]
-    steps = [
-        [group_of(question) for question in questions[:2]],
-        [group_of(question) for question in questions[2:]],
-    ]
-    return write_run(tmp_path_factory.mktemp("runs") / "run", steps)
+    groups = [group_of(question(number)) for number in range(4)]
+    return write_run(tmp_path_factory.mktemp("runs") / "run", [groups[:2], groups[2:]])
 
 
 def data_of(path: Path) -> list[dict]:
@@ -64,13 +62,10 @@ def test_the_page_holds_the_data_of_the_run_folder(run):
     for group in shown["groups"]:
         for game in group["games"]:
             row = rows.pop(0)
-            assert (
-                group["question"] == row["question"]["text"]
-                and group["answers"] == row["question"]["answers"]
-            )
-            assert {name: game[name] for name in ("stop", "error", "answer", "reward", "advantage")} == {
-                name: row[name] for name in ("stop", "error", "answer", "reward", "advantage")
-            }
+            asked_of = row["question"]
+            assert (group["question"], group["answers"]) == (asked_of["text"], asked_of["answers"])
+            for name in ("stop", "error", "answer", "reward", "advantage"):
+                assert game[name] == row[name]
             spans = [group["opening"], *game["spans"]]
             assert "".join(span["text"] for span in spans) == tokenizer.decode(row["tokens"])
             mask = "".join(str(int(span["written"])) * span["tokens"] for span in spans)
@@ -109,13 +104,9 @@ def test_a_run_without_a_saved_agent_is_shown_with_its_recorded_texts(run, tmp_p
         incomplete = path.read_bytes() + b'{"group": 9, "que'  # cut short by a kill
         (tmp_path / "trajectories" / path.name).write_bytes(incomplete)
     [shown] = data_of(write_report(tmp_path))
-    first, *_ = rows_of(run)
+    asking, answering = rows_of(run)[0]["turns"]
     spans = shown["groups"][0]["games"][0]["spans"]
-    assert [span["text"] for span in spans] == [
-        first["turns"][0]["text"],
-        first["turns"][0]["reply"],
-        first["turns"][1]["text"],
-    ]
+    assert [span["text"] for span in spans] == [asking["text"], asking["reply"], answering["text"]]
     assert len(shown["groups"]) == 4
 
 
@@ -134,11 +125,8 @@ def test_hostile_texts_are_complete_and_never_markup(tmp_path):
     [shown] = data_of(path)
     assert [group["question"] for group in shown["groups"]] == texts
     for group, text in zip(shown["groups"], texts, strict=True):
-        known = (
-            text.encode("utf-8", "replace")
-            .decode()
-            .replace("</interaction_response", "&lt;/interaction_response")
-        )
+        known = text.encode("utf-8", "replace").decode()
+        known = known.replace("</interaction_response", "&lt;/interaction_response")
         assert known in group["games"][0]["spans"][1]["text"]
 
 
@@ -163,8 +151,7 @@ def test_a_page_can_show_two_runs(run, tmp_path):
 
 def test_the_groups_of_all_ranks_are_in_the_order_of_their_questions(tmp_path):
     """Each of two ranks plays every second question, and numbers the groups in its own file."""
-    questions = [Question(f"q{number}", "maths", f"Who is {number}?", ("Anna",)) for number in range(4)]
-    run = write_run(tmp_path / "run", [[group_of(question) for question in questions]])
+    run = write_run(tmp_path / "run", [[group_of(question(number)) for number in range(4)]])
     [path] = (run / "trajectories").iterdir()
     rows = rows_of(run)
     assert [row["question"]["id"] for row in rows[::4]] == ["q0", "q1", "q2", "q3"]
@@ -179,8 +166,7 @@ def test_the_groups_of_all_ranks_are_in_the_order_of_their_questions(tmp_path):
 
 def test_trajectory_files_are_sorted_by_the_number_of_the_rank(tmp_path):
     """Sorted by name, rank10 would come before rank2."""
-    question = Question("q", "maths", "Who?", ("Anna",))
-    run = write_run(tmp_path / "run", [[group_of(question)]])
+    run = write_run(tmp_path / "run", [[group_of(question())]])
     [path] = (run / "trajectories").iterdir()
     rows = rows_of(run)
     for rank in range(11):
@@ -201,8 +187,7 @@ def test_games_of_steps_that_were_rolled_back_are_not_shown(run, tmp_path):
 
 
 def test_a_game_shows_what_its_calls_have_cost(tmp_path):
-    question = Question("q", "maths", "Who?", ("Anna",))
-    games = group_of(question)
+    games = group_of(question())
     games[1].spent = Spending(calls=1, tokens_in=30, tokens_out=4, usd=2e-5)
     [shown] = data_of(write_report(write_run(tmp_path / "run", [[games]])))
     assert [game["usd"] for game in shown["groups"][0]["games"]] == [0, 2e-5, 0, 0]
@@ -213,13 +198,12 @@ def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
     cases = [("qa", "the Anna.", True), ("qa", "Bob", False), ("qa", None, False), ("math", "50 %", True)]
     cases += [("qa", "50 %", False), ("text", "Anna", None)]
     for kind, answer, right in cases:
-        question = {"kind": kind, "answers": ["Anna"] if kind != "math" and answer != "50 %" else ["0.5"]}
-        assert is_right(answer, question) is right, (kind, answer)
+        gold = "0.5" if answer == "50 %" else "Anna"
+        assert is_right(answer, {"kind": kind, "answers": [gold]}) is right, (kind, answer)
 
 
 def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path):
-    question = Question("q0", "maths", "Who?", ("Anna",))
-    run = write_run(tmp_path / "run", [[group_of(question)]])
+    run = write_run(tmp_path / "run", [[group_of(question())]])
     log = Log(run, quiet=False)
     for name, answer in (
         ("validation-000001", "Anna"),
@@ -227,7 +211,7 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
         ("test-untrained", "Bob"),
         ("test-trained", "Anna"),
     ):
-        game = play_game(question, [think("so", answer=answer)], [])
+        game = play_game(question(), [think("so", answer=answer)], [])
         scored = ScoredGame(game, score(game, rule=RULES["release"]), None)
         log.trajectories(f"{name}-rank0", [[scored]], trained=False)
     [shown] = data_of(write_report(run))
@@ -236,17 +220,14 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
     assert len(training["games"]) == 4 and validation["step"] == 1
     [game] = validation["games"]
     assert game["right"] and game["reward"]["total"] < 0 and game["advantage"] is None
-    assert [(game["player"], game["right"]) for game in test["games"]] == [
-        ("untrained agent", False),
-        ("trained agent", True),
-    ]
+    players = [(game["player"], game["right"]) for game in test["games"]]
+    assert players == [("untrained agent", False), ("trained agent", True)]
 
 
 def test_the_settings_are_those_of_the_config_file_in_its_order(run):
     [shown] = data_of(write_report(run))
-    names = [
-        line.partition(":")[0] for line in (run / "config.yaml").read_text().splitlines() if line[0].isalpha()
-    ]
+    lines = (run / "config.yaml").read_text().splitlines()
+    names = [line.partition(":")[0] for line in lines if line[0].isalpha()]
     assert list(shown["settings"]) == names and shown["settings"]["rule"] == "release"
 
 

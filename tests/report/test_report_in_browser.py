@@ -47,6 +47,11 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return browser.evaluate(f"[...document.querySelectorAll({selector!r})].map(node => node.textContent)")
 
 
+def count(browser: Browser) -> str:
+    """The numbers of questions and games that the filters leave."""
+    return texts(browser, "#count")[0]
+
+
 def wait(browser: Browser) -> None:
     """Wait for the browser's timers and redraws."""
     browser.evaluate("new Promise(done => setTimeout(done, 100))")
@@ -89,28 +94,25 @@ def test_the_best_step_is_that_of_the_exported_agent(browser, tmp_path, rewards,
 
 def test_the_page_shows_curves_and_games_and_requests_nothing_else(page):
     assert "Validation EM" in texts(page, ".chart .name") and "Reward" in texts(page, ".chart .name")
-    assert page.evaluate("document.getElementById('count').textContent") == "12 questions, 48 games"
+    assert count(page) == "12 questions, 48 games"
     assert len(texts(page, "#detail .game")) == 4
     assert not logged(page) and all(url.startswith("file:") for url in requests(page))
     assert len(requests(page)) == 1
 
 
 def test_filters_select_games(page):
-    def count() -> str:
-        return page.evaluate("document.getElementById('count').textContent")
-
     set_filter(page, "dataset", "maths")
-    assert count() == "6 questions, 24 games"
+    assert count(page) == "6 questions, 24 games"
     clear_filters(page)
     set_filter(page, "right", "true")
-    assert count() == "12 questions, 48 games"
+    assert count(page) == "12 questions, 48 games"
     set_filter(page, "step", "2")
-    assert count() == "4 questions, 16 games"
+    assert count(page) == "4 questions, 16 games"
     set_filter(page, "search", "NUMBER 6")
-    assert count() == "1 question, 4 games"
+    assert count(page) == "1 question, 4 games"
     assert texts(page, "#detail .question") == ["Who is number 6?"]
     set_filter(page, "search", "nothing like this")
-    assert count() == "0 questions, 0 games" and "Clear the filters" in texts(page, "#detail")[0]
+    assert count(page) == "0 questions, 0 games" and "Clear the filters" in texts(page, "#detail")[0]
 
 
 def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
@@ -164,7 +166,7 @@ def test_pointing_at_a_curve_shows_the_values_of_all_curves_at_the_step(page):
     assert shown["Turns"] == "step 1: 2" and shown["Validation EM"].startswith("step 0: 0.100 [0.02, 0.40]")
     assert shown["Answered games"] == "step 1: 0.750"
     page.evaluate("showStep(3)")
-    assert page.evaluate("document.getElementById('count').textContent") == "4 questions, 16 games"
+    assert count(page) == "4 questions, 16 games"
 
 
 TEXTS = ("h1", ".about", ".row .facts", ".read .who", ".gold", ".shut", ".open", "button", "#count")
@@ -210,7 +212,7 @@ def test_two_runs_are_compared_question_by_question(browser, run, tmp_path):
     browser.open(write_report(run, other))
     assert texts(browser, "#run-legend .key") == ["A  run", "B  other"]
     assert len(texts(browser, "#detail .players")) == 2 and len(texts(browser, "#detail .game")) == 8
-    assert browser.evaluate("document.getElementById('count').textContent") == "12 questions, 64 games"
+    assert count(browser) == "12 questions, 64 games"
     reward = "[...document.querySelectorAll('.chart')].find(chart => chart.textContent.startsWith('Reward'))"
     assert browser.evaluate(f"{reward}.querySelectorAll('.curve').length") == 2
     for width, phone in ((1440, False), (390, True)):
@@ -284,13 +286,13 @@ def test_five_thousand_games_are_ready_in_two_seconds(browser, tmp_path):
     for _ in range(3):
         browser.open(path)
         times.append(int(browser.evaluate("document.documentElement.dataset.ready")))
-    assert browser.evaluate("document.getElementById('count').textContent") == "1,250 questions, 5,000 games"
+    assert count(browser) == "1,250 questions, 5,000 games"
     assert min(times) < 2000, times
     assert browser.evaluate("document.querySelectorAll('*').length") < 4000  # only visible rows exist
     searched = browser.evaluate("""(() => { const begin = performance.now();
         document.getElementById('search').value = 'number 17'; applyFilters();
         return performance.now() - begin; })()""")
-    assert browser.evaluate("document.getElementById('count').textContent") == "50 questions, 200 games"
+    assert count(browser) == "50 questions, 200 games"
     assert searched < 1000, searched
     print(f"ready after {times} ms; {path.stat().st_size / 1e6:.1f} MB; first search {searched:.0f} ms")
 
@@ -303,24 +305,20 @@ def test_every_word_with_a_dotted_line_is_explained(page):
 def test_the_page_of_an_evaluation_shows_its_systems_and_only_the_filters_that_apply(browser, tmp_path):
     """A bug: it said that no step has been logged yet, and offered filters by game, reward and step."""
     systems = System("direct", "mini"), System("prompt-r1", "mini", "runs/a")
+    questions = [Question(f"q{n}", "maths", "Who?", ("Anna",)) for n in range(4)]
     answers = [
-        Prediction(
-            Question(f"q{n}", "maths", "Who?", ("Anna",)), "Anna" if n < good else "Bob", system=system
-        )
+        Prediction(question, "Anna" if n < good else "Bob", system=system)
         for system, good in zip(systems, (1, 3), strict=True)
-        for n in range(4)
+        for n, question in enumerate(questions)
     ]
     lines = [json.dumps(to_row(one)) + "\n" for one in answers]
     (tmp_path / "predictions.jsonl").write_text("".join(lines))
     browser.resize(390, 844, phone=True)
     browser.open(write_report(tmp_path))
-    shown = (
-        "[...document.querySelectorAll('main > section, #filters label')].filter(node => node.offsetParent)"
-    )
-    assert (
-        len(browser.evaluate(f"{shown}.map(node => node.textContent.slice(0, 9))")) == 2 + 3
-    )  # text, dataset, answer
-    assert browser.evaluate("document.getElementById('count').textContent") == "4 questions, 8 answers"
+    shown = "document.querySelectorAll('main > section, #filters label')"
+    visible = browser.evaluate(f"[...{shown}].filter(node => node.offsetParent).length")
+    assert visible == 2 + 3, "the filters are text, dataset and answer"
+    assert count(browser) == "4 questions, 8 answers"
     figures = [" ".join(text.split()) for text in texts(browser, ".figure")]
     assert figures[1:] == ["direct, mini1 of 4right: 0.25", "prompt-r1, mini, runs/a3 of 4right: 0.75"]
     assert browser.evaluate("document.documentElement.scrollWidth") == 390 and not logged(browser)
