@@ -13,8 +13,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links, is_finite_number
 from prompt_r1.metrics.statistics import wilson
@@ -139,15 +138,12 @@ def _read_groups_of_run(
 
 def _read_settings(path: Path) -> Row:
     """The settings of a run; {} if it has no file of them. Raises UsageError."""
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return {}
     try:
-        settings = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        settings = "damaged"
-    if not isinstance(settings, dict | None):
-        raise UsageError(f"{path} is not a file of settings; give a run folder of train.py")
-    return {str(name): value for name, value in (settings or {}).items()}
+        return read_mapping(path)
+    except UsageError:
+        raise UsageError(f"{path} is not a file of settings; give a run folder of train.py") from None
 
 
 def columns(lines: Sequence[Row]) -> dict[str, list[float | None]]:

@@ -248,6 +248,7 @@ GAMES = "trajectories/step-000001-rank0.jsonl"
         ("config.yaml", BINARY, "config.yaml is not a file of settings"),
         ("config.yaml", b"- 1\n", "config.yaml is not a file of settings"),
         ("config.yaml", b"a: [\n", "config.yaml is not a file of settings"),
+        ("config.yaml", b"a: !!int x\n", "config.yaml is not a file of settings"),
         (GAMES, b'{"question": 7}\n', "step 1: a line is not a game"),
         (GAMES, b'{"question": {"id": []}, "turns": [7]}\n', "step 1: a line is not a game"),
     ],
