@@ -18,13 +18,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions
-from prompt_r1.metrics.statistics import (
-    holm,
-    macro_interval,
-    mcnemar,
-    paired_bootstrap,
-    sign_flip,
-)
+from prompt_r1.metrics.statistics import holm, macro_interval, mcnemar, paired_bootstrap, sign_flip
 
 POOLED = "pooled"
 Floats = NDArray[np.float64]

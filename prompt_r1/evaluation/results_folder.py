@@ -30,11 +30,7 @@ from prompt_r1.terminal import printable_line
 
 
 def write_results(
-    folder: Path,
-    results: Results,
-    trained_with: Mapping[str, str],
-    *,
-    notes: Sequence[str] = (),
+    folder: Path, results: Results, trained_with: Mapping[str, str], *, notes: Sequence[str] = ()
 ) -> str:
     """Write the files above, in place of those of an earlier evaluation, with `notes` below the tables.
 

@@ -34,10 +34,11 @@ function drawEntry(entry, runs, needle) {
 }
 
 /** How many games of a group are right, and how different their rewards are. */
-function spreadOf({ kind, games, ...group }) {
-  const right = judged(games).length ? `${rightOf(games)} of ${judged(games).length} right` : "";
-  if (kind !== "training") return [right];
-  const rewards = rewardsOf({ games, ...group });
+function spreadOf(group) {
+  const games = judged(group.games);
+  const right = games.length ? `${rightOf(games)} of ${games.length} right` : "";
+  if (group.kind !== "training") return [right];
+  const rewards = rewardsOf(group);
   if (!rewards.length) return ["no game was trained on, because calls of the environment failed"];
   const centre = mean(rewards);
   const spread = Math.sqrt(sum(rewards.map((value) => (value - centre) ** 2)) / Math.max(1, rewards.length - 1));
