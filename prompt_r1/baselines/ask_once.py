@@ -69,9 +69,9 @@ async def ask_once(
     try:
         reply = await environment.call(messages, sample=sample, session=question.id)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error)).billed(Spending(calls=1))
+        return Prediction(question, None, stop="env_error", error=str(error), spent=Spending(calls=1))
     answer, formatted = answer_format.read(reply.text)
-    return Prediction(question, answer, reply.text, format=formatted).billed(reply.spent)
+    return Prediction(question, answer, reply.text, format=formatted, spent=reply.spent)
 
 
 @dataclass

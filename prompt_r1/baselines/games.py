@@ -20,6 +20,7 @@ from prompt_r1.environments.sources import MuteEnvironment
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed
+from prompt_r1.spending import Spending
 from prompt_r1.types import Question, Trajectory
 
 
@@ -37,9 +38,8 @@ class AgentMethod(Method):
         agent, environment = self.load(), self.environment or pool_of(MuteEnvironment())
         game = await play_question(agent, environment, question, self.how, seed=seed, sample=sample)
         text, turns = dialogue_text(game), len(game.turns)
-        prediction = Prediction(question, game.answer, text, stop=game.stop, turns=turns)
-        if self.environment is not None:
-            prediction = prediction.billed(game.spent)
+        spent = game.spent if self.environment is not None else Spending()
+        prediction = Prediction(question, game.answer, text, stop=game.stop, turns=turns, spent=spent)
         if game.stop == "env_error":
             return replace(prediction, error=game.error or "the environment failed")
         formatted = well_formed(game) if self.thinks else game.answer is not None

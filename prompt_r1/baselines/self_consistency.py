@@ -45,7 +45,7 @@ class SelfConsistency(Method):
             )
         )
         self.ledger.task = sum((prediction.spent for prediction in predictions), Spending())
-        self.samples = max(1, round(mean(prediction.calls for prediction in predictions)))
+        self.samples = max(1, round(mean(prediction.spent.calls for prediction in predictions)))
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.samples, "prepare was not awaited"
@@ -56,11 +56,11 @@ class SelfConsistency(Method):
         spent = sum((prediction.spent for prediction in predictions), Spending())
         answered = [prediction for prediction in predictions if not prediction.error]
         if not answered:
-            return predictions[0].billed(spent)
+            return replace(predictions[0], spent=spent)
         answers = [prediction.answer or "" for prediction in answered]
         winner = answered[vote(answers, free_text=question.kind == "text")]
         raw = "\n\n".join(prediction.raw for prediction in answered)
-        return replace(winner, raw=raw).billed(spent)
+        return replace(winner, raw=raw, spent=spent)
 
 
 def vote(answers: Sequence[str], *, free_text: bool) -> int:

@@ -89,9 +89,9 @@ def costs(results: Results, system: System, datasets: Sequence[str]) -> dict[str
     if not answered:
         return {}
     return {
-        "calls / question": mean(one.calls for one in answered),
-        "tokens / question": mean(one.tokens_in + one.tokens_out for one in answered),
-        "$ / 1,000 questions": 1000 * mean(one.usd for one in answered),
+        "calls / question": mean(one.spent.calls for one in answered),
+        "tokens / question": mean(one.spent.tokens for one in answered),
+        "$ / 1,000 questions": 1000 * mean(one.spent.usd for one in answered),
         "no answer, %": 100 * mean(not one.answer for one in answered),
     }
 

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import get_args
 
@@ -65,10 +65,7 @@ class Prediction:
     stop: str = "answered"  # how a game ended (types.Stop); "env_error" for any method
     error: str = ""  # why the environment failed
     turns: int = 1  # of the agent; 1 for a method without an agent
-    calls: int = 0  # of the environment
-    tokens_in: int = 0
-    tokens_out: int = 0
-    usd: float = 0.0
+    spent: Spending = field(default_factory=Spending)  # on calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested
     reward: float | None = None  # None: no game was played
     # Filled in by the evaluation:
@@ -77,24 +74,15 @@ class Prediction:
     metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
     @property
-    def spent(self) -> Spending:
-        return Spending(self.calls, self.tokens_in, self.tokens_out, self.usd)
-
-    def billed(self, spent: Spending) -> "Prediction":
-        """The prediction with what its calls have cost."""
-        return replace(
-            self, calls=spent.calls, tokens_in=spent.tokens_in, tokens_out=spent.tokens_out, usd=spent.usd
-        )
-
-    @property
     def key(self) -> tuple[str, str, str, int]:
         return self.setting, self.question.dataset, self.question.id, self.sample
 
 
 # The fields that a line stores under their own names.
 STORED_AS_IS = [
-    f.name for f in fields(Prediction) if f.name not in ("question", "answer", "system", "metrics")
+    f.name for f in fields(Prediction) if f.name not in ("question", "answer", "spent", "system", "metrics")
 ]
+AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")  # and these of `spent`
 
 
 def to_row(prediction: Prediction) -> dict[str, object]:
@@ -109,6 +97,7 @@ def to_row(prediction: Prediction) -> dict[str, object]:
         "answers": question.answers,
         "prediction": prediction.answer,
         **{name: getattr(prediction, name) for name in STORED_AS_IS},
+        **{name: getattr(prediction.spent, name) for name in AMOUNTS},
         **prediction.metrics,
     }
 
@@ -126,6 +115,7 @@ def _parse(content: bytes) -> dict[tuple[str, str, str, int], Prediction]:
             prediction = Prediction(
                 Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
                 row["prediction"],
+                spent=Spending(*(row[name] for name in AMOUNTS)),
                 system=System(row["method"], row["environment"], row["agent"]),
                 **{name: row[name] for name in STORED_AS_IS if name in row},
             )
@@ -141,7 +131,7 @@ def _has_valid_fields(one: Prediction) -> bool:
     question, system = one.question, one.system
     texts = [question.id, question.dataset, question.text, *question.answers, one.answer or ""]
     texts += [system.method, system.environment, system.agent, one.raw, one.stop, one.error, one.setting]
-    numbers = [one.sample, one.turns, one.calls, one.tokens_in, one.tokens_out, one.usd]
+    numbers = [one.sample, one.turns, *one.spent.amounts]
     numbers += [number for number in (one.format, one.reward) if number is not None]
     are_texts = all(isinstance(text, str) for text in texts) and question.kind in get_args(Kind)
     return are_texts and all(map(is_finite_number, numbers))

@@ -23,7 +23,7 @@ from prompt_r1.evaluation.comparison import (
     with_holm,
 )
 from prompt_r1.evaluation.paper_tables import FULL, paper_tables
-from prompt_r1.evaluation.predictions import System, system_names
+from prompt_r1.evaluation.predictions import AMOUNTS, System, system_names
 from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
 from prompt_r1.foreign import json_object
 from prompt_r1.terminal import printable_line
@@ -132,10 +132,12 @@ def mean_values(results: Results, system: System, datasets: Sequence[str]) -> di
         values = [one.metrics[metric] for one in answered if metric in one.metrics]
         if values:
             means[metric] = mean(values)
-    for name in ("reward", "format", "turns", "calls", "tokens_in", "tokens_out", "usd"):
+    for name in ("reward", "format", "turns"):
         values = [float(getattr(one, name)) for one in answered if getattr(one, name) is not None]
         if values:
             means[name] = mean(values)
+    if answered:
+        means |= {name: mean(float(getattr(one.spent, name)) for one in answered) for name in AMOUNTS}
     return means
 
 

@@ -233,8 +233,8 @@ def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
         scores_of(found),
         fmean(calls for calls, _ in before),
         fmean(dollars for _, dollars in before),
-        fmean(fmean(one.calls for one in of) for of in found.values()),
-        1000 * fmean(fmean(one.usd for one in of) for of in found.values()),
+        fmean(fmean(one.spent.calls for one in of) for of in found.values()),
+        1000 * fmean(fmean(one.spent.usd for one in of) for of in found.values()),
     )
 
 

@@ -24,8 +24,8 @@ def test_direct_makes_one_call_and_reads_the_answer_in_tags():
     [[message]] = source.asked
     assert message["content"] == f"abc def?\n{FORMATS['tags'].request}"
     assert (prediction.answer, prediction.format, prediction.error) == ("Anna", 1.0, "")
-    assert (prediction.calls, prediction.tokens_in, prediction.tokens_out) == (1, 10, 3)
-    assert prediction.usd == pytest.approx(16e-6)
+    assert (prediction.spent.calls, prediction.spent.tokens_in, prediction.spent.tokens_out) == (1, 10, 3)
+    assert prediction.spent.usd == pytest.approx(16e-6)
 
 
 def test_without_tags_the_request_is_answer_only():
@@ -52,7 +52,7 @@ def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, re
 
 def test_a_failed_call_gives_an_error_instead_of_an_answer():
     prediction = answer("direct", pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
-    assert (prediction.answer, prediction.error, prediction.stop, prediction.calls) == (
+    assert (prediction.answer, prediction.error, prediction.stop, prediction.spent.calls) == (
         None,
         "down",
         "env_error",
@@ -64,9 +64,9 @@ def test_a_failed_call_gives_an_error_instead_of_an_answer():
 def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):
     source = PricedSource(lambda _: "abc")
     prediction = answer("prompt-r1", pool(source), agent=asking_agent)
-    assert prediction.calls == len(source.asked) > 0 and prediction.tokens_in == 10 * len(source.asked)
-    assert prediction.turns in (prediction.calls, prediction.calls + 1)
-    assert prediction.raw.count("abc") >= prediction.calls
+    calls = len(source.asked)
+    assert prediction.spent.calls == calls > 0 and prediction.spent.tokens_in == 10 * calls
+    assert prediction.turns in (calls, calls + 1) and prediction.raw.count("abc") >= calls
 
 
 class OneTurnAgent(ScriptedAgent):
@@ -91,14 +91,14 @@ def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
 def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
     environment = pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0))
     prediction = answer("prompt-r1", environment, agent=asking_agent)
-    assert (prediction.stop, prediction.error, prediction.calls) == ("env_error", "down", 1)
+    assert (prediction.stop, prediction.error, prediction.spent.calls) == ("env_error", "down", 1)
     assert prediction.reward is None and prediction.format is None
 
 
 def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):
     source = PricedSource(lambda _: "abc")
     prediction = answer("agent-only", pool(source), agent=asking_agent)
-    assert source.asked == [] and prediction.calls == 0 and prediction.usd == 0
+    assert source.asked == [] and prediction.spent.calls == 0 and prediction.spent.usd == 0
     assert "I have nothing to say about this." in prediction.raw
 
 
@@ -111,7 +111,7 @@ def test_the_request_for_a_chain_of_thought_is_a_line_of_its_own():
     source = PricedSource(lambda _: "First a, then b: <answer>Anna</answer>")
     prediction = answer("cot", pool(source))
     assert source.asked[0][0]["content"].splitlines()[:2] == ["abc def?", "Let's think step by step."]
-    assert prediction.answer == "Anna" and prediction.calls == 1
+    assert prediction.answer == "Anna" and prediction.spent.calls == 1
 
 
 def test_few_shot_examples_are_training_questions_that_the_environment_answered_correctly():
@@ -139,7 +139,7 @@ def test_self_consistency_takes_the_most_frequent_answer_and_counts_every_call()
     replies = iter(["Bob", "the Anna", "anna."])
     source = PricedSource(lambda _: f"<answer>{next(replies)}</answer>")
     prediction = answer("self-consistency", pool(source), samples=3)
-    assert (prediction.answer, prediction.calls, prediction.tokens_in) == ("the Anna", 3, 30)
+    assert (prediction.answer, prediction.spent.calls, prediction.spent.tokens_in) == ("the Anna", 3, 30)
 
 
 def test_repeats_of_self_consistency_have_samples_of_their_own():
@@ -155,7 +155,7 @@ def test_self_consistency_ignores_failed_calls_unless_all_fail():
     down = EnvError("down")
     environment = pool(FreeSource(ScriptedEnvironment(["Anna", down, down]), seed=0))
     prediction = answer("self-consistency", environment, samples=3)
-    assert (prediction.answer, prediction.calls, prediction.error) == ("Anna", 3, "")
+    assert (prediction.answer, prediction.spent.calls, prediction.error) == ("Anna", 3, "")
     broken = pool(FreeSource(ScriptedEnvironment([down, down, down]), seed=0))
     assert answer("self-consistency", broken, samples=3).error == "down"
 

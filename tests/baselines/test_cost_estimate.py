@@ -42,12 +42,12 @@ def spent_by_method(folder: Path) -> dict[str, list[float]]:
     for method in METHODS:
         before = prepared.get(method, dict.fromkeys(("task_calls", "optimizer_calls", "usd"), 0))
         own = [one for one in predictions if one.system.method == method]
-        tokens = sum(one.tokens_in + one.tokens_out for one in own)
+        tokens = sum(one.spent.tokens for one in own)
         spent[method] = [
             before["task_calls"] + before["optimizer_calls"],
-            sum(one.calls for one in own),
+            sum(one.spent.calls for one in own),
             tokens + before.get("tokens_in", 0) + before.get("tokens_out", 0),
-            sum(one.usd for one in own) + before["usd"],
+            sum(one.spent.usd for one in own) + before["usd"],
         ]
     spent["together"] = [sum(column) for column in zip(*spent.values(), strict=True)]
     return spent

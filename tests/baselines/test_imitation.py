@@ -58,7 +58,7 @@ def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     assert rival.ledger.task.calls >= 120
-    assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).calls > 0  # it plays, and asks
+    assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
 
     again = rft(tmp_path)
     asyncio.run(again.prepare(QUESTIONS, []))
@@ -124,6 +124,6 @@ def test_best_of_n_answers_with_the_most_frequent_answer_of_its_games():
         counts = Counter(normalise(game.answer or "") for game in games)
         prediction = asyncio.run(rival.answer(question, sample=0, seed="s"))
         assert counts[normalise(prediction.answer or "")] == max(counts.values())
-        assert prediction.calls == sum(game.spent.calls for game in games)
+        assert prediction.spent.calls == sum(game.spent.calls for game in games)
         seen += len(counts) > 1
     assert seen  # the games differ

@@ -185,7 +185,9 @@ def test_every_answer_uses_the_best_prompt_as_its_system_message():
     prediction = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
     system, user = source.asked[-1]
     assert system == {"role": "system", "content": method.prompts["a"]} and TEST[0].text in user["content"]
-    assert prediction.calls == 1 and method.ledger.task.calls == before, "answers do not count as preparation"
+    assert prediction.spent.calls == 1 and method.ledger.task.calls == before, (
+        "answers do not count as preparation"
+    )
 
 
 def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():

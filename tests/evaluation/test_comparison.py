@@ -20,6 +20,7 @@ from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
 from prompt_r1.evaluation.results_folder import printed_results
 from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
 from prompt_r1.metrics.statistics import mcnemar, paired_bootstrap
+from prompt_r1.spending import Spending
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 
 OURS = System("ours", "large")
@@ -95,7 +96,7 @@ def test_long_texts_are_not_compared_by_exact_match():
 
 def test_results_are_printed_without_the_columns_that_nobody_filled():
     ours = [
-        replace(one, calls=5, tokens_in=1000, tokens_out=234, usd=0.0123)
+        replace(one, spent=Spending(5, 1000, 234, 0.0123))
         for one in predict_all({"towns": [True, True]}, OURS)
     ]
     ours.append(predict(9, system=OURS, error="HTTP 500"))
@@ -149,9 +150,8 @@ def test_a_plain_number_has_as_many_digits_as_it_needs(number, shown):
 
 def test_a_prediction_without_a_game_is_one_turn_without_calls_or_costs(tmp_path):
     one = Prediction(question_of(), None)
-    assert (one.raw, one.sample, one.stop, one.error, one.turns, one.calls) == ("", 0, "answered", "", 1, 0)
-    assert (one.tokens_in, one.tokens_out, one.usd) == (0, 0, 0.0)
-    assert (one.format, one.reward, one.setting) == (None, None, "")
+    assert (one.raw, one.sample, one.stop, one.error, one.turns) == ("", 0, "answered", "", 1)
+    assert one.spent == Spending() and (one.format, one.reward, one.setting) == (None, None, "")
     file = PredictionFile(tmp_path / "predictions.jsonl")
     file.add(one)
     assert file.find("", question_of(), 0) == one and file.find("", question_of(), 1) is None

@@ -12,6 +12,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import compare_files
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System, read_predictions, to_row
+from prompt_r1.spending import Spending
 from tests.evaluation.predictions import predict, question_of
 
 
@@ -29,10 +30,7 @@ def test_a_line_is_one_flat_object_that_can_be_read_again(tmp_path):
         sample=1,
         stop="answered",
         turns=2,
-        calls=1,
-        tokens_in=10,
-        tokens_out=3,
-        usd=0.5,
+        spent=Spending(1, 10, 3, 0.5),
         format=1.0,
         reward=0.9,
         system=System("prompt-r1", "large", "runs/a"),

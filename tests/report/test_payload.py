@@ -12,6 +12,7 @@ from prompt_r1.report import page, payload
 from prompt_r1.report.payload import RunData, ShownGame
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.report.verdict import verdict
+from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 from tests import tiny
 from tests.played import group_of, write_run
@@ -72,11 +73,8 @@ def test_files_of_many_megabytes_are_not_all_read(tmp_path, monkeypatch):
 
 def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_path):
     questions = [Question(f"q{number}", "maths", "Who?", ("Anna",)) for number in range(3)]
-    spent = {"calls": 3, "usd": 0.5, "tokens_in": 70, "tokens_out": 9}
-    rows = [
-        to_row(Prediction(one, "Anna", "So: Anna", system=System("direct", "mini"), stop="answered", **spent))
-        for one in questions
-    ]
+    direct = {"system": System("direct", "mini"), "spent": Spending(3, 70, 9, 0.5)}
+    rows = [to_row(Prediction(question, "Anna", "So: Anna", **direct)) for question in questions]
     rows.append(to_row(Prediction(questions[2], None, "?", system=System("cot", "mini", "runs/a"))))
     (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"torn')
     data = payload.read_run(tmp_path, games=3)

@@ -16,6 +16,7 @@ from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
 from prompt_r1.miniworld.mini_optimizer import ANYTHING
+from prompt_r1.spending import Spending
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import comparison, programs
 from prompt_r1.studies.ceiling import PromptScores, score_every_prompt
@@ -143,7 +144,7 @@ class FakePrograms:
         """Answers to all questions, right for those that are known."""
         for question in FIRST + SECOND:
             said = question.answers[0] if question in known else "?"
-            file.add(Prediction(question, said, calls=3, usd=0.002, system=system, setting=setting))
+            file.add(Prediction(question, said, spent=Spending(3, usd=0.002), system=system, setting=setting))
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
