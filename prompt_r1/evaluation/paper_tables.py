@@ -108,7 +108,6 @@ def _results_table(
 
     With the paper's environment, two more columns have its numbers of the untrained agent alone.
     """
-
     tables = (paper_numbers.TRAINED, paper_numbers.OUT_OF_DISTRIBUTION)
     averaged = next((table for table in tables if set(table) == set(datasets)), ())
 
