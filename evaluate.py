@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_endpoint, check_question_lengths, codec_of
-from prompt_r1.baselines.cost_estimate import cost_rows_table, estimate_evaluation
+from prompt_r1.baselines.cost_estimate import estimate_evaluation
 from prompt_r1.baselines.make import (
     AgentCache,
     MethodContext,
@@ -86,8 +86,7 @@ def main(arguments: list[str]) -> None:
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
     if config.dry_run:
-        rows = estimate_evaluation(setups, questions, config, seed)
-        print(cost_rows_table(rows, priced=bool(config.env_price)))
+        print(estimate_evaluation(setups, questions, config, seed))
         return
     leaks = leak_warnings(questions, training_files(config, agents))
     playing = ",".join(environments_of(config, agents))

@@ -14,7 +14,6 @@ their own lengths. Nothing is subtracted for calls that a journal or earlier ans
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
@@ -36,53 +35,39 @@ from prompt_r1.evaluation.systems import LEARNING, WITHOUT_ENVIRONMENT, SystemSe
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import (
     LONGEST_REPLY,
-    SYSTEM_TOKENS,
     cost_cells,
     price_at,
-    short_texts,
     span,
     spending_of_game,
+    texts_of_call,
 )
 from prompt_r1.types import Question
 
 LONGEST_PROMPT = 2000  # tokens, where the optimiser may write more
 
 
-@dataclass(frozen=True)
-class CostRow:
-    """A line of the estimate: spendings before the answers and for them, each from low to high."""
-
-    label: str
-    before: Sequence[Spending]
-    answers: Sequence[Spending]
-
-
 def estimate_evaluation(
     setups: Sequence[SystemSetup], questions: Sequence[Question], config: EvaluateConfig, seed: int
-) -> list[CostRow]:
-    """A row for each system. Reads the training questions if a method needs them, and loads no model."""
-    train: Sequence[Question] = []
-    validation: Sequence[Question] = []
-    if any(setup.system.method in LEARNING for setup in setups):
-        train, validation = preparation_questions(config, config.data, seed)
-    rows = []
+) -> str:
+    """The table of --dry-run: a row for each system, and their sum.
+
+    Reads the training questions if a method needs them, and loads no model.
+    """
+    learns = any(setup.system.method in LEARNING for setup in setups)
+    train, validation = preparation_questions(config, config.data, seed) if learns else ([], [])
+    spendings = []  # before the answers, then of the answers; each low and high
     for setup in setups:
         ends = [SystemCost(setup, config, high=high) for high in (False, True)]
         before = [end.before(questions, train, validation) for end in ends]
-        rows.append(CostRow(str(setup.system), before, [end.answers(questions) for end in ends]))
-    return rows
-
-
-def cost_rows_table(rows: Sequence[CostRow], *, priced: bool) -> str:
-    """The rows and their sum as a table for the terminal."""
-    spendings = [[*row.before, *row.answers] for row in rows]
-    sums = [sum(column, Spending()) for column in zip(*spendings, strict=True)]
-    lines = []
-    for row in [*rows, CostRow("together", sums[:2], sums[2:])]:
-        low, high = map(Spending.__add__, row.before, row.answers)
-        calls = [span(first.calls, last.calls) for first, last in (row.before, row.answers)]
-        lines.append([row.label, *calls, *cost_cells(low, high, priced=priced)[1:]])
-    return fitted_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], lines)
+        spendings.append([*before, *(end.answers(questions) for end in ends)])
+    spendings.append([sum(column, Spending()) for column in zip(*spendings, strict=True)])
+    labels = [*(str(setup.system) for setup in setups), "together"]
+    rows = []
+    for label, (low_before, high_before, low, high) in zip(labels, spendings, strict=True):
+        calls = [span(low_before.calls, high_before.calls), span(low.calls, high.calls)]
+        costs = cost_cells(low_before + low, high_before + high, priced=bool(config.env_price))
+        rows.append([label, *calls, *costs[1:]])
+    return fitted_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], rows)
 
 
 class SystemCost:
@@ -97,16 +82,15 @@ class SystemCost:
         self._price = price_at(config.env_price, high=high)
         self._optimizer_price = price_at(config.optimizer_price or config.env_price, high=high)
         self._game = spending_of_game(setup.agent.config, spec, config.env_price, high=high)
+        reply = _limit_of(request_fields(method, config, config.env_args))
+        asked = texts_of_call(spec, prompt=0, reply=reply, high=high)
+        self._system, self._reply = asked.system, asked.reply
+        # What the optimiser writes: replies, and in them prompts.
         fields = parse_fields(config.optimizer_args, flag="--optimizer-args") or OPTIMIZER_FIELDS.get(method)
-        reply, written = _limit_of(request_fields(method, config, config.env_args)), _limit_of(fields or {})
-        short = short_texts(spec)
-        # Tokens of texts: the environment's system message and reply; the optimiser's reply and prompt.
-        self._system = SYSTEM_TOKENS if high else short.system
-        self._reply = reply if high else min(reply, short.reply)
-        self._written = written if high else min(written, short.reply)
-        self._prompt = min(written, LONGEST_PROMPT if high else short.prompt)
-        if method == "opro" and high:
-            self._prompt = self._tokens(MAX_LENGTH)
+        limit = _limit_of(fields or {})
+        longest = self._tokens(MAX_LENGTH) if method == "opro" else LONGEST_PROMPT
+        written = texts_of_call(spec, prompt=longest, reply=limit, high=high)
+        self._prompt, self._written = min(written.prompt, limit), written.reply
 
     def answers(self, questions: Sequence[Question]) -> Spending:
         """All answers to all questions."""

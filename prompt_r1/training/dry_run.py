@@ -22,17 +22,22 @@ LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
 
 
 @dataclass(frozen=True)
-class ShortTexts:
-    """Tokens of the texts of a short call."""
+class Texts:
+    """Tokens of the texts of a call."""
 
     system: int  # the environment's system message
     prompt: int
     reply: int
 
 
-def short_texts(spec: str) -> ShortTexts:
-    """The texts that the low estimate assumes. Those of the mini world can be a few words long."""
-    return ShortTexts(0, 5, 1) if is_mini(spec) else ShortTexts(SYSTEM_TOKENS, 60, 60)
+def texts_of_call(spec: str, *, prompt: int, reply: int, high: bool) -> Texts:
+    """The texts at one end of the estimate: short ones, or a `prompt` and a `reply` of this length.
+
+    Short texts of the mini world are a few words long. No reply is longer than `reply`.
+    """
+    if high:
+        return Texts(SYSTEM_TOKENS, prompt, reply)
+    return Texts(0, 5, min(1, reply)) if is_mini(spec) else Texts(SYSTEM_TOKENS, 60, min(60, reply))
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,12 @@ def spending_of_game(game: AgentConfig, spec: str, prices: tuple[str, ...], *, h
 
     Each call sends the whole dialogue so far. Of several prices the estimate takes the lowest or the highest.
     """
-    short = short_texts(spec)
     longest_reply = game.max_reply_tokens or LONGEST_REPLY
+    texts = texts_of_call(spec, prompt=game.max_new // 2, reply=longest_reply, high=high)
     calls = max(game.max_turns - 1, 1) if high else 1
-    system = SYSTEM_TOKENS if high else short.system
-    prompt = game.max_new // 2 if high else short.prompt
-    reply = longest_reply if high else min(short.reply, longest_reply)
     price = price_at(prices, high=high)
-    tokens_in = [system + (number + 1) * prompt + number * reply for number in range(calls)]
-    return sum((price.of_call(sent, reply) for sent in tokens_in), Spending())
+    tokens_in = [texts.system + n * (texts.prompt + texts.reply) + texts.prompt for n in range(calls)]
+    return sum((price.of_call(sent, texts.reply) for sent in tokens_in), Spending())
 
 
 def price_at(prices: tuple[str, ...], *, high: bool) -> Price:

@@ -1,16 +1,19 @@
 """The estimate of --dry-run: how many games a run plays, and what a game takes at either end."""
 
+from functools import partial
+
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.environments.budget import Price
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import (
     Part,
+    Texts,
     cost_table,
     estimate,
     parts_of_run,
     price_at,
-    short_texts,
     spending_of_game,
+    texts_of_call,
 )
 
 PAPER = TrainConfig()
@@ -45,8 +48,9 @@ def test_a_game_has_one_short_call_or_one_in_every_turn_but_the_last():
 
 
 def test_calls_of_the_mini_world_have_a_few_words():
-    assert (short_texts("mini").system, short_texts("mini").prompt, short_texts("mini").reply) == (0, 5, 1)
-    assert short_texts("mini@http://x") == short_texts("mini") != short_texts("gpt-4o-mini")
+    texts = partial(texts_of_call, prompt=100, reply=50, high=False)
+    assert texts("mini") == texts("mini@http://x") == Texts(0, 5, 1)
+    assert texts("gpt-4o-mini") == Texts(40, 60, 50)
     assert spending_of_game(PAPER, "mini", (), high=False).tokens == 6
 
 
