@@ -4,8 +4,6 @@ bc     behaviour cloning of recorded games: in the mini world, the demonstration
 rft    rejection-sampling fine-tuning on the agent's own games on training questions. In each round the agent
        of the round before plays, and its start learns from all right games so far (STaR, Zelikman et al.
        2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
-
-A game is right if it asks, is well-formed, and earns the full reward, that of format and answer.
 """
 
 import asyncio
@@ -22,7 +20,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.playing import PlaySettings, play_question
-from prompt_r1.reward import score, well_formed
+from prompt_r1.protocol import Codec
+from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.types import Question, Trajectory
 
 QUESTIONS_AT_ONCE = 32  # of rft: played between two looks at the calls that are left
@@ -32,40 +31,32 @@ QUESTIONS_AT_ONCE = 32  # of rft: played between two looks at the calls that are
 class Imitation(FineTuned):
     """Imitates those demonstrations of the mini agent's warm start that ended right."""
 
-    load_start: Callable[[], Agent]
-
     def lesson(self, train: Sequence[Question]) -> str:
         """What the agent learns from, and how."""
         return f"right demonstrations, {self.settings}"
 
     async def learn(self, train: Sequence[Question]) -> None:
-        """Fine-tune the agent of `folder`. Raises UsageError without right games."""
-        self.imitate(await self.games(train), self.folder)
+        """Fine-tune the agent of `folder`."""
+        fine_tune_agent(self.right_demonstrations, self.settings, self.game, self.folder)
 
-    async def games(self, train: Sequence[Question]) -> list[Trajectory]:
-        """The right games to learn from."""
-        codec = self.load_start().codec
-        played = (
-            record(*shown, codec) for shown in demonstrations(self.settings.seed, kind=self.settings.agent)
-        )
-        return list(filter(self.is_right, played))
+    def right_demonstrations(self, codec: Codec) -> list[Trajectory]:
+        """The games to learn from."""
+        shown = demonstrations(self.settings.seed, kind=self.settings.agent)
+        played = (record(*one, codec) for one in shown)
+        return [game for game in played if is_right(game, self.player.rule)]
 
-    def is_right(self, game: Trajectory) -> bool:
-        """Whether a game asks, is well-formed throughout, and earns the full reward."""
-        full = score(game, rule=self.player.rule).total > 1 - 1e-6
-        return full and well_formed(game) and len(game.turns) > 1
 
-    def imitate(self, games: Sequence[Trajectory], folder: Path) -> Path:
-        """Fine-tune the start on games; the folder of the agent. Raises UsageError without games."""
-        if not games:
-            raise UsageError(f"no game of {self.settings.agent} ended right: there is nothing to imitate")
-        return fine_tune_agent(lambda codec: list(games), self.settings, self.game, folder)
+def is_right(game: Trajectory, rule: Rule) -> bool:
+    """Whether a game asks, is well-formed throughout, and earns the full reward."""
+    full = score(game, rule=rule).total > 1 - 1e-6
+    return full and well_formed(game) and len(game.turns) > 1
 
 
 @dataclass
-class RejectionSampling(Imitation):
+class RejectionSampling(FineTuned):
     """Imitates the agent's own games that ended right."""
 
+    load_start: Callable[[], Agent]
     environment: Pool
     rounds: int
     calls: int  # after which the last round ends
@@ -76,18 +67,24 @@ class RejectionSampling(Imitation):
         plan = f"{self.rounds} rounds, {self.calls} calls, groups of {self.group}"
         return f"games on {digest_of(train) if train else ''}, {plan}, {self.settings}"
 
-    async def games(self, train: Sequence[Question]) -> list[Trajectory]:
-        """The right games of all rounds. Raises UsageError without training questions or a right game."""
+    async def learn(self, train: Sequence[Question]) -> None:
+        """Fine-tune the agent of `folder`. Raises UsageError without training questions or a right game."""
         if not train:
             raise UsageError("rft needs training questions: give --train-data")
         agent, right = self.load_start(), list[Trajectory]()
         rng = random.Random(f"rft {self.settings.seed}")
         for number in range(1, self.rounds + 1):
-            if number > 1:
-                folder = self.imitate(right, self.folder.with_name(f"{self.folder.name}-round-{number - 1}"))
-                agent = load_agent(folder, self.game, agent.policy.device)
             right += await self._play(agent, train, rng, number)
-        return right
+            if not right:
+                raise UsageError(f"no game of {self.settings.agent} ended right: there is nothing to imitate")
+            if number < self.rounds:
+                folder = self.folder.with_name(f"{self.folder.name}-round-{number}")
+                agent = load_agent(self.imitate(right, folder), self.game, agent.policy.device)
+        self.imitate(right, self.folder)
+
+    def imitate(self, games: Sequence[Trajectory], folder: Path) -> Path:
+        """Fine-tune the start on games; the folder of the agent."""
+        return fine_tune_agent(lambda codec: list(games), self.settings, self.game, folder)
 
     async def _play(
         self, agent: Agent, train: Sequence[Question], rng: random.Random, number: int
@@ -108,5 +105,5 @@ class RejectionSampling(Imitation):
             )
             self.ledger.task = sum((game.spent for game in played), self.ledger.task)
             made += sum(max(1, game.spent.calls) for game in played)  # an agent that never asks must end too
-            right += filter(self.is_right, played)
+            right += [game for game in played if is_right(game, self.player.rule)]
         return right

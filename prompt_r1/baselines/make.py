@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
+from prompt_r1.baselines.imitation import Imitation, RejectionSampling
 from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
+from prompt_r1.baselines.sft import FineTuned, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import MINI_AGENTS, is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
@@ -88,11 +89,11 @@ class MethodContext:
     agents: AgentCache
     config: EvaluateConfig
     seed: int  # of what a method draws while it prepares
-    folder: Path | None  # prepared results are in folder/SPEC/METHOD; None: they are not kept
+    folder: Path  # prepared results are in folder/SPEC/METHOD
 
-    def subfolder(self, name: str) -> Path | None:
+    def subfolder(self, name: str) -> Path:
         """The folder for what a method prepares."""
-        return self.folder / folder_name(self.spec) / name if self.folder else None
+        return self.folder / folder_name(self.spec) / name
 
     def agent_method(
         self, load: Callable[[], Agent], environment: Pool | None, *, rule: str, thinks: bool = True
@@ -138,8 +139,11 @@ def make_method(name: str, context: MethodContext) -> Method:
             return SelfConsistency(chain, agent, samples=config.samples)
         case "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
-        case "sft":
-            return fine_tuned(context)
+        case "sft" if config.sft_agent:
+            load = partial(agents.load, resolve_agent(config.sft_agent, kv_tokens=0))
+            return context.agent_method(load, None, rule="alone", thinks=False)
+        case "sft" | "bc" | "rft":
+            return fine_tuned(name, context)
         case "grpo-only":
             load = partial(agents.load, trained_alone(config.grpo_agent))
             return context.agent_method(load, None, rule="alone")
@@ -148,8 +152,6 @@ def make_method(name: str, context: MethodContext) -> Method:
         case "best-of-n":
             sampled = replace(context.agent_method(agents.untrained, environment, rule=rule), how=SAMPLED)
             return SelfConsistency(sampled, sampled, samples=config.best_of)
-        case "bc" | "rft":
-            return imitation(name, context)
         case "agent-only":
             return context.agent_method(agents.trained, None, rule=rule)
         case "prompt-r1":
@@ -168,58 +170,37 @@ def trained_alone(name: str) -> AgentSpec:
     return spec
 
 
-def fine_tuned(context: MethodContext) -> Method:
-    """`sft`: the agent of --sft-agent, or the user's agent, which is fine-tuned from its start."""
-    config, agents = context.config, context.agents
-    from prompt_r1.baselines.sft import FineTuned, one_turn_config  # here, because it is also a program
-
-    if config.sft_agent:
-        load = partial(agents.load, resolve_agent(config.sft_agent, kv_tokens=0))
-        return context.agent_method(load, None, rule="alone", thinks=False)
-    if parse_remote(agents.spec.start):
-        raise UsageError("sft cannot fine-tune an agent behind an endpoint: give a fine-tuned --sft-agent")
-    folder = context.subfolder("sft")
-    if folder is None:
-        raise UsageError("sft fine-tunes an agent: give --out DIR for it, or a fine-tuned --sft-agent")
-    settings = replace(tuning_of(context), data=config.train_data, lr=config.sft_lr)
-    game = one_turn_config(settings)
-    spec = AgentSpec(folder / "agent", game, start=settings.agent)
-    player = context.agent_method(partial(agents.load, spec), None, rule="alone", thinks=False)
-    return FineTuned(settings, game, folder, player)
-
-
-def imitation(name: str, context: MethodContext) -> Method:
-    """`bc` or `rft`, which fine-tune the user's agent from its start."""
-    config, agents, spec = context.config, context.agents, context.agents.spec
-    from prompt_r1.baselines.imitation import Imitation, RejectionSampling  # here, because of sft
-
-    folder = context.subfolder(name)
-    if folder is None:
-        raise UsageError(f"{name} fine-tunes an agent: give --out DIR for it")
-    if parse_remote(spec.start):
-        raise UsageError(f"{name} cannot fine-tune an agent behind an endpoint")
-    if name == "bc" and spec.start not in MINI_AGENTS:
+def fine_tuned(name: str, context: MethodContext) -> Method:
+    """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
+    config, agents, start = context.config, context.agents, context.agents.spec.start
+    if parse_remote(start):
+        instead = ": give a fine-tuned --sft-agent" if name == "sft" else ""
+        raise UsageError(f"{name} cannot fine-tune an agent behind an endpoint{instead}")
+    if name == "bc" and start not in MINI_AGENTS:
         raise UsageError("bc imitates the demonstrations of the mini agents: leave it out with other agents")
-    settings = replace(
-        tuning_of(context), data=config.train_data, lr=config.imitation_lr, rank=16, alpha=32.0
-    )
-    game = AgentConfig(**{f.name: getattr(spec.config, f.name) for f in fields(AgentConfig)})
-    learned = AgentSpec(folder / "agent", game, start=spec.start)
-    player = context.agent_method(partial(agents.load, learned), context.environment, rule=game.rule)
-    parts = settings, game, folder, player, agents.untrained
-    if name == "bc":
-        return Imitation(*parts)
-    return RejectionSampling(*parts, context.environment, config.rft_rounds, config.rft_calls)
-
-
-def tuning_of(context: MethodContext) -> SftConfig:
-    """The settings of a fine-tuning of the user's agent from its start."""
-    device = context.agents.device
-    return SftConfig(
-        agent=context.agents.spec.start,
+    folder, device = context.subfolder(name), agents.device
+    settings = SftConfig(
+        agent=start,
+        data=config.train_data,
         seed=context.seed,
+        lr=config.sft_lr,
         checkpointing=device.type == "cuda",
         device=str(device),
+    )
+    if name == "sft":
+        game = one_turn_config(settings)
+        learned = partial(agents.load, AgentSpec(folder / "agent", game, start))
+        player = context.agent_method(learned, None, rule=game.rule, thinks=False)
+        return FineTuned(settings, game, folder, player)
+    settings = replace(settings, lr=config.imitation_lr, rank=16, alpha=32.0)
+    game = agents.spec.config
+    learned = partial(agents.load, AgentSpec(folder / "agent", game, start))
+    player = context.agent_method(learned, context.environment, rule=game.rule)
+    if name == "bc":
+        return Imitation(settings, game, folder, player)
+    rounds, calls = config.rft_rounds, config.rft_calls
+    return RejectionSampling(
+        settings, game, folder, player, agents.untrained, context.environment, rounds, calls
     )
 
 
@@ -241,7 +222,7 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
             optimizer,
             answer_format,
             max_calls=config.optimize_calls,
-            folder=folder / folder_name(dataset or "all") if folder else None,
+            folder=folder / folder_name(dataset or "all"),
         )
 
     algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)

@@ -33,14 +33,13 @@ class PromptSearch:
     environment: Pool
     optimizer: Pool
     answer_format: AnswerFormat
+    folder: Path
     max_calls: int = 0
-    folder: Path | None = None
     ledger: Ledger = field(init=False, default_factory=Ledger)
 
     def __post_init__(self) -> None:
-        if self.folder:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "history.jsonl").write_text("", "utf-8")  # a resumed search writes it again
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "history.jsonl").write_text("", "utf-8")  # a resumed search writes it again
 
     def can_afford(self, calls: int) -> bool:
         """Whether the limit allows this many more calls."""
@@ -83,17 +82,14 @@ class PromptSearch:
 
     def record(self, **event: object) -> None:
         """Append an event to history.jsonl, with the number of calls so far."""
-        if self.folder:
-            row = self.ledger.row
-            calls = {name: row[name] for name in ("task_calls", "optimizer_calls")}
-            with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
+        calls = {"task_calls": self.ledger.task.calls, "optimizer_calls": self.ledger.optimizer.calls}
+        with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
 
     def finish(self, prompt: str) -> None:
         """Write prompt.txt and ledger.json."""
-        if self.folder:
-            (self.folder / "prompt.txt").write_text(prompt, "utf-8")
-            (self.folder / "ledger.json").write_text(json.dumps(self.ledger.row), "utf-8")
+        (self.folder / "prompt.txt").write_text(prompt, "utf-8")
+        (self.folder / "ledger.json").write_text(json.dumps(self.ledger.row), "utf-8")
 
 
 Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]

@@ -223,7 +223,7 @@ class FineTuned(Method):
         return f"{digest_of(train) if train else ''} with learning rate {self.settings.lr}"
 
     async def learn(self, train: Sequence[Question]) -> None:
-        """Fine-tune the agent of `folder`."""
+        """Fine-tune the agent of `folder`. Raises UsageError if there is nothing to learn from."""
         learn_answers(train, self.settings, self.folder)
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:

@@ -1,6 +1,7 @@
 """Methods on scripted environments, for tests."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines.make import AgentCache, MethodContext, make_method
 from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.config.train import agent_preset
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
@@ -19,7 +20,7 @@ from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Message, Question
 
 ANNA = Question("1", "a", "abc def?", ("Anna",))
-CONFIG = TrainConfig(**{**PRESETS["mini"], "max_turns": 3, "max_new": 60, "max_tokens": 900})
+CONFIG = replace(agent_preset("mini"), max_turns=3, max_new=60, max_tokens=900)
 
 
 class PricedSource:
@@ -60,7 +61,7 @@ class SameEnvironment:
 
 
 def method(
-    name: str, environment: Pool, *, agent: Path | str = "", folder: Path | None = None, **settings: object
+    name: str, environment: Pool, *, agent: Path | str = "", folder: Path = Path("unused"), **settings: object
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
     spec = AgentSpec(agent, CONFIG, start=str(agent))

@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.agent import codec_of
+from prompt_r1.agent.names import AgentSpec, find_agent
 from prompt_r1.baselines import imitation
 from prompt_r1.baselines.imitation import Imitation, RejectionSampling
 from prompt_r1.baselines.make import SAMPLED
@@ -41,13 +42,13 @@ QUESTIONS = find_questions(["mini"], "train", 0)[:64]
 
 def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_path, monkeypatch):
     learned: list[list[Trajectory]] = []
-    imitate = Imitation.imitate
+    imitate = RejectionSampling.imitate
 
     def imitate_and_note(self, games, folder):
         learned.append(list(games))
         return imitate(self, games, folder)
 
-    monkeypatch.setattr(Imitation, "imitate", imitate_and_note)
+    monkeypatch.setattr(RejectionSampling, "imitate", imitate_and_note)
     rival = rft(tmp_path)
     asyncio.run(rival.prepare(QUESTIONS, []))
     first, both = learned
@@ -70,9 +71,9 @@ def test_rft_learns_from_its_right_games_and_again_only_from_another_lesson(tmp_
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_rft_asks_as_often_as_it_may_up_to_the_last_games(tmp_path, monkeypatch, rounds):
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)  # it looks at its budget after each question
-    monkeypatch.setattr(Imitation, "imitate", lambda self, games, folder: find_agent("mini", 0))
+    monkeypatch.setattr(RejectionSampling, "imitate", lambda self, games, folder: find_agent("mini", 0))
     rival = rft(tmp_path, rft_calls=60, rft_rounds=rounds)
-    asyncio.run(rival.games(QUESTIONS))
+    asyncio.run(rival.learn(QUESTIONS))
     most = rival.group * (CONFIG.max_turns - 1)  # calls for one question
     assert 0.6 * 60 < rival.ledger.task.calls < 60 + rounds * most
 
@@ -97,16 +98,16 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkey
         tagged = all("<think>" in text and "</think>" in text for text in texts)
         ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
         right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
-    games = asyncio.run(cloning.games([]))
+    games = cloning.right_demonstrations(codec_of(AgentSpec(find_agent("mini", 0), CONFIG, "mini")))
     assert len(games) == right and 0.2 < right / 400 < 0.5
 
 
-def test_the_rivals_that_fine_tune_need_a_folder_and_bc_the_mini_agent(tmp_path):
-    for name in ("bc", "rft"):
-        with pytest.raises(UsageError, match=f"{name} fine-tunes an agent: give --out DIR"):
-            method(name, pool(PricedSource(str)), agent="mini")
+def test_the_rivals_that_fine_tune_need_weights_and_bc_those_of_the_mini_agent():
+    for name in ("sft", "bc", "rft"):
+        with pytest.raises(UsageError, match=f"{name} cannot fine-tune an agent behind an endpoint"):
+            method(name, pool(PricedSource(str)), agent="small@http://localhost/v1")
     with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
-        method("bc", pool(PricedSource(str)), agent=tiny.save_agent(tmp_path / "x"), folder=tmp_path)
+        method("bc", pool(PricedSource(str)), agent="other")
 
 
 def test_best_of_n_answers_with_the_most_frequent_answer_of_its_games():

@@ -7,9 +7,9 @@ make as many calls as the formulas of their authors say.
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +35,7 @@ QUESTIONS = [Question(str(n), "a", f"What is number {n}?", (f"gold {n}",)) for n
 TRAIN, VALIDATION, TEST = QUESTIONS[:40], QUESTIONS[40:60], QUESTIONS[100:]
 
 
-def task() -> PricedSource:
+def answering_task() -> PricedSource:
     """Answers 30 % of the questions correctly, 90 % if the system message contains the phrase."""
 
     def reply(messages: list[Message]) -> str:
@@ -76,8 +76,15 @@ ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 SETTINGS = MethodConfig(seed_prompt=SEED, opro_steps=6, opro_train=20, optimize_val=20)
 
 
-def new_search(folder: Path | None = None, **options: object) -> PromptSearch:
-    return PromptSearch("searched", pool(task()), pool(Writer()), FORMATS["tags"], folder=folder, **options)
+@pytest.fixture
+def new_search(tmp_path) -> Callable[..., PromptSearch]:
+    """Make a search; a test may replace its parts."""
+
+    def make(task: PricedSource | None = None, writer: object = None, **options: object) -> PromptSearch:
+        environment, optimizer = pool(task or answering_task()), pool(writer or Writer())
+        return PromptSearch("searched", environment, optimizer, FORMATS["tags"], tmp_path, **options)
+
+    return make
 
 
 def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> str:
@@ -86,27 +93,30 @@ def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> 
     return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION, config=config, seed=seed))
 
 
+def events_of(search: PromptSearch) -> list[dict]:
+    return list(map(json.loads, (search.folder / "history.jsonl").read_text().splitlines()))
+
+
 def optimised(name: str, search: PromptSearch) -> OptimisedPrompt:
     """The method of an optimiser, with one search for the dataset of all questions here."""
     algorithm = partial(ALGORITHMS[name], config=SETTINGS, seed=0)
     return OptimisedPrompt(algorithm, lambda dataset: search, ["a"])
 
 
-def accuracy(prompt: str) -> float:
-    return mean_score(asyncio.run(new_search().try_prompt(prompt, TEST)))
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_each_optimiser_finds_the_better_prompt_within_the_budget_of_its_authors(name):
+def test_each_optimiser_finds_the_better_prompt_within_the_budget_of_its_authors(name, new_search):
+    def accuracy(prompt: str) -> float:
+        return mean_score(asyncio.run(new_search().try_prompt(prompt, TEST)))
+
     found = [find(name, new_search(), seed) for seed in range(3)]
     assert accuracy(SEED) == pytest.approx(0.3, abs=0.08)
     assert [accuracy(prompt) > 0.8 for prompt in found] == [True] * 3
 
 
-def test_opro_makes_eight_optimiser_calls_per_step_and_scores_each_new_instruction_once(tmp_path):
-    search = new_search(tmp_path)
+def test_opro_makes_eight_optimiser_calls_per_step_and_scores_each_new_instruction_once(new_search):
+    search = new_search()
     find("opro", search)
-    tried = [json.loads(line)["prompt"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    tried = [event["prompt"] for event in events_of(search)]
     assert len(tried) == len(set(tried)) > 20
     assert search.ledger.optimizer.calls == 8 * 6
     assert search.ledger.task.calls == 20 * len(tried) <= 20 * (1 + 8 * 6)
@@ -114,7 +124,7 @@ def test_opro_makes_eight_optimiser_calls_per_step_and_scores_each_new_instructi
 
 
 @pytest.mark.parametrize("validation", [0, 20])
-def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validation):
+def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validation, new_search):
     search = new_search()
     find("textgrad", search, optimize_val=validation)
     updates = 3 * 4
@@ -123,13 +133,13 @@ def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validatio
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed, tmp_path):
-    search = new_search(tmp_path)
+def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed, new_search):
+    search = new_search()
     find("gepa", search, seed)
-    events = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    joined = sum("parent" in event for event in events)
-    rejected = sum("rejected" in event for event in events)
-    skipped = sum("skipped" in event for event in events)
+    events = events_of(search)
+    joined, rejected, skipped = (
+        sum(name in event for event in events) for name in ("parent", "rejected", "skipped")
+    )
     assert search.ledger.task.calls == 20 + 6 * (joined + rejected) + 3 * skipped + 20 * joined
     assert search.ledger.optimizer.calls == joined + rejected and joined > 0
     assert 150 <= search.ledger.task.calls < 150 + 6 + 20
@@ -137,7 +147,7 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed,
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("calls", [30, 99])
-def test_no_search_exceeds_its_limit_of_calls(name, calls):
+def test_no_search_exceeds_its_limit_of_calls(name, calls, new_search):
     search = new_search(max_calls=calls)
     prompt = find(name, search)
     assert search.ledger.total.calls <= calls and prompt
@@ -149,12 +159,12 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     runs = []
     for _ in range(2):
         journal, budget = Journal(tmp_path / "journal"), Budget()
-        sources = [task(), Writer()]
+        sources = [answering_task(), Writer()]
         pools = [
             Pool([MeteredEnvironment(s, journal=journal, budget=budget, price=Price())], budget=budget)
             for s in sources
         ]
-        search = PromptSearch(name, *pools, FORMATS["tags"], folder=tmp_path / "found")
+        search = PromptSearch(name, *pools, FORMATS["tags"], tmp_path / "found")
         method = optimised(name, search)
         asyncio.run(method.prepare(TRAIN, VALIDATION))
         history = (tmp_path / "found/history.jsonl").read_text()
@@ -166,20 +176,19 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     assert not sources[0].asked and not sources[1].asked
 
 
-def test_a_failed_call_stops_the_search():
-    source = task()
-    source.call = lambda messages, **game: fail()  # type: ignore[method-assign]
+def test_a_failed_call_stops_the_search(new_search):
+    async def fail(messages: list[Message], **game: object) -> Outcome:
+        return Outcome("retry", reason="HTTP 500")
+
+    source = answering_task()
+    source.call = fail  # type: ignore[method-assign]
     with pytest.raises(Resumable, match="the environment failed while searched searched a prompt"):
-        find("gepa", PromptSearch("searched", pool(source), pool(Writer()), FORMATS["tags"]))
+        find("gepa", new_search(source))
 
 
-async def fail() -> Outcome:
-    return Outcome("retry", reason="HTTP 500")
-
-
-def test_every_answer_uses_the_best_prompt_as_its_system_message():
-    source = task()
-    method = optimised("gepa", PromptSearch("gepa", pool(source), pool(Writer()), FORMATS["tags"]))
+def test_every_answer_uses_the_best_prompt_as_its_system_message(new_search):
+    source = answering_task()
+    method = optimised("gepa", new_search(source))
     asyncio.run(method.prepare(TRAIN, VALIDATION))
     before = method.ledger.task.calls
     prediction = asyncio.run(method.answer(TEST[0], sample=0, seed="s"))
@@ -229,12 +238,9 @@ def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digit
     assert kept == ["Fine.", "Say 42."] and not is_usable("Say 42.", digits_allowed=False)
 
 
-def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
-    optimizer = PricedSource(lambda _: "no tags here")
-    search = PromptSearch("textgrad", pool(task()), pool(optimizer), FORMATS["tags"])
-    config = MethodConfig(seed_prompt=SEED, textgrad_epochs=1, textgrad_updates=1)
-    found = asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
-    assert found == SEED
+def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags(new_search):
+    search = new_search(writer=PricedSource(lambda _: "no tags here"))
+    assert find("textgrad", search, textgrad_epochs=1, textgrad_updates=1) == SEED
     assert search.ledger.optimizer.calls == 6 + 2, "the rewrite is requested twice"
 
 
@@ -244,13 +250,11 @@ def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():
     assert shortened(" ".join(words[:20])) == " ".join(words[:20])
 
 
-def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation():
+def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation(new_search):
     """A bug: only the shortened prompt was shown, so the rewriter never saw the middle of a long one."""
     writer = Writer()
     long = " ".join(f"word{n}" for n in range(60))
-    search = PromptSearch("textgrad", pool(task()), pool(writer), FORMATS["tags"])
-    config = MethodConfig(seed_prompt=long, textgrad_epochs=1, textgrad_updates=1)
-    asyncio.run(textgrad(search, TRAIN, VALIDATION, config=config, seed=0))
+    find("textgrad", new_search(writer=writer), seed_prompt=long, textgrad_epochs=1, textgrad_updates=1)
     [rewrite] = [request for request in writer.asked if "<IMPROVED_VARIABLE>" in request]
     assert rewrite.count(f"<LM_SYSTEM_PROMPT>{long}</LM_SYSTEM_PROMPT>") == 3
     assert rewrite.count(f"<VARIABLE>{shortened(long)}</VARIABLE>") == 1
@@ -304,6 +308,6 @@ def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_search_without_questions_names_the_flag_that_gives_them(name):
+def test_a_search_without_questions_names_the_flag_that_gives_them(name, new_search):
     with pytest.raises(UsageError, match="--train-data"):
         asyncio.run(ALGORITHMS[name](new_search(), [], VALIDATION, config=SETTINGS, seed=0))

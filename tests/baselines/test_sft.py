@@ -161,13 +161,10 @@ def test_invalid_settings_and_missing_questions_are_usage_errors(settings, messa
         learn_answers(QUESTIONS if settings else [], replace(SMALL, **settings), tmp_path)
 
 
-def test_methods_without_their_agent_name_the_flag_that_gives_it(tmp_path):
-    with pytest.raises(UsageError, match="--sft-agent"):
-        method("sft", pool(PricedSource(str)), agent="x")
-    with pytest.raises(UsageError, match="--env none"):
-        method("grpo-only", pool(PricedSource(str)), agent="x")
-    with pytest.raises(UsageError, match="--env none"):
-        method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=str(tiny.save_agent(tmp_path)))
+def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
+    for agent in ("", str(tiny.save_agent(tmp_path))):
+        with pytest.raises(UsageError, match="--env none"):
+            method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=agent)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
