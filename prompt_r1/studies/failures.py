@@ -8,7 +8,7 @@ alarm *leads* if it comes at an earlier step. The same command reuses finished r
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,10 +18,11 @@ from prompt_r1.cli.command_line import did_you_mean, program_name
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.statistics import wilson
-from prompt_r1.report.svg import Point, rate_text
+from prompt_r1.report.svg import rate_text
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.studies.faults import FAULTS
 from prompt_r1.studies.programs import Flags, add_seeds, train
+from prompt_r1.studies.study import Line, pooled_validations, validations
 from prompt_r1.training.alarms import Watchdog
 from prompt_r1.training.logprob_gap import limit_of
 
@@ -35,31 +36,14 @@ SMALL: Flags = {
     "--test-data": ["none"],
 }
 FALL = 0.15  # of validation EM
-FAULTS = "prompt_r1.studies.faults"
 HEALTHY = "healthy"
-Line = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class FailureCase:
-    """A fault that a run is given."""
-
-    flags: Flags = field(default_factory=dict)  # beside the healthy run's
-    in_code: bool = True  # the fault of this name in faults.py; False: the flags alone
-    steps: int = 6
-
-
-FAILURES: dict[str, FailureCase] = {
-    "learning-rate": FailureCase({"--lr": [1e-2]}, in_code=False),
-    "leak": FailureCase({"--reward": [f"{FAULTS}:pays_for_length"]}, in_code=False),
-    "error-texts": FailureCase(),
-    "stale": FailureCase(),
-    "sampler": FailureCase(),
-    "displacement": FailureCase(steps=4),
-    "no-spread": FailureCase(),
-    "mask": FailureCase(),
-    "re-rendered": FailureCase(),
+STEPS = {"displacement": 4}  # of a run; 6 of the others
+# The faults in flags, beside those of the healthy run; the others are in code.
+FAULTY_FLAGS: dict[str, Flags] = {
+    "learning-rate": {"--lr": [1e-2]},
+    "leak": {"--reward": ["prompt_r1.studies.faults:pays_for_length"]},
 }
+FAILURES = (*FAULTY_FLAGS, *FAULTS)
 
 
 @dataclass(frozen=True)
@@ -72,19 +56,9 @@ class Course:
     fall: int | None  # step of the validation at which EM has fallen
 
     @property
-    def em(self) -> dict[int, float]:
-        """Validation EM by step."""
-        return validation_em(self.lines)
-
-    @property
     def leads(self) -> bool | None:
         """Whether the alarm came before the fall; None: EM did not fall."""
         return None if self.fall is None else self.alarm is not None and self.alarm < self.fall
-
-
-def validation_em(lines: Sequence[Line]) -> dict[int, float]:
-    """Validation EM by step."""
-    return {int(line["step"]): line["val/em"] for line in lines if "val/em" in line}
 
 
 def step_of_fall(em: Mapping[int, float]) -> int | None:
@@ -113,30 +87,24 @@ def read_course(folder: Path) -> Course:
     """What became of the run of a folder."""
     lines = list(read_metrics(folder))
     step, text = first_alarm(lines) or (None, "none")
-    return Course(lines, step, text, step_of_fall(validation_em(lines)))
+    em = {at: line["val/em"] for at, line in validations(lines).items()}
+    return Course(lines, step, text, step_of_fall(em))
 
 
 def train_runs(
     names: Sequence[str], out: Path, seeds: Sequence[int], *, most_steps: int
 ) -> dict[str, dict[int, Course]]:
     """Train the healthy runs and the failures; what became of them by name and seed."""
-    cases = {name: FAILURES[name] for name in names} | {HEALTHY: FailureCase(in_code=False)}
+    names = [*names, HEALTHY]
     for seed in seeds:
         start: Flags = {"--seed": [seed], "--test-data": ["none"], "--val-every": [START_STEPS]}
         train(out / f"start-seed{seed}", START_STEPS, start)
         common: Flags = {**SMALL, "--seed": [seed], "--agent": [out / f"start-seed{seed}" / "agent"]}
-        for name, case in cases.items():
-            folder, steps = out / f"{name}-seed{seed}", min(case.steps, most_steps)
-            train(folder, steps, {**common, **case.flags}, fault=name if case.in_code else "")
-    return {name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in cases}
-
-
-def pooled(courses: Mapping[int, Course], place: int) -> Point:
-    """EM of all seeds at their first (0) or last (-1) common validation, with Wilson's interval."""
-    step = sorted(set.intersection(*(set(course.em) for course in courses.values())))[place]
-    questions = int(sum(course.lines[0]["val/n"] for course in courses.values()))
-    right = round(sum(course.em[step] * course.lines[0]["val/n"] for course in courses.values()))
-    return Point(step, right / questions, *wilson(right, questions), questions)
+        for name in names:
+            folder, steps = out / f"{name}-seed{seed}", min(STEPS.get(name, 6), most_steps)
+            flags = {**common, **FAULTY_FLAGS.get(name, {})}
+            train(folder, steps, flags, fault=name if name in FAULTS else "")
+    return {name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in names}
 
 
 def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
@@ -148,7 +116,8 @@ def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
         alarms = dict.fromkeys(text.split(" is ")[0].split(" from ")[0] for text in texts)
         steps = [", ".join(_step(course.alarm) for course in by_seed.values())]
         steps.append(", ".join(_step(course.fall) for course in by_seed.values()))
-        ends = [f"{pooled(by_seed, 0).mean:.2f}", rate_text(pooled(by_seed, -1))]
+        pooled = pooled_validations([course.lines for course in by_seed.values()])
+        ends = [f"{pooled[0].mean:.2f}", rate_text(pooled[-1])]
         rows.append([name, ", ".join(alarms), *steps, *ends])
     return markdown_table(header, rows)
 

@@ -30,13 +30,7 @@ from prompt_r1.training.models import Models
 from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update
-from prompt_r1.types import (
-    Completion,
-    Message,
-    Question,
-    Reward,
-    Trajectory,
-)
+from prompt_r1.types import Completion, Message, Question, Reward, Trajectory
 
 ERROR = "Error 429: Too Many Requests. You have sent too many requests, please retry after 20 seconds."
 LONG_GAME = 100  # sampled tokens for which `pays_for_length` pays 1

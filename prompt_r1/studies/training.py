@@ -14,7 +14,7 @@ from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.report.svg import Plot, Point, Series, rate_text
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.studies.study import Study, rate_point
+from prompt_r1.studies.study import Study, pooled_validations, validations
 
 CLAIM = (
     "Proposition 2. Reinforcement learning can make small-scale LLMs better guide large-scale LLMs to "
@@ -25,14 +25,12 @@ STEPS_PER_POINT = 5  # of sampled games
 
 def study_training(folders: Sequence[Path]) -> Study:
     """EM by GRPO step: greedy on validation questions, and sampled on training questions."""
-    validated = [validation_scores(folder) for folder in folders]
-    steps = sorted(set.intersection(*(set(scores) for scores in validated)))
-    pooled, rows = [], []
-    for step in steps:
-        point = rate_point(step, [em for scores in validated for em in scores[step]])
-        by_seed = [f"{fmean(scores[step]):.3f}" for scores in validated]
-        pooled.append(point)
-        rows.append([f"{step}", f"{point.n}", rate_text(point), *by_seed])
+    runs = [read_metrics(folder) for folder in folders]
+    pooled = pooled_validations(runs)
+    rows = []
+    for point in pooled:
+        by_seed = [f"{validations(run)[int(point.x)]['val/em']:.3f}" for run in runs]
+        rows.append([f"{point.x}", f"{point.n}", rate_text(point), *by_seed])
     header = ["validation at step", "n", "all seeds", *(folder.name for folder in folders)]
     notes = (
         f"Validation: EM [95 % Wilson interval], greedy games of held-out questions, {len(folders)} seeds "
@@ -47,17 +45,6 @@ def study_training(folders: Sequence[Path]) -> Study:
     ]
     plot = Plot("Exact match by training step", "GRPO step", "EM", series)
     return Study("training", CLAIM, plot, markdown_table(header, rows), notes)
-
-
-def validation_scores(folder: Path) -> dict[int, list[float]]:
-    """The validation EM of each question (1 or 0), by step."""
-    scores = {}
-    for line in read_metrics(folder):
-        if "val/em" in line:
-            n = int(line["val/n"])
-            correct = round(line["val/em"] * line["val/n"])
-            scores[int(line["step"])] = [1.0] * correct + [0.0] * (n - correct)
-    return scores
 
 
 def sampled_points(folders: Sequence[Path]) -> list[Point]:

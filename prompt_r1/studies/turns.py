@@ -127,7 +127,8 @@ def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
     kinds = sorted({label for label, _ in scores} - set(agents))
     series, rows = [], []
     for label in (*agents, *kinds):
-        points = [rate_point(count, scores[label, count]) for count in range(most + 1)]
+        columns = [scores[label, count] for count in range(most + 1)]
+        points = [rate_point(count, sum(column), len(column)) for count, column in enumerate(columns)]
         rows.append([label, str(points[0].n), *map(rate_text, points)])
         series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]

@@ -120,7 +120,7 @@ def test_the_first_questions_of_each_kind_are_taken_in_their_order():
 def test_a_study_is_written_as_its_claim_plot_table_and_notes():
     study = Study("turns", "They say.", Plot("Title", "x", "y", []), "| a |", ("one", "two"))
     assert study.markdown() == "# Title\n\n> They say.\n\n![Title](turns.svg)\n\n| a |\n\n- one\n- two\n"
-    point = rate_point(3, [1.0, 1.0, 0.0, 1.0])
+    point = rate_point(3, 3, 4)
     assert (point.x, point.mean, point.n) == (3, 0.75, 4) and (point.low, point.high) == wilson(3, 4)
 
 
