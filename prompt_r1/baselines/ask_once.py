@@ -109,11 +109,9 @@ class AskOnce(Method):
                 len(correct),
                 self.shots,
             )
-        examples: list[Message] = []
         for prediction in correct:
-            examples.append(self._user_message(prediction.question))
-            examples.append({"role": "assistant", "content": prediction.raw})
-        self._examples = examples
+            self._examples.append(self._user_message(prediction.question))
+            self._examples.append({"role": "assistant", "content": prediction.raw})
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         return await self._ask(question, sample)

@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from prompt_r1.grpo import compared, group_advantages
-from prompt_r1.options.turn_advantages import turn_advantages
+from prompt_r1.options.turn_advantages import Groups, turn_advantages
 from prompt_r1.reward import Rule
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 
-Groups = list[list[ScoredGame]]
 Rewards = Sequence[Sequence[float | None]]  # by question and game; None: the environment broke the game
 Advantages = list[list[float | None]]
 Sum = Callable[[list[float]], list[float]]  # of each number, over all ranks; called by every rank

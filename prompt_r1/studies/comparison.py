@@ -92,9 +92,10 @@ def main(arguments: list[str]) -> None:
     settings = Settings(given.out, given.steps, given.budget, given.examples, given.limit, given.method)
     given.out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
+    seeds = list(dict.fromkeys(given.seeds))  # one that is given twice would be trained twice in one folder
     with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(partial(compare, settings), given.seeds))
-    text = "\n\n".join(join(settings, given.seeds))
+        list(pool.map(partial(compare, settings), seeds))
+    text = "\n\n".join(join(settings, seeds))
     (given.out / "comparison.md").write_text(f"{text}\n", "utf-8")
     print(f"{text}\n\n{given.out / 'comparison.md'} ({time.perf_counter() - begin:.0f} s)")
 
@@ -279,7 +280,7 @@ def best_prompts(settings: Settings, seed: int) -> dict[str, dict[tuple[int, str
     on_test = score_every_prompt(environment, test)
     asked = {question.dataset for question in test}  # --limit may leave none of a kind
     found: dict[str, dict[tuple[int, str], dict[str, float]]] = {CEILING: {}, BOUND: {}}
-    for kind in [kind for kinds in KINDS.values() for kind in kinds if kind in asked]:
+    for kind in [kind for kind in ALL_KINDS if kind in asked]:
         # As for the searches: a kind without training questions gets the best prompt for all others.
         own = [question for question in train if question.dataset == kind] or train
         seen = draw_questions(own, settings.examples, seed)

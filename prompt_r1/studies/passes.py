@@ -10,7 +10,7 @@ from math import comb
 from pathlib import Path
 from statistics import fmean
 
-from prompt_r1.cli.command_line import program_name, run_program
+from prompt_r1.cli.command_line import program_name
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import read_predictions
@@ -58,7 +58,3 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(f"{name} passes", description=__doc__)
     parser.add_argument("folder", type=Path, help="of evaluate.py --temperature 1 --repeats N --out FOLDER")
     print(table(parser.parse_args(arguments).folder))
-
-
-if __name__ == "__main__":
-    run_program(main)

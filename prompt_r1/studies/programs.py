@@ -13,21 +13,14 @@ Flags = Mapping[str, Sequence[object]]
 """Flag → its values."""
 
 
-class _Seeds(argparse.Action):
-    """Different seeds: one that is given twice would be trained twice in one folder."""
-
-    def __call__(self, parser: object, given: argparse.Namespace, seeds: object, flag: object = None) -> None:
-        assert isinstance(seeds, list), "nargs is +"
-        for seed in seeds:
-            check_number("--seeds", seed, NOT_NEGATIVE)
-        setattr(given, self.dest, list(dict.fromkeys(seeds)))
-
-
 def add_seeds(parser: argparse.ArgumentParser) -> None:
     """Add --seeds, by default 0, 1 and 2. Parsing raises UsageError for a negative seed."""
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], action=_Seeds, help="seeds (0 1 2)"
-    )
+
+    def seed(text: str) -> int:
+        check_number("--seeds", int(text), NOT_NEGATIVE)
+        return int(text)
+
+    parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
 
 
 def run(program: str, flags: Flags, *, log: Path, module: str = "prompt_r1") -> None:
