@@ -85,11 +85,6 @@ def test_the_flop_of_a_prefill_equal_those_that_torch_counts():
     assert counted - norms + masked == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-def test_the_benchmark_of_calls_plays_all_games(monkeypatch, capsys):
-    (load,) = summary_of(calls.main, "--games 10 --latency 0.01", monkeypatch, capsys)
-    assert load["calls"] == 30 and load["failed"] == 0 and load["cpu_ms"] > 0
-
-
 @pytest.mark.slow
 def test_a_thousand_games_at_once_cost_little_cpu_and_do_not_block_the_event_loop(monkeypatch, capsys):
     """A bug: with 1,000 calls at once, a call took 33.7 ms of CPU, and the loop stood still for 32 s."""
@@ -147,12 +142,11 @@ def test_a_row_is_that_of_the_worst_rank():
     assert gpu_check.worst([good, slow, good]).note == "on 1 of 3 ranks, first rank 1: note"
 
 
-@pytest.mark.parametrize("rows", [70, 100])
-def test_no_row_writes_beyond_a_small_cache(monkeypatch, rows):
+def test_no_row_writes_beyond_a_small_cache(monkeypatch):
     """On a GPU an index beyond the cache is an error that stays."""
     monkeypatch.setattr(gpu_check, "random_model", lambda *_, attention, **__: make_model(attention))
     machine = gpu_check.Machine(ONE_RANK)
-    machine.bench = forwards.Bench(machine.policy, rows=rows, longest=64, rounds=1)
+    machine.bench = forwards.Bench(machine.policy, rows=70, longest=64, rounds=1)
     assert gpu_check.run_check("prefill", gpu_check.prefill, machine).verdict == "PASS"
 
 

@@ -143,7 +143,7 @@ class ScriptedAgent:
         self.limits: list[int] = []  # max_new of each call
         self.seeds: list[str] = []
 
-    async def generate(self, tokens: list[int], *, max_new: int, seed: str) -> Completion:
+    async def generate(self, tokens: list[int], *, max_new: int, seed: str, **sampling: object) -> Completion:
         self.read.append(list(tokens))
         self.limits.append(max_new)
         self.seeds.append(seed)

@@ -122,7 +122,7 @@ def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, 
 
 
 def make_method(name: str, context: MethodContext) -> Method:
-    """The method called `name`. Raises UsageError for an unknown name."""
+    """The method called `name`, one of METHODS."""
     config, agents, environment = context.config, context.agents, context.environment
     answer_format, rule = choose_answer_format(config, context.spec), agents.spec.config.rule
     match name:
@@ -156,7 +156,7 @@ def make_method(name: str, context: MethodContext) -> Method:
             return context.agent_method(agents.trained, None, rule=rule)
         case "prompt-r1":
             return context.agent_method(agents.trained, environment, rule=rule)
-    raise UsageError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
+    raise AssertionError(f"no method {name!r}")
 
 
 def trained_alone(name: str) -> AgentSpec:

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from prompt_r1.baselines.ask_once import FORMATS
-from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches, read_fenced_prompt
+from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches
 from prompt_r1.baselines.opro import is_usable, meta_prompt, opro, read_instruction
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, mean_score
 from prompt_r1.baselines.textgrad import shortened, textgrad
@@ -276,20 +276,6 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
         epoch = [question for _ in range(2) for question in next(batches)]
         assert set(epoch[:4]) == set(QUESTIONS[:4])
         assert epoch[4:] == [epoch[3], epoch[2]], "filled with those that came last"
-
-
-@pytest.mark.parametrize(
-    ("reply", "prompt"),
-    [
-        ("Sure:\n```\nBe quick.\n```\nDone", "Be quick."),
-        ("```markdown\nBe quick.\nUse ```x``` marks.\n```", "Be quick.\nUse ```x``` marks."),
-        ("Be quick.", "Be quick."),
-        ("```\nBe quick.", "Be quick."),
-        ("```Be quick.```", "Be quick."),
-    ],
-)
-def test_gepa_reads_the_prompt_between_the_fences(reply, prompt):
-    assert read_fenced_prompt(reply) == prompt
 
 
 def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():

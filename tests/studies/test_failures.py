@@ -26,7 +26,7 @@ from prompt_r1.studies.failures import (
 )
 from prompt_r1.training import update
 from prompt_r1.training.update import Update
-from prompt_r1.types import Completion, GameSettings, Question, Trajectory
+from prompt_r1.types import GameSettings, Question, Trajectory
 from tests import tiny
 from tests.games import GOOD, RIGHT, WRONG, game_of_turns
 from tests.paths import ROOT
@@ -123,11 +123,7 @@ def play_with_fault() -> tuple[Trajectory, ScriptedEnvironment, Codec]:
     environment = ScriptedEnvironment(["It was Anna."])
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     settings = GameSettings(max_turns=3, max_tokens=5000, max_new=500)
-
-    async def generate(tokens: list[int], *, max_new: int, seed: str, **sampling: object) -> Completion:
-        return await script.generate(tokens, max_new=max_new, seed=seed)
-
-    agent = SimpleNamespace(codec=codec, game=settings, generate=generate)
+    agent = SimpleNamespace(codec=codec, game=settings, generate=script.generate)
     how = playing.PlaySettings(temperature=1.0)
     play = playing.play_question(agent, pool_of(environment), QUESTION, how, seed="0", sample=0)
     return asyncio.run(play), environment, codec
