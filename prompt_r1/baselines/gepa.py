@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score
+from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -51,16 +51,9 @@ class Candidate:
         return sum(self.scores) / len(self.scores)
 
 
-async def gepa(
-    search: PromptSearch,
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    *,
-    config: MethodConfig,
-    seed: int,
-) -> str:
+async def gepa(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
     """The prompt with the best mean score on the validation questions; the first of equals."""
-    held_out = draw_questions(validation, config.optimize_val, seed)
+    train, held_out = part.train, draw_questions(part.validation, config.optimize_val, seed)
     if not train or not held_out:
         raise UsageError(
             "gepa needs training and validation questions: give --train-data and --val-data, and "
@@ -139,15 +132,12 @@ def minibatches(questions: Sequence[Question], size: int, rng: random.Random) ->
 
 def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
     """The optimiser's request about a minibatch."""
-    cases = [_case(number, prediction) for number, prediction in enumerate(predictions, start=1)]
-    return REQUEST.format(prompt=prompt, cases="\n\n".join(cases))
-
-
-def _case(number: int, prediction: Prediction) -> str:
-    return (
+    cases = [
         f"# Example {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n{prediction.raw}\n"
         f"## Feedback\n{feedback(prediction)}"
-    )
+        for number, prediction in enumerate(predictions, start=1)
+    ]
+    return REQUEST.format(prompt=prompt, cases="\n\n".join(cases))
 
 
 def feedback(prediction: Prediction) -> str:

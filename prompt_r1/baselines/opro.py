@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, text_between
+from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score, text_between
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -31,16 +31,9 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(
-    search: PromptSearch,
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    *,
-    config: MethodConfig,
-    seed: int,
-) -> str:
-    """The instruction with the best score on the training questions. `validation` is not used."""
-    train = draw_questions(train, config.opro_train, seed)
+async def opro(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
+    """The instruction with the best score on the training questions. Validation questions are not used."""
+    train = draw_questions(part.train, config.opro_train, seed)
     if not train:
         raise UsageError("opro needs training questions: give --train-data")
     scores: dict[str, float] = {}

@@ -92,39 +92,7 @@ class PromptSearch:
         (self.folder / "ledger.json").write_text(json.dumps(self.ledger.row), "utf-8")
 
 
-Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]
-"""A search, training and validation questions in, the best prompt out."""
-
-
 MIXTURE = ""  # in place of a dataset: the questions of all datasets
-
-
-@dataclass
-class OptimisedPrompt(Method):
-    """Searches for prompts, then answers each question with one call under the prompt of its dataset.
-
-    `datasets` are those that get a search of their own, where they have training questions.
-    """
-
-    algorithm: Algorithm
-    open_search: Callable[[str], PromptSearch]
-    datasets: Sequence[str]
-    prompts: dict[str, str] = field(init=False, default_factory=dict)  # dataset or MIXTURE → prompt
-    _searches: dict[str, PromptSearch] = field(init=False, default_factory=dict)
-
-    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        for part in parts_of(self.datasets, train, validation):
-            search = self._searches[part.dataset] = self.open_search(part.dataset)
-            prompt = await self.algorithm(search, part.train, part.validation)
-            search.finish(prompt)
-            self.ledger.task += search.ledger.task
-            self.ledger.optimizer += search.ledger.optimizer
-            self.prompts[part.dataset] = prompt
-
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        assert self.prompts, "prepare was not awaited"
-        part = question.dataset if question.dataset in self.prompts else MIXTURE
-        return await self._searches[part].answer(self.prompts[part], question, sample)
 
 
 @dataclass(frozen=True)
@@ -134,6 +102,34 @@ class SearchPart:
     dataset: str  # MIXTURE: the questions of all datasets
     train: Sequence[Question]
     validation: Sequence[Question]
+
+
+@dataclass
+class OptimisedPrompt(Method):
+    """Searches for prompts, then answers each question with one call under the prompt of its dataset.
+
+    `datasets` are those that get a search of their own, where they have training questions.
+    """
+
+    algorithm: Callable[[PromptSearch, SearchPart], Awaitable[str]]  # returns the best prompt
+    open_search: Callable[[str], PromptSearch]
+    datasets: Sequence[str]
+    prompts: dict[str, str] = field(init=False, default_factory=dict)  # dataset or MIXTURE → prompt
+    _searches: dict[str, PromptSearch] = field(init=False, default_factory=dict)
+
+    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
+        for part in parts_of(self.datasets, train, validation):
+            search = self._searches[part.dataset] = self.open_search(part.dataset)
+            prompt = await self.algorithm(search, part)
+            search.finish(prompt)
+            self.ledger.task += search.ledger.task
+            self.ledger.optimizer += search.ledger.optimizer
+            self.prompts[part.dataset] = prompt
+
+    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
+        assert self.prompts, "prepare was not awaited"
+        part = question.dataset if question.dataset in self.prompts else MIXTURE
+        return await self._searches[part].answer(self.prompts[part], question, sample)
 
 
 def parts_of(

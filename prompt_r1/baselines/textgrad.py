@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import PromptSearch, draw_questions, mean_score, text_between
+from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score, text_between
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -30,19 +30,12 @@ You are part of a system that improves texts step by step. You get a text, its r
 write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
 
 
-async def textgrad(
-    search: PromptSearch,
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    *,
-    config: MethodConfig,
-    seed: int,
-) -> str:
+async def textgrad(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
     """The last prompt that validation did not reject."""
-    if not train or (config.optimize_val and not validation):
+    if not part.train or (config.optimize_val and not part.validation):
         raise UsageError("textgrad needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(f"textgrad {seed}")
-    held_out = draw_questions(validation, config.optimize_val, seed)
+    held_out = draw_questions(part.validation, config.optimize_val, seed)
 
     async def validate(prompt: str) -> float:
         return mean_score(await search.try_prompt(prompt, held_out)) if held_out else 0.0
@@ -52,7 +45,7 @@ async def textgrad(
     search.record(epoch=0, update=0, prompt=prompt, validation=best)
     size = config.textgrad_batch
     for epoch in range(1, config.textgrad_epochs + 1):
-        order = rng.sample(list(train), len(train))
+        order = rng.sample(list(part.train), len(part.train))
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         for number, batch in enumerate(batches[: config.textgrad_updates], start=1):
             if not search.can_afford(3 * len(batch) + 1 + len(held_out)):

@@ -11,7 +11,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.baselines.ask_once import task_score
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld.advice import AdvisedEnvironment, advised, every_prompt, find_advice
 from prompt_r1.miniworld.beliefs import Skills
 from prompt_r1.types import Question
@@ -66,7 +67,8 @@ def score_every_prompt(environment: AdvisedEnvironment, questions: Sequence[Ques
         forms = []
         for obeyed in (0.0, 1.0):
             one_of_each = [replace(states[first], bare=obeyed) for first in firsts]
-            found = [_score(environment.reply_with(asked, skills).text, question) for skills in one_of_each]
+            replies = [environment.reply_with(asked, skills).text.strip() for skills in one_of_each]
+            found = [task_score(Prediction(question, reply)) for reply in replies]
             forms.append(np.array(found)[group_of])
         scores[:, number] = np.where(bare > environment.luck_of_form(asked), forms[1], forms[0])
     return PromptScores(list(every_state().values()), questions, scores)
@@ -78,8 +80,3 @@ def _groups(kind: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     values = np.array([[getattr(skills, name) for name in SKILLS_USED[kind]] for skills in every_state()])
     _, firsts, group_of = np.unique(values, axis=0, return_index=True, return_inverse=True)
     return firsts, group_of.ravel()
-
-
-def _score(reply: str, question: Question) -> float:
-    metric = f1 if question.kind == "text" else exact_match
-    return metric(reply.strip(), question.answers)

@@ -16,7 +16,7 @@ import pytest
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches
 from prompt_r1.baselines.opro import is_usable, meta_prompt, opro, read_instruction
-from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, mean_score
+from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, SearchPart, mean_score
 from prompt_r1.baselines.textgrad import shortened, textgrad
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
@@ -33,6 +33,7 @@ PHRASE = "Check the units."
 SEED = "Answer the question."
 QUESTIONS = [Question(str(n), "a", f"What is number {n}?", (f"gold {n}",)) for n in range(300)]
 TRAIN, VALIDATION, TEST = QUESTIONS[:40], QUESTIONS[40:60], QUESTIONS[100:]
+PART = SearchPart("a", TRAIN, VALIDATION)
 
 
 def answering_task() -> PricedSource:
@@ -90,7 +91,7 @@ def new_search(tmp_path) -> Callable[..., PromptSearch]:
 def find(name: str, search: PromptSearch, seed: int = 0, **settings: object) -> str:
     """The prompt that an optimiser finds."""
     config = replace(SETTINGS, **settings)
-    return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION, config=config, seed=seed))
+    return asyncio.run(ALGORITHMS[name](search, PART, config=config, seed=seed))
 
 
 def events_of(search: PromptSearch) -> list[dict]:
@@ -296,4 +297,4 @@ def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_without_questions_names_the_flag_that_gives_them(name, new_search):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name](new_search(), [], VALIDATION, config=SETTINGS, seed=0))
+        asyncio.run(ALGORITHMS[name](new_search(), replace(PART, train=[]), config=SETTINGS, seed=0))

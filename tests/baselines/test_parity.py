@@ -20,7 +20,7 @@ import pytest
 from prompt_r1.baselines.ask_once import task_score
 from prompt_r1.baselines.gepa import gepa, read_fenced_prompt
 from prompt_r1.baselines.method import Ledger
-from prompt_r1.baselines.optimise import draw_questions
+from prompt_r1.baselines.optimise import SearchPart, draw_questions
 from prompt_r1.baselines.textgrad import rewrite
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.evaluation.predictions import Prediction
@@ -134,10 +134,9 @@ def test_gepa_makes_the_calls_of_the_original_in_the_same_order(tmp_path):
             gepa_calls=given["budget"],
             optimize_val=len(given["validation"]),
         )
-        validation = list(map(question_of, sorted(given["validation"])))
-        best = asyncio.run(
-            gepa(ours, list(map(question_of, given["train"])), validation, config=config, seed=given["seed"])
-        )
+        train, validation = given["train"], sorted(given["validation"])
+        part = SearchPart("a", list(map(question_of, train)), list(map(question_of, validation)))
+        best = asyncio.run(gepa(ours, part, config=config, seed=given["seed"]))
         assert ours.spent.calls == theirs["calls"], given["seed"]
         assert best == theirs["best"] and ours.ledger.task.calls == theirs["evaluations"]
         assert len(ours.requests) == len(theirs["requests"])

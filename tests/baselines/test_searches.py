@@ -12,7 +12,7 @@ import pytest
 import evaluate
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.make import request_fields
-from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch, parts_of
+from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch, SearchPart, parts_of
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -28,9 +28,9 @@ def questions(*datasets: str, count: int = 4) -> list[Question]:
 def method_of(datasets: list[str], source: PricedSource, folder: Path) -> OptimisedPrompt:
     """A method whose algorithm names the datasets of its training questions, and calls the optimiser once."""
 
-    async def algorithm(search: PromptSearch, train: list[Question], validation: list[Question]) -> str:
+    async def algorithm(search: PromptSearch, part: SearchPart) -> str:
         await search.ask_optimizer("", "write")
-        return " and ".join(sorted({question.dataset for question in train}))
+        return " and ".join(sorted({question.dataset for question in part.train}))
 
     environment = pool(source)
     open_search = partial(new_search, environment, folder)
