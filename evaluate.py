@@ -50,7 +50,6 @@ from prompt_r1.evaluation.comparison import compare_files
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile
 from prompt_r1.evaluation.results_folder import note_preparation, write_results
 from prompt_r1.evaluation.systems import (
-    LEARNING,
     SystemSetup,
     choose_systems,
     common_seed,
@@ -189,9 +188,7 @@ class Evaluation:
             folder=self.folder,
         )
         method = make_method(system.method, context)
-        learns = system.method in LEARNING
-        train, validation = preparation_questions(config, config.data, self.seed) if learns else ([], [])
-        await method.prepare(train, validation)
+        await method.prepare(*preparation_questions([system.method], config, self.seed))
         note_preparation(self.folder, system, method.ledger.row)
         return method
 

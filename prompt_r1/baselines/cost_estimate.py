@@ -31,7 +31,7 @@ from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SEARCHES
 from prompt_r1.environments.opening import parse_fields
-from prompt_r1.evaluation.systems import LEARNING, WITHOUT_ENVIRONMENT, SystemSetup
+from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, SystemSetup
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import (
     LONGEST_REPLY,
@@ -53,8 +53,7 @@ def estimate_evaluation(
 
     Reads the training questions if a method needs them, and loads no model.
     """
-    learns = any(setup.system.method in LEARNING for setup in setups)
-    train, validation = preparation_questions(config, config.data, seed) if learns else ([], [])
+    train, validation = preparation_questions((setup.system.method for setup in setups), config, seed)
     spendings = []  # before the answers, then of the answers; each low and high
     for setup in setups:
         ends = [SystemCost(setup, config, high=high) for high in (False, True)]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.systems import LEARNING
 from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
@@ -235,10 +236,12 @@ def folder_name(text: str) -> str:
 
 
 def preparation_questions(
-    config: MethodConfig, data: Sequence[str], seed: int
+    methods: Iterable[str], config: EvaluateConfig, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """The training and validation questions of methods; the mini world brings its own."""
-    own = ("mini",) if all(name.split(":")[0] == "mini" for name in data) else ()
+    """Training and validation questions, if one of the methods needs them; the mini world brings its own."""
+    if not set(methods) & set(LEARNING):
+        return [], []
+    own = ("mini",) if all(name.split(":")[0] == "mini" for name in config.data) else ()
     train = find_questions(config.train_data or own, "train", seed)
     return train, sample_questions(config.val_data or own, "validation", seed, 0)
 
