@@ -24,29 +24,30 @@ CONFIG = replace(agent_preset("mini"), max_turns=3, max_new=60, max_tokens=900)
 
 
 class PricedSource:
-    """Replies with a function of the messages; each call takes 10 tokens in and 3 out."""
+    """Replies with a function of the messages."""
 
     parameters: dict[str, object] = {}  # noqa: RUF012
 
-    def __init__(self, reply) -> None:
+    def __init__(self, reply, tokens_in: int = 10, tokens_out: int = 3) -> None:
         self.name = "priced"
         self.reply = reply
+        self.tokens = {"tokens_in": tokens_in, "tokens_out": tokens_out}  # of each call
         self.asked: list[list[Message]] = []
         self.samples: list[int] = []  # of each call
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         self.samples.append(sample)
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
-        return Outcome("ok", text=self.reply(messages), tokens_in=10, tokens_out=3)
+        return Outcome("ok", text=self.reply(messages), **self.tokens)
 
     async def check(self) -> None:
         pass
 
 
-def pool(source) -> Pool:
+def pool(source, journal: Path | None = None) -> Pool:
     """A pool of one environment, for 1 dollar per million tokens in and 2 out."""
     budget = Budget()
-    member = MeteredEnvironment(source, journal=Journal(None), budget=budget, price=Price(1.0, 2.0))
+    member = MeteredEnvironment(source, journal=Journal(journal), budget=budget, price=Price(1.0, 2.0))
     return Pool([member], budget=budget)
 
 

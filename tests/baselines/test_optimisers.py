@@ -20,10 +20,6 @@ from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, SearchPa
 from prompt_r1.baselines.textgrad import shortened, textgrad
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.types import Message, Question
@@ -48,29 +44,20 @@ def answering_task() -> PricedSource:
     return PricedSource(reply)
 
 
-class Writer:
+def new_writer() -> PricedSource:
     """Writes a new prompt, one in five with the phrase; or criticism if no prompt is requested."""
 
-    name = "writer"
-    parameters: dict[str, object] = {}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
+    def reply(messages: list[Message]) -> str:
         request = messages[-1]["content"]
-        self.asked.append(request)
-        rng = random.Random(f"{sample} {request}")
+        rng = random.Random(f"{writer.samples[-1]} {request}")
         text = f"{'Be quick' if rng.random() < 0.8 else PHRASE} {'very ' * rng.randrange(40)}now."
         for opening, closing in (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>")):
             if opening in request:
-                return Outcome("ok", text=f"{opening}{text}{closing}", tokens_in=7, tokens_out=5)
-        return Outcome(
-            "ok", text=f"```\n{text}\n```" if "```" in request else "Vague.", tokens_in=7, tokens_out=5
-        )
+                return f"{opening}{text}{closing}"
+        return f"```\n{text}\n```" if "```" in request else "Vague."
 
-    async def check(self) -> None:
-        pass
+    writer = PricedSource(reply, tokens_in=7, tokens_out=5)
+    return writer
 
 
 ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
@@ -81,8 +68,10 @@ SETTINGS = MethodConfig(seed_prompt=SEED, opro_steps=6, opro_train=20, optimize_
 def new_search(tmp_path) -> Callable[..., PromptSearch]:
     """Make a search; a test may replace its parts."""
 
-    def make(task: PricedSource | None = None, writer: object = None, **options: object) -> PromptSearch:
-        environment, optimizer = pool(task or answering_task()), pool(writer or Writer())
+    def make(
+        task: PricedSource | None = None, writer: PricedSource | None = None, **options: object
+    ) -> PromptSearch:
+        environment, optimizer = pool(task or answering_task()), pool(writer or new_writer())
         return PromptSearch("searched", environment, optimizer, FORMATS["tags"], tmp_path, **options)
 
     return make
@@ -159,20 +148,13 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     """As after a kill: prompt, ledger and history are the same, and no source is called."""
     runs = []
     for _ in range(2):
-        journal, budget = Journal(tmp_path / "journal"), Budget()
-        sources = [answering_task(), Writer()]
-        pools = [
-            Pool([MeteredEnvironment(s, journal=journal, budget=budget, price=Price())], budget=budget)
-            for s in sources
-        ]
+        sources = [answering_task(), new_writer()]
+        pools = [pool(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
         search = PromptSearch(name, *pools, FORMATS["tags"], tmp_path / "found")
         method = optimised(name, search)
         asyncio.run(method.prepare(TRAIN, VALIDATION))
-        history = (tmp_path / "found/history.jsonl").read_text()
-        runs.append(
-            (method.prompts["a"], method.ledger, history, (tmp_path / "found/prompt.txt").read_text())
-        )
-        journal.close()
+        history, found = ((search.folder / name).read_text() for name in ("history.jsonl", "prompt.txt"))
+        runs.append((method.prompts["a"], method.ledger, history, found))
     assert runs[0] == runs[1] and runs[0][0] == runs[0][3]
     assert not sources[0].asked and not sources[1].asked
 
@@ -253,10 +235,11 @@ def test_textgrad_shows_the_rewriter_both_ends_of_a_long_prompt():
 
 def test_textgrad_shows_the_rewriter_the_whole_prompt_in_each_conversation(new_search):
     """A bug: only the shortened prompt was shown, so the rewriter never saw the middle of a long one."""
-    writer = Writer()
+    writer = new_writer()
     long = " ".join(f"word{n}" for n in range(60))
     find("textgrad", new_search(writer=writer), seed_prompt=long, textgrad_epochs=1, textgrad_updates=1)
-    [rewrite] = [request for request in writer.asked if "<IMPROVED_VARIABLE>" in request]
+    requests = [messages[-1]["content"] for messages in writer.asked]
+    [rewrite] = [request for request in requests if "<IMPROVED_VARIABLE>" in request]
     assert rewrite.count(f"<LM_SYSTEM_PROMPT>{long}</LM_SYSTEM_PROMPT>") == 3
     assert rewrite.count(f"<VARIABLE>{shortened(long)}</VARIABLE>") == 1
 

@@ -59,9 +59,6 @@ def test_a_spread_over_seeds_is_students_interval_of_their_mean():
     assert comparison.spread([0.5]) == "50.0"
     # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of these three values
     assert comparison.spread([0.5, 0.6, 0.61]) == "50.0, 60.0, 61.0 (± 15.1)"
-
-
-def test_a_spread_over_two_or_ten_seeds_has_students_quantile():
     assert comparison.spread([0.4, 0.6]) == f"40.0, 60.0 (± {10 * 12.706:.1f})"
     ten = [0.1, 0.2] * 5
     assert comparison.spread(ten).endswith(f"(± {100 * 2.2622 * stdev(ten) / 10**0.5:.1f})")
@@ -99,11 +96,6 @@ def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_pa
     assert alone == (tmp_path / "alone-seed4", 3, {"--env": ["none"], "--seed": [4]})
     assert flags["--grpo-agent"] == [tmp_path / "alone-seed4"] and "--agent" not in flags
     assert (program, log) == ("evaluate", tmp_path / "results-seed4.log")
-
-
-def small(out: Path, *flags: str) -> list[str]:
-    base = f"--seeds 0 1 --budget 60 --examples 4 --limit 30 --jobs 1 --out {out} --method"
-    return [*base.split(), *flags]
 
 
 FIRST = [next(one for one in QUESTIONS if one.dataset == kind) for kind in KINDS]
@@ -227,7 +219,8 @@ def test_the_comparison_joins_the_seeds_and_reuses_what_is_there(tmp_path, monke
         evaluate.main([str(part) for flag, values in lines.items() for part in (flag, *values)])
 
     monkeypatch.setattr(comparison, "run", run_here)
-    comparison.main(small(tmp_path, "direct", "gepa"))
+    line = f"--seeds 0 1 --budget 60 --examples 4 --limit 30 --jobs 1 --out {tmp_path} --method direct gepa"
+    comparison.main(line.split())
     first = (tmp_path / "comparison.md").read_text()
     assert ran == ["evaluate", "evaluate"]
     assert "## Table 2" in first and "## Table 3" in first
@@ -242,7 +235,7 @@ def test_the_comparison_joins_the_seeds_and_reuses_what_is_there(tmp_path, monke
     assert calls <= 60 * 6 and f"| {calls:,.0f} |" in first, "six searches for each seed"
     assert all(one["usd"] > 0 for one in spent), "the tokens of mini-advice and of its optimiser are counted"
     journals = [path.read_bytes() for path in sorted(tmp_path.glob("results-*/journal/*"))]
-    comparison.main(small(tmp_path, "direct", "gepa"))
+    comparison.main(line.split())
     assert (tmp_path / "comparison.md").read_text() == first
     assert [path.read_bytes() for path in sorted(tmp_path.glob("results-*/journal/*"))] == journals
 
