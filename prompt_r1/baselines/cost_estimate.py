@@ -87,7 +87,7 @@ class SystemCost:
         # What the optimiser writes: replies, and in them prompts.
         fields = parse_fields(config.optimizer_args, flag="--optimizer-args") or OPTIMIZER_FIELDS.get(method)
         limit = _limit_of(fields or {})
-        longest = self._tokens(MAX_LENGTH) if method == "opro" else LONGEST_PROMPT
+        longest = ceil(MAX_LENGTH / 3) if method == "opro" else LONGEST_PROMPT
         written = texts_of_call(spec, prompt=longest, reply=limit, high=high)
         self._prompt, self._written = min(written.prompt, limit), written.reply
 
@@ -163,7 +163,7 @@ class SystemCost:
         """The mean call of an environment that is asked once; `also` are tokens besides the question."""
         hint = STEP_BY_STEP if self.method in ("cot", "cot-few-shot", "self-consistency") else ""
         texts = [self._answer_format.user_message(one.text, hint=hint)["content"] for one in questions]
-        return self._price.of_call(self._system + also + self._tokens(_mean_length(texts)), self._reply)
+        return self._price.of_call(self._system + also + self._tokens(texts), self._reply)
 
     def _optimizer_call(self, questions: Sequence[Question]) -> Spending:
         """The mean call of the optimiser. It sees prompts, and questions with their replies and answers."""
@@ -184,14 +184,11 @@ class SystemCost:
     def _case(self, questions: Sequence[Question]) -> int:
         """The mean tokens of a question with a reply and the right answer."""
         texts = [question.text + question.answers[0] for question in questions]
-        return self._tokens(_mean_length(texts)) + self._reply
+        return self._tokens(texts) + self._reply
 
-    def _tokens(self, characters: float) -> int:
+    def _tokens(self, texts: Sequence[str]) -> int:
+        characters = fmean(map(len, texts)) if texts else 0.0
         return ceil(characters / 3) if self._high else int(characters / 4)
-
-
-def _mean_length(texts: Sequence[str]) -> float:
-    return fmean(map(len, texts)) if texts else 0.0
 
 
 def _limit_of(fields: Mapping[str, object]) -> int:

@@ -137,10 +137,7 @@ def compare(settings: Settings, seed: int) -> None:
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
     """The tables as Markdown texts."""
     rows = [measure(settings, method, seeds) for method in settings.methods]
-    bests = [best_prompts(settings, seed) for seed in seeds]
-    for name in (CEILING, BOUND):
-        scores = {key: of for best in bests for key, of in best[name].items()}
-        rows.append(Measured(name, scores, calls=1.0))
+    rows += best_prompts(settings, seeds)
     texts = [introduction(settings, seeds)]
     for title, wanted in KINDS.items():
         kinds = kinds_of(rows, wanted, seeds)
@@ -271,24 +268,25 @@ def preparation(settings: Settings, method: str, seed: int) -> tuple[float, floa
     return 0.0, 0.0
 
 
-def best_prompts(settings: Settings, seed: int) -> dict[str, dict[tuple[int, str], dict[str, float]]]:
-    """The test scores of a seed's best prompts: CEILING and BOUND → (seed, dataset) → question → score."""
-    environment = AdvisedEnvironment(make_world(seed), seed=seed)
-    train = find_questions(["mini"], "train", seed)
-    predictions = read_predictions(settings.folder("results", seed) / "predictions.jsonl")
-    test = list(dict.fromkeys(one.question for one in predictions))
-    on_test = score_every_prompt(environment, test)
-    asked = {question.dataset for question in test}  # --limit may leave none of a kind
-    found: dict[str, dict[tuple[int, str], dict[str, float]]] = {CEILING: {}, BOUND: {}}
-    for kind in [kind for kind in ALL_KINDS if kind in asked]:
-        # As for the searches: a kind without training questions gets the best prompt for all others.
-        own = [question for question in train if question.dataset == kind] or train
-        seen = draw_questions(own, settings.examples, seed)
-        datasets = list(dict.fromkeys(question.dataset for question in seen))
-        best = score_every_prompt(environment, seen).best(datasets)
-        found[CEILING][seed, kind] = on_test.of(best, [kind])
-        found[BOUND][seed, kind] = on_test.of(on_test.best([kind]), [kind])
-    return found
+def best_prompts(settings: Settings, seeds: Sequence[int]) -> list[Measured]:
+    """The test scores of each seed's best prompts: the rows CEILING and BOUND."""
+    ceiling, bound = {}, {}
+    for seed in seeds:
+        environment = AdvisedEnvironment(make_world(seed), seed=seed)
+        train = find_questions(["mini"], "train", seed)
+        predictions = read_predictions(settings.folder("results", seed) / "predictions.jsonl")
+        test = list(dict.fromkeys(one.question for one in predictions))
+        on_test = score_every_prompt(environment, test)
+        asked = {question.dataset for question in test}  # --limit may leave none of a kind
+        for kind in [kind for kind in ALL_KINDS if kind in asked]:
+            # As for the searches: a kind without training questions gets the best prompt for all others.
+            own = [question for question in train if question.dataset == kind] or train
+            seen = draw_questions(own, settings.examples, seed)
+            datasets = list(dict.fromkeys(question.dataset for question in seen))
+            best = score_every_prompt(environment, seen).best(datasets)
+            ceiling[seed, kind] = on_test.of(best, [kind])
+            bound[seed, kind] = on_test.of(on_test.best([kind]), [kind])
+    return [Measured(CEILING, ceiling, calls=1.0), Measured(BOUND, bound, calls=1.0)]
 
 
 if __name__ == "__main__":
