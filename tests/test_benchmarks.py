@@ -97,26 +97,6 @@ def test_a_thousand_games_at_once_cost_little_cpu_and_do_not_block_the_event_loo
 ONE_RANK = gpu_check.Ranks(rank=0, count=1, device=torch.device("cpu"))
 
 
-def test_a_check_that_raises_is_a_row_that_fails():
-    def broken(_: gpu_check.Machine) -> gpu_check.Row:
-        raise ValueError("first line\nsecond line")
-
-    def absent(_: gpu_check.Machine) -> gpu_check.Row:
-        raise gpu_check.Skipped("no GPU")
-
-    def slow(_: gpu_check.Machine) -> gpu_check.Row:
-        return gpu_check.at_least(3.0, 4.0, "GB/s", "copy")
-
-    def wrong(_: gpu_check.Machine) -> gpu_check.Row:
-        return gpu_check.at_most(float("nan"), 4.0, "", "error")
-
-    machine = gpu_check.Machine(ONE_RANK)
-    rows = [gpu_check.run_check("row", check, machine) for check in (broken, absent, slow, wrong)]
-    assert [row.verdict for row in rows] == ["FAIL", "SKIP", "SLOW", "FAIL"]
-    assert rows[0].note == "ValueError: first line" and rows[1].note == "no GPU"
-    assert rows[2].note == "copy; at least 4 expected"
-
-
 def test_a_cuda_error_that_stays_leaves_a_table():
     """After an illegal access every call of CUDA raises, the collectives of training included."""
 
@@ -134,12 +114,6 @@ def test_a_cuda_error_that_stays_leaves_a_table():
     assert [(row.name, row.verdict) for row in rows] == [("one", "FAIL"), ("two", "FAIL")]
     late = list(gpu_check.run_checks(machine, {"one": illegal, "two": illegal}, time.monotonic()))
     assert [(row.verdict, row.note) for row in late][1] == ("SKIP", "no time left")
-
-
-def test_a_row_is_that_of_the_worst_rank():
-    good, slow = (gpu_check.Row(1.0, "GB/s", "note", verdict) for verdict in ("PASS", "SLOW"))
-    assert gpu_check.worst([good, good]) == good and gpu_check.worst([slow, slow]) == slow
-    assert gpu_check.worst([good, slow, good]).note == "on 1 of 3 ranks, first rank 1: note"
 
 
 def test_no_row_writes_beyond_a_small_cache(monkeypatch):

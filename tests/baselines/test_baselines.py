@@ -162,11 +162,9 @@ def test_self_consistency_makes_as_many_calls_as_the_agent_on_average(asking_age
     assert consistent.samples == max(1, round(len(source.asked) / 12))
 
 
-def test_self_consistency_without_validation_questions_needs_the_number_of_samples():
-    with pytest.raises(UsageError, match="--samples K"):
-        asyncio.run(method("self-consistency", pool(PricedSource(str))).prepare([], []))
-
-
-def test_few_shot_prompts_without_training_questions_are_a_usage_error():
-    with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(method("cot-few-shot", pool(PricedSource(str))).prepare([], []))
+@pytest.mark.parametrize(
+    ("name", "flag"), [("self-consistency", "--samples K"), ("cot-few-shot", "--train-data")]
+)
+def test_a_method_without_the_questions_that_it_needs_names_the_flag(name, flag):
+    with pytest.raises(UsageError, match=flag):
+        asyncio.run(method(name, pool(PricedSource(str))).prepare([], []))

@@ -21,7 +21,6 @@ from prompt_r1.baselines.textgrad import shortened, textgrad
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.types import Message, Question
 from tests.baselines.methods import PricedSource, pool
 
@@ -260,21 +259,6 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
         epoch = [question for _ in range(2) for question in next(batches)]
         assert set(epoch[:4]) == set(QUESTIONS[:4])
         assert epoch[4:] == [epoch[3], epoch[2]], "filled with those that came last"
-
-
-def test_the_scripted_optimiser_depends_only_on_the_request_and_the_sample():
-    optimizer = MiniOptimizer(seed=0)
-
-    def write(sample: int) -> str:
-        request: list[Message] = [
-            {"role": "user", "content": "<VARIABLE>Keep the answer short.</VARIABLE> to <INS>"}
-        ]
-        return asyncio.run(optimizer.call(request, sample=sample)).text
-
-    replies = [write(sample) for sample in range(20)]
-    assert replies == [write(sample) for sample in range(20)] and len(set(replies)) > 5
-    kept = [reply.startswith("<INS>Keep the answer short. ") for reply in replies]
-    assert 5 < sum(kept) < 20, "the old prompt is usually kept"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

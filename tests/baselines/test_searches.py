@@ -5,7 +5,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -25,27 +24,19 @@ def questions(*datasets: str, count: int = 4) -> list[Question]:
     return [Question(f"{name}{n}", name, f"{name} {n}?", ("x",)) for name in datasets for n in range(count)]
 
 
-def method_of(datasets: list[str], source: PricedSource, folder: Path) -> OptimisedPrompt:
-    """A method whose algorithm names the datasets of its training questions, and calls the optimiser once."""
-
-    async def algorithm(search: PromptSearch, part: SearchPart) -> str:
-        await search.ask_optimizer("", "write")
-        return " and ".join(sorted({question.dataset for question in part.train}))
-
-    environment = pool(source)
-    open_search = partial(new_search, environment, folder)
-    return OptimisedPrompt(algorithm, open_search, datasets)
-
-
-def new_search(environment, folder: Path, dataset: str) -> PromptSearch:
-    folder = folder / (dataset or "all")
-    return PromptSearch("opro", environment, environment, FORMATS["tags"], folder=folder)
-
-
 def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(tmp_path):
     """A bug: one prompt was searched for the whole mixture; the authors optimise for each task."""
     source = PricedSource(lambda _: "<answer>x</answer>")
-    method = method_of(["a", "b", "ood"], source, tmp_path)
+    environment = pool(source)
+
+    async def name_datasets(search: PromptSearch, part: SearchPart) -> str:
+        await search.ask_optimizer("", "write")
+        return " and ".join(sorted({question.dataset for question in part.train}))
+
+    def open_search(dataset: str) -> PromptSearch:
+        return PromptSearch("opro", environment, environment, FORMATS["tags"], tmp_path / (dataset or "all"))
+
+    method = OptimisedPrompt(name_datasets, open_search, ["a", "b", "ood"])
     asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
     assert method.prompts == {"a": "a", "b": "b", MIXTURE: "a and b and c"}
     assert method.ledger.optimizer.calls == 3 and method.ledger.total.tokens_in == 30

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def tiny_agent() -> Agent:
 
 def examples(agent: Agent) -> list[Trajectory]:
     return [example_of(question, agent.codec, cutoff=500) for question in QUESTIONS]
+
+
+@pytest.fixture
+def start(tmp_path) -> Path:
+    """The folder of an agent to fine-tune."""
+    return tiny.save_agent(tmp_path / "start")
 
 
 def test_the_loss_covers_only_the_tokens_of_the_answer():
@@ -112,9 +119,8 @@ def test_questions_that_leave_no_room_for_an_answer_are_a_usage_error():
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
     rates = [schedule(step, 100) for step in range(101)]
     assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
-    assert (
-        rates[10:] == sorted(rates[10:], reverse=True) and rates[55] == pytest.approx(0.5) and rates[100] == 0
-    )
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.5) and rates[100] == 0
 
 
 def test_the_learning_rate_decays_over_all_epochs():
@@ -126,8 +132,7 @@ def test_the_learning_rate_decays_over_all_epochs():
     assert [line["lr"] for line in lines] == [settings.lr * schedule(step, 6) for step in range(6)]
 
 
-def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
-    start = tiny.save_agent(tmp_path / "start")
+def test_a_fine_tuned_agent_is_exported_like_any_other(start, tmp_path):
     settings = replace(SMALL, agent=str(start), epochs=1)
     folder = learn_answers(QUESTIONS, settings, tmp_path / "tuned")
     names = set(AutoModelForCausalLM.from_pretrained(start).state_dict())
@@ -139,9 +144,7 @@ def test_a_fine_tuned_agent_is_exported_like_any_other(tmp_path):
     torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_questions(tmp_path):
-    start = tiny.save_agent(tmp_path / "start")
-
+def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_questions(start, tmp_path):
     def prepared(lr: float, count: int = 2) -> float:
         sft = method("sft", pool(PricedSource(str)), agent=start, folder=tmp_path / "out", sft_lr=lr)
         asyncio.run(sft.prepare(QUESTIONS[:count], []))
@@ -167,10 +170,9 @@ def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one
             method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=agent)
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path):
+def test_a_folder_with_other_files_is_refused(start, tmp_path):
     """Its `agent/` was replaced, and its metrics.jsonl overwritten."""
-    tiny.save_agent(tmp_path / "base")
-    config = replace(SMALL, agent=str(tmp_path / "base"))
+    config = replace(SMALL, agent=str(start))
     for name in ("agent/thesis.txt", "config.yaml"):
         file = tmp_path / name.replace("/", "-") / name
         file.parent.mkdir(parents=True)
@@ -180,16 +182,14 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         assert file.exists()
 
 
-def test_weights_that_overflow_are_not_exported(tmp_path):
-    tiny.save_agent(tmp_path / "base")
-    config = replace(SMALL, agent=str(tmp_path / "base"), alpha=1e17, lr=999.0)
+def test_weights_that_overflow_are_not_exported(start, tmp_path):
+    config = replace(SMALL, agent=str(start), alpha=1e17, lr=999.0)
     with pytest.raises(UsageError, match=r"the weights are not finite .*--lr"):
         learn_answers(QUESTIONS, config, tmp_path / "out")
     assert not (tmp_path / "out/agent").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
-    tiny.save_agent(tmp_path / "base")
+def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(start, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file: File exists; give a folder that can be written"):
-        learn_answers(QUESTIONS, replace(SMALL, agent=str(tmp_path / "base")), tmp_path / "file")
+        learn_answers(QUESTIONS, replace(SMALL, agent=str(start)), tmp_path / "file")

@@ -1,6 +1,7 @@
 """pass@k, against the enumeration of all draws."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -24,19 +25,12 @@ def write(folder: Path, answers: int) -> None:
 
     A failed call and a right answer of older settings come first.
     """
-    lines = []
-    old = Question("pop-1", "pop", "Who?", ("Anna",))
-    for more in ({"error": "429"}, {"answer": "Anna", "setting": "old"}):
-        one = Prediction(
-            old, **{"answer": None, "sample": 99, "system": System("untrained", "mini", "mini"), **more}
-        )
-        lines.append(json.dumps(to_row(one)))
-    for kind in ("bridge", "pop"):
-        question = Question(f"{kind}-1", kind, "Who?", ("Anna",))
-        for sample in range(answers):
-            answer = "anna" if kind == "bridge" and sample % 2 else "Bob"
-            system = System("untrained", "mini", "mini")
-            lines.append(json.dumps(to_row(Prediction(question, answer, sample=sample, system=system))))
+    system = System("untrained", "mini", "mini")
+    first, second = (Question(f"{kind}-1", kind, "Who?", ("Anna",)) for kind in ("bridge", "pop"))
+    written = [Prediction(second, None, sample=99, error="429"), Prediction(second, "Anna", setting="old")]
+    for question, odd in ((first, "anna"), (second, "Bob")):
+        written += [Prediction(question, odd if n % 2 else "Bob", sample=n) for n in range(answers)]
+    lines = [json.dumps(to_row(replace(one, system=system))) for one in written]
     (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -18,7 +18,6 @@ from prompt_r1.report.svg import Plot, Point, Series, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import programs, turns
-from prompt_r1.studies.study import Study, rate_point
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import (
     THOUGHT_AFTER_ASKING,
@@ -115,13 +114,6 @@ def test_the_first_questions_of_each_kind_are_taken_in_their_order():
     questions = [Question(str(n), "even" if n % 2 == 0 else "odd", "?", ()) for n in range(7)]
     assert [question.id for question in first_of_each_kind(questions, 2)] == ["0", "2", "1", "3"]
     assert len(first_of_each_kind(questions, 9)) == 7
-
-
-def test_a_study_is_written_as_its_claim_plot_table_and_notes():
-    study = Study("turns", "They say.", Plot("Title", "x", "y", []), "| a |", ("one", "two"))
-    assert study.markdown() == "# Title\n\n> They say.\n\n![Title](turns.svg)\n\n| a |\n\n- one\n- two\n"
-    point = rate_point(3, 3, 4)
-    assert (point.x, point.mean, point.n) == (3, 0.75, 4) and (point.low, point.high) == wilson(3, 4)
 
 
 @pytest.mark.parametrize(
