@@ -13,7 +13,6 @@ from statistics import stdev
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from prompt_r1 import __main__ as programs
 from prompt_r1 import playing, rollout
@@ -201,18 +200,14 @@ def _train_in_spite_of_a_gap() -> None:
 def _play_with_a_copy() -> None:
     """Play with a copy of the weights, as on GPUs; validate with those that learn."""
     validate = lifecycle.validation_metrics
-    learners: list[Policy] = []
 
     def load_learner(start: Any, agent: Agent, ranks: Ranks, **settings: Any) -> Policy:
-        learners.append(models._load_share(start, agent, ranks, weights=torch.float32, offload=False))
-        return learners[-1]
+        return models._load_share(start, agent, ranks, weights=torch.float32, offload=False)
 
     def validate_learner(run: Run, parts: Parts, *, step: int) -> dict[str, float]:
         agent = parts.models.agent
-        played: dict[str, Tensor] = {
-            name: weight.clone() for name, weight in agent.policy.state_dict().items()
-        }
-        agent.policy.copy_weights_from(learners[-1])
+        played = {name: weight.clone() for name, weight in agent.policy.state_dict().items()}
+        agent.policy.copy_weights_from(parts.models.policy)
         agent.clear_cache()
         metrics = validate(run, parts, step=step)
         agent.policy.load_state_dict(played)

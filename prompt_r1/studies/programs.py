@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prompt_r1.config.fields import NOT_NEGATIVE, check_number
 from prompt_r1.errors import UsageError
+from prompt_r1.storage.run_log import read_metrics
 
 Flags = Mapping[str, Sequence[object]]
 """Flag → its values."""
@@ -37,8 +38,6 @@ def run(program: str, flags: Flags, *, log: Path, module: str = "prompt_r1") -> 
 
 def train(folder: Path, steps: int, flags: Flags, *, fault: str = "") -> None:
     """Train an agent, unless it is there; an interrupted training resumes. `fault` is a key of FAULTS."""
-    from prompt_r1.storage.run_log import read_metrics
-
     done = [line["step"] for line in read_metrics(folder)]
     if done and max(done) >= steps and (folder / "agent").is_dir():
         return
