@@ -24,7 +24,9 @@ from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.types import Question, Trajectory
 
-QUESTIONS_AT_ONCE = 32  # of rft: played between two looks at the calls that are left
+# Of rft:
+QUESTIONS_AT_ONCE = 32  # played between two looks at the calls that are left
+GROUP_SIZE = 5  # games of a question
 
 
 @dataclass
@@ -60,11 +62,10 @@ class RejectionSampling(FineTuned):
     environment: Pool
     rounds: int
     calls: int  # after which the last round ends
-    group: int = 5  # games of a question
 
     def lesson(self, train: Sequence[Question]) -> str:
         """What the agent learns from, and how."""
-        plan = f"{self.rounds} rounds, {self.calls} calls, groups of {self.group}"
+        plan = f"{self.rounds} rounds, {self.calls} calls, groups of {GROUP_SIZE}"
         return f"games on {digest_of(train) if train else ''}, {plan}, {self.settings}"
 
     async def learn(self, train: Sequence[Question]) -> None:
@@ -93,7 +94,7 @@ class RejectionSampling(FineTuned):
         made, right, how = 0, list[Trajectory](), PlaySettings(temperature=1.0)
         while made < self.calls / self.rounds:
             asked = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
-            seeds = [f"rft {self.settings.seed}/{number}/{made}/{sample}" for sample in range(self.group)]
+            seeds = [f"rft {self.settings.seed}/{number}/{made}/{sample}" for sample in range(GROUP_SIZE)]
             played = await asyncio.gather(
                 *(
                     play_question(

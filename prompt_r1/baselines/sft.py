@@ -201,9 +201,9 @@ def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> T
     return -policy(pack([[example] for example in examples], policy.device)).logprobs.mean()
 
 
-def schedule(step: int, steps: int, *, warm_up: float = 0.1) -> float:
+def schedule(step: int, steps: int) -> float:
     """Linear warm-up over the first tenth of the steps, then a cosine decay to 0."""
-    rising = math.ceil(warm_up * steps)
+    rising = math.ceil(0.1 * steps)
     if step < rising:
         return step / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))

@@ -29,6 +29,7 @@ from prompt_r1.types import Completion, Generate, Question, Trajectory
 CLAIM = (
     "Proposition 1. Multiple-turn interactions of small-scale and large-scale LLMs can better solve problems."
 )
+MOST = 3  # interactions
 # The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
 THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
 THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
@@ -38,7 +39,6 @@ THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
 class StudiedRun:
     """A mini run: its agent before and after training, its environment and test questions."""
 
-    seed: int
     agents: dict[str, Agent]  # "untrained", "trained"
     environment: MiniEnvironment
     questions: list[Question]
@@ -70,7 +70,7 @@ def load_run(folder: Path, *, per_kind: int) -> StudiedRun:
         "trained": load_agent(folder / "agent", config, device),
     }
     environment = MiniEnvironment(mini.world, seed=config.seed)
-    return StudiedRun(config.seed, agents, environment, first_of_each_kind(mini.test, per_kind))
+    return StudiedRun(agents, environment, first_of_each_kind(mini.test, per_kind))
 
 
 def first_of_each_kind(questions: Sequence[Question], per_kind: int) -> list[Question]:
@@ -112,12 +112,12 @@ def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Tr
     return games
 
 
-def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
-    """EM after 0 to `most` interactions: both agents on all questions, the trained one also by kind."""
+def study_turns(runs: Sequence[StudiedRun]) -> Study:
+    """EM after 0 to MOST interactions: both agents on all questions, the trained one also by kind."""
     scores: dict[tuple[str, int], list[float]] = defaultdict(list)  # row, interactions → EM of each game
     for run in runs:
         for name, agent in run.agents.items():
-            for interactions in range(most + 1):
+            for interactions in range(MOST + 1):
                 for game in play_and_answer(run, agent, interactions):
                     apart = [game.question.dataset] if name == "trained" else []
                     for label in (f"{name}, all", *apart):
@@ -127,12 +127,12 @@ def study_turns(runs: Sequence[StudiedRun], *, most: int = 3) -> Study:
     kinds = sorted({label for label, _ in scores} - set(agents))
     series, rows = [], []
     for label in (*agents, *kinds):
-        columns = [scores[label, count] for count in range(most + 1)]
+        columns = [scores[label, count] for count in range(MOST + 1)]
         points = [rate_point(count, sum(column), len(column)) for count, column in enumerate(columns)]
         rows.append([label, str(points[0].n), *map(rate_text, points)])
         series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
-    header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(most + 1)]
+    header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(MOST + 1)]
     notes = (
         f"EM [95 % Wilson interval], greedy games of test questions, {len(runs)} seeds pooled.",
         "After t interactions the agent is forced to answer; an agent that answers earlier keeps its answer.",

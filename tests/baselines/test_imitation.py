@@ -74,7 +74,7 @@ def test_rft_asks_as_often_as_it_may_up_to_the_last_games(tmp_path, monkeypatch,
     monkeypatch.setattr(RejectionSampling, "imitate", lambda self, games, folder: find_agent("mini", 0))
     rival = rft(tmp_path, rft_calls=60, rft_rounds=rounds)
     asyncio.run(rival.learn(QUESTIONS))
-    most = rival.group * (CONFIG.max_turns - 1)  # calls for one question
+    most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls for one question
     assert 0.6 * 60 < rival.ledger.task.calls < 60 + rounds * most
 
 
