@@ -142,7 +142,7 @@ def parts_of(
         of_validation = [question for question in validation if question.dataset == dataset]
         if of_train and (of_validation or not validation):
             parts.append(SearchPart(dataset, of_train, of_validation))
-    if not datasets or len(parts) < len(datasets):
+    if len(parts) < len(datasets):
         parts.append(SearchPart(MIXTURE, train, validation))
     return parts
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -51,16 +52,6 @@ def pool(source, journal: Path | None = None) -> Pool:
     return Pool([member], budget=budget)
 
 
-class SameEnvironment:
-    """Opens the same environment for every SPEC."""
-
-    def __init__(self, environment: Pool) -> None:
-        self.environment = environment
-
-    def open(self, spec: str, **_: object) -> Pool:
-        return self.environment
-
-
 def method(
     name: str, environment: Pool, *, agent: Path | str = "", folder: Path = Path("unused"), **settings: object
 ) -> Method:
@@ -69,7 +60,7 @@ def method(
     context = MethodContext(
         environment=environment,
         spec="large",
-        environments=SameEnvironment(environment),
+        environments=SimpleNamespace(open=lambda spec, **_: environment),
         datasets=["a"],
         agents=AgentCache(spec, torch.device("cpu")),
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.

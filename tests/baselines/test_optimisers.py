@@ -14,10 +14,11 @@ from functools import partial
 import pytest
 
 from prompt_r1.baselines.ask_once import FORMATS
-from prompt_r1.baselines.gepa import Candidate, draw_parent, gepa, minibatches
-from prompt_r1.baselines.opro import is_usable, meta_prompt, opro, read_instruction
+from prompt_r1.baselines.gepa import Candidate, draw_parent, minibatches
+from prompt_r1.baselines.make import ALGORITHMS
+from prompt_r1.baselines.opro import is_usable, meta_prompt, read_instruction
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch, SearchPart, mean_score
-from prompt_r1.baselines.textgrad import shortened, textgrad
+from prompt_r1.baselines.textgrad import shortened
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import Resumable, UsageError
@@ -59,7 +60,6 @@ def new_writer() -> PricedSource:
     return writer
 
 
-ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 SETTINGS = MethodConfig(seed_prompt=SEED, opro_steps=6, opro_train=20, optimize_val=20)
 
 

@@ -242,12 +242,12 @@ def test_textgrad_asks_as_often_as_the_original_and_shows_the_same(tmp_path):
         for our_request, their_request in zip(ours["rewrite"], original_requests["rewrite"], strict=True):
             assert shown(our_request) == shown(their_request)
         # Criticism of the prompt: the conversation, and the criticism of its reply.
-        for kind, tags in (("prompt", ("LM_SYSTEM_PROMPT", "LM_INPUT", "LM_OUTPUT")),):
-            texts = [
-                sorted([line for line in shown(one) if line.startswith(tags)] for one in of[kind])
-                for of in (ours, original_requests)
-            ]
-            assert texts[0] == texts[1]
+        tags = ("LM_SYSTEM_PROMPT", "LM_INPUT", "LM_OUTPUT")
+        our_texts, their_texts = (
+            sorted([line for line in shown(one) if line.startswith(tags)] for one in of["prompt"])
+            for of in (ours, original_requests)
+        )
+        assert our_texts == their_texts
         assert all("reply seen r" in one for of in (ours, original_requests) for one in of["prompt"])
         for of in (ours, original_requests):  # criticism of the reply: the reply and the right answer
             assert all("gold q" in one and re.search(r"\br\d+", one) for one in of["reply"])

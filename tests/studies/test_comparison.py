@@ -64,7 +64,7 @@ def test_a_spread_over_seeds_is_students_interval_of_their_mean():
     assert comparison.spread(ten).endswith(f"(± {100 * 2.2622 * stdev(ten) / 10**0.5:.1f})")
 
 
-def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch, capsys):
+def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch):
     """docs/studies.md: three seeds of 80 steps, 2,000 calls and 50 questions for a search, every method."""
     ran = []
     monkeypatch.setattr(comparison, "compare", lambda settings, seed: ran.append((seed, settings)))
@@ -73,16 +73,12 @@ def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatc
     settings = comparison.Settings(tmp_path, 80, 2000, 50, 0, comparison.METHODS)
     assert sorted(ran, key=lambda one: one[0]) == [(0, settings), (1, settings), (2, settings)]
     assert (tmp_path / "comparison.md").read_text() == "tables of [0, 1, 2]\n"
-    ran.clear()
-    comparison.main(["--out", str(tmp_path), "--seeds", *map(str, range(11))])
-    assert len(ran) == 11
     for flag in ("jobs", "steps", "budget", "examples"):
         with pytest.raises(UsageError, match=f"--{flag} must be above 0, not 0"):
             comparison.main([f"--{flag}", "0"])
     ran.clear()
     comparison.main(["--out", str(tmp_path), "--seeds", "3", "3"])
     assert len(ran) == 1, "a bug: two trainings ran at once in one folder"
-    assert re.search(r"comparison\.md \(\d+ s\)", capsys.readouterr().out)
 
 
 def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_path, monkeypatch):
