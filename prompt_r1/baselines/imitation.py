@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prompt_r1.agent.agent import Agent, load_agent
@@ -91,19 +92,17 @@ class RejectionSampling(FineTuned):
         self, agent: Agent, train: Sequence[Question], rng: random.Random, number: int
     ) -> list[Trajectory]:
         """The right games of a round."""
-        made, right, how = 0, list[Trajectory](), PlaySettings(temperature=1.0)
+        made, right = 0, list[Trajectory]()
+        play = partial(play_question, agent, self.environment, how=PlaySettings(temperature=1.0))
         while made < self.calls / self.rounds:
             asked = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
             seeds = [f"rft {self.settings.seed}/{number}/{made}/{sample}" for sample in range(GROUP_SIZE)]
-            played = await asyncio.gather(
-                *(
-                    play_question(
-                        agent, self.environment, question, how, seed=f"{seed}/{question.id}", sample=sample
-                    )
-                    for question in asked
-                    for sample, seed in enumerate(seeds)
-                )
-            )
+            games = [
+                play(question, seed=f"{seed}/{question.id}", sample=sample)
+                for question in asked
+                for sample, seed in enumerate(seeds)
+            ]
+            played = await asyncio.gather(*games)
             self.ledger.task = sum((game.spent for game in played), self.ledger.task)
             made += sum(max(1, game.spent.calls) for game in played)  # an agent that never asks must end too
             right += [game for game in played if is_right(game, self.player.rule)]

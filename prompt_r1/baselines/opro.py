@@ -53,10 +53,8 @@ async def opro(search: PromptSearch, part: SearchPart, *, config: MethodConfig, 
         # The request is the same each time: the sample number makes each of them a call of its own.
         first = step * config.opro_per_step
         samples = range(first, first + config.opro_per_step)
-        replies = await asyncio.gather(
-            *(search.ask_optimizer(ROLE, request, sample=sample) for sample in samples)
-        )
-        for reply in replies:
+        calls = [search.ask_optimizer(ROLE, request, sample=sample) for sample in samples]
+        for reply in await asyncio.gather(*calls):
             instruction = read_instruction(reply)
             if instruction not in scores and is_usable(instruction, digits_allowed=digits_allowed):
                 if not search.can_afford(len(train)):

@@ -38,21 +38,17 @@ class SelfConsistency(Method):
                 "self-consistency needs validation questions to count the agent's calls: give --val-data, "
                 "or --samples K"
             )
-        predictions = await asyncio.gather(
-            *(
-                self.agent.answer(question, sample=0, seed=f"validation/{question.id}")
-                for question in validation[:MEASURED_GAMES]
-            )
-        )
+        measured = validation[:MEASURED_GAMES]
+        games = [self.agent.answer(one, sample=0, seed=f"validation/{one.id}") for one in measured]
+        predictions = await asyncio.gather(*games)
         self.ledger.task = sum((prediction.spent for prediction in predictions), Spending())
         self.samples = max(1, round(mean(prediction.spent.calls for prediction in predictions)))
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         assert self.samples, "prepare was not awaited"
         numbers = range(sample * self.samples, (sample + 1) * self.samples)
-        predictions = await asyncio.gather(
-            *(self.chain.answer(question, sample=number, seed=f"{seed}/{number}") for number in numbers)
-        )
+        chains = [self.chain.answer(question, sample=n, seed=f"{seed}/{n}") for n in numbers]
+        predictions = await asyncio.gather(*chains)
         spent = sum((prediction.spent for prediction in predictions), Spending())
         answered = [prediction for prediction in predictions if not prediction.error]
         if not answered:

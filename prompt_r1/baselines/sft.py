@@ -163,10 +163,7 @@ def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
 
 
 def train_adapters(
-    policy: Policy,
-    trainable: list[nn.Parameter],
-    examples: Sequence[Trajectory],
-    config: SftConfig,
+    policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
     """AdamW steps over `batch_size` × `accumulate` examples each; yields the metrics of each step."""
     examples = [example for example in examples if any(example.sampled)]

@@ -83,9 +83,8 @@ def first_alarm(lines: Sequence[Line]) -> tuple[int, str] | None:
     return None
 
 
-def read_course(folder: Path) -> Course:
-    """What became of the run of a folder."""
-    lines = list(read_metrics(folder))
+def course_of(lines: Sequence[Line]) -> Course:
+    """What became of the run with these metrics."""
     step, text = first_alarm(lines) or (None, "none")
     em = {at: line["val/em"] for at, line in validations(lines).items()}
     return Course(lines, step, text, step_of_fall(em))
@@ -104,7 +103,9 @@ def train_runs(
             folder, steps = out / f"{name}-seed{seed}", min(STEPS.get(name, 6), most_steps)
             flags = {**common, **FAULTY_FLAGS.get(name, {})}
             train(folder, steps, flags, fault=name if name in FAULTS else "")
-    return {name: {seed: read_course(out / f"{name}-seed{seed}") for seed in seeds} for name in names}
+    return {
+        name: {seed: course_of(read_metrics(out / f"{name}-seed{seed}")) for seed in seeds} for name in names
+    }
 
 
 def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:

@@ -41,14 +41,10 @@ def table(folder: Path) -> str:
         raise UsageError(
             f"{folder}: {fewest} answers to a question: evaluate with --temperature 1 --repeats 32"
         )
-    rows = [
-        [
-            system,
-            kind,
-            *(f"{fmean(pass_at_k(len(a), sum(a), k) for a in questions.values()):.3f}" for k in ks),
-        ]
-        for (system, kind), questions in right.items()
-    ]
+    rows = []
+    for (system, kind), questions in right.items():
+        means = [fmean(pass_at_k(len(a), sum(a), k) for a in questions.values()) for k in ks]
+        rows.append([system, kind, *(f"{mean:.3f}" for mean in means)])
     return markdown_table(["system", "kind", *(f"pass@{k}" for k in ks)], rows, left=2)
 
 

@@ -19,6 +19,7 @@ from prompt_r1.studies import faults
 from prompt_r1.studies.failures import (
     HEALTHY,
     Course,
+    course_of,
     failures_table,
     first_alarm,
     leading,
@@ -66,9 +67,7 @@ def lines(*, fault_at: int | None, em: list[float]) -> list[dict[str, float]]:
 
 
 def course(fault_at: int | None, em: list[float]) -> Course:
-    run = lines(fault_at=fault_at, em=em)
-    step, text = first_alarm(run) or (None, "none")
-    return Course(run, step, text, step_of_fall({line["step"]: line["val/em"] for line in run}))
+    return course_of(lines(fault_at=fault_at, em=em))
 
 
 def test_an_alarm_leads_when_it_comes_at_an_earlier_step_than_the_fall():
