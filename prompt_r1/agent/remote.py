@@ -15,7 +15,7 @@ from typing import Literal
 
 from prompt_r1.chat_template import special_ids, text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
-from prompt_r1.endpoint.request import ApiKey, Request
+from prompt_r1.endpoint.request import ApiKey
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Completion
@@ -83,7 +83,7 @@ class RemoteEngine:
             "top_p": top_p,
             "seed": int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4]),
         }
-        outcome = await self._client.send(Request(PATH, content))
+        outcome = await self._client.send(PATH, content)
         if outcome.verdict == "fatal":
             raise FatalEnvError(f"the agent {self.name} cannot be used: {outcome.reason}")
         if outcome.verdict == "retry":
@@ -100,4 +100,4 @@ class RemoteEngine:
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError for an endpoint that plainly cannot play."""
-        await self._client.check(Request(PATH, {"prompt": "Hi", "max_tokens": 1}))
+        await self._client.check(PATH, {"prompt": "Hi", "max_tokens": 1})

@@ -21,7 +21,6 @@ import httpx
 from prompt_r1.endpoint.request import (
     ApiKey,
     BadBody,
-    Request,
     Response,
     checked_base_url,
     checked_key,
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 3.0
 CALLS_OF_AN_ITERATION = 32  # of the event loop: each takes it about a millisecond
-JSON_HEADERS = {"Content-Type": "application/json"}
 
 Transport = httpx.AsyncBaseTransport  # tests pass httpx.MockTransport
 
@@ -103,6 +101,7 @@ class EndpointClient:
     ) -> None:
         self.model = model
         self.base_url = checked_base_url(base_url)
+        self._trusts_proxies = not is_loopback(self.base_url)  # a proxy cannot reach this machine's ports
         self._key = checked_key(key or ApiKey())
         self.fields: Mapping[str, object] = dict(fields or {})  # as configured
         self._accepted_fields = self.fields  # replaced, never mutated, when the model rejects a field
@@ -113,10 +112,11 @@ class EndpointClient:
         self._sleep = sleep
         self._traffic: Traffic | None = None
 
-    async def send(self, request: Request) -> Outcome:
-        """Send a request, with retries, and return the final outcome, without the key in any of its texts.
+    async def send(self, path: str, content: Mapping[str, object]) -> Outcome:
+        """POST with retries. Returns the final outcome, without the key in any of its texts.
 
-        When it is cancelled, the argument of the CancelledError is the number of lost attempts.
+        `content` has everything but the model and the client's fields. When the call is cancelled, the
+        argument of the CancelledError is the number of lost attempts.
         """
         traffic, delivery = self._traffic_of_loop(), Delivery()
         try:
@@ -124,30 +124,29 @@ class EndpointClient:
                 wait = self._reserve_start()
                 if wait > 0:
                     await self._sleep(wait)  # not counted against the call's deadline
-                outcome = await self._send_with_retries(traffic, request, delivery)
+                outcome = await self._send_with_retries(traffic, path, content, delivery)
         except asyncio.CancelledError as cancelled:
             if not cancelled.args:  # anyio recognises its own by theirs
                 cancelled.args = (delivery.lost + delivery.sent,)
             raise
         return scrubbed(outcome, self._key)
 
-    async def check(self, probe: Request) -> None:
+    async def check(self, path: str, probe: Mapping[str, object]) -> None:
         """Find a wrong URL, key or model within a few seconds. Raises UsageError or FatalEnvError.
 
         Looks for the model in the endpoint's list of models. Where that does not settle it (some endpoints
-        have no list, some accept models that they do not list), sends `probe`. A slow or busy endpoint
-        passes.
+        have no list, some accept models that they do not list), sends the content `probe`. A slow or busy
+        endpoint passes.
         """
-        traffic = self._traffic_of_loop()
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                models = await self._request(traffic, "GET", "/models", Delivery())
+                models = await self._request("GET", "/models", Delivery())
                 if isinstance(models, Response) and self.model in model_names(models.body):
                     return
                 if isinstance(models, Outcome) and models.reason.startswith("ConnectError"):
                     reason = scrub(models.reason, self._key.text)
                     raise UsageError(f"no server answers at {self.base_url}: {reason}")
-                outcome = await self._attempt(traffic, probe, self._accepted_fields, Delivery())
+                outcome = await self._attempt(path, {**probe, **self._accepted_fields}, Delivery())
         except TimeoutError:
             return
         if outcome.verdict == "fatal" and outcome.rejected not in self._accepted_fields:
@@ -164,10 +163,6 @@ class EndpointClient:
     def _certificates(self) -> ssl.SSLContext:
         return httpx.create_ssl_context(trust_env=self._trusts_proxies)  # takes 20 ms
 
-    @property
-    def _trusts_proxies(self) -> bool:
-        return not is_loopback(self.base_url)  # a proxy cannot reach this machine's ports
-
     def _http_client(self) -> httpx.AsyncClient:
         """A client for one request.
 
@@ -175,15 +170,20 @@ class EndpointClient:
         would be taken as the next reply. And httpx goes through all connections of a client when one opens or
         closes; a client of its own takes 0.1 ms.
         """
+        headers = {"Content-Type": "application/json"}
+        if self._key.text:
+            headers["Authorization"] = f"Bearer {self._key.text}"
         return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key.text}"} if self._key.text else {},
+            headers=headers,
             timeout=None,  # we set our own deadlines
             verify=self._certificates,
             trust_env=self._trusts_proxies,
             transport=self._transport,
         )
 
-    async def _send_with_retries(self, traffic: Traffic, request: Request, delivery: Delivery) -> Outcome:
+    async def _send_with_retries(
+        self, traffic: Traffic, path: str, content: Mapping[str, object], delivery: Delivery
+    ) -> Outcome:
         """Send the same request until it succeeds, cannot succeed, or attempts or time run out.
 
         The outcome counts the attempts of the whole call that were lost.
@@ -197,7 +197,7 @@ class EndpointClient:
                     if wait > 0:
                         await self._sleep(wait)
                     sent_fields = self._accepted_fields
-                    outcome = await self._attempt(traffic, request, sent_fields, delivery)
+                    outcome = await self._attempt(path, {**content, **sent_fields}, delivery)
                     delivery.lost += outcome.lost
                     delivery.sent = False
                     if outcome.rejected in sent_fields:
@@ -220,11 +220,8 @@ class EndpointClient:
         reason = f"{limit}, the last problem: {outcome.reason}"
         return replace(outcome, verdict="retry", reason=reason, lost=delivery.lost)
 
-    async def _attempt(
-        self, traffic: Traffic, request: Request, fields: Mapping[str, object], delivery: Delivery
-    ) -> Outcome:
-        body = {"model": self.model, **request.content, **fields}
-        response = await self._request(traffic, "POST", request.path, delivery, body)
+    async def _attempt(self, path: str, content: Mapping[str, object], delivery: Delivery) -> Outcome:
+        response = await self._request("POST", path, delivery, {"model": self.model, **content})
         if isinstance(response, Outcome):
             return response
         return classify(
@@ -232,16 +229,12 @@ class EndpointClient:
         )
 
     async def _request(
-        self,
-        traffic: Traffic,
-        method: str,
-        path: str,
-        delivery: Delivery,
-        content: Mapping[str, object] | None = None,
+        self, method: str, path: str, delivery: Delivery, content: Mapping[str, object] | None = None
     ) -> Response | Outcome:
         """One HTTP exchange: the complete response, or a "retry" outcome that says why there is none."""
         sent = json.dumps(content) if content else ""  # ASCII: a lone surrogate could not be encoded
         received = bytearray()
+        traffic = self._traffic_of_loop()
 
         async def trace(event: str, info: Mapping[str, object]) -> None:
             """Called by httpx at each event of the connection."""
@@ -256,9 +249,7 @@ class EndpointClient:
             async with (
                 asyncio.timeout(self._limits.attempt_timeout),
                 client,
-                client.stream(
-                    method, url, content=sent, headers=JSON_HEADERS, extensions=extensions
-                ) as response,
+                client.stream(method, url, content=sent, extensions=extensions) as response,
             ):
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 async for chunk in response.stream:  # as sent: httpx would decode any amount of it
@@ -287,9 +278,10 @@ class EndpointClient:
         """Leave out a field that the model rejects, in this call and all later ones."""
         if field not in self._accepted_fields:
             return  # another call has already dropped it
-        fields = {name: value for name, value in self._accepted_fields.items() if name != field}
+        fields = dict(self._accepted_fields)
+        value = fields.pop(field)
         if field == "max_tokens":
-            fields.setdefault("max_completion_tokens", self._accepted_fields[field])
+            fields.setdefault("max_completion_tokens", value)
         self._accepted_fields = fields
         extra = fields or "no extra fields"
         logger.warning("%s does not accept %s; continuing with %s", self.model, field, extra)

@@ -49,14 +49,6 @@ def decoded(body: bytes | bytearray, encoding: str, limit: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A POST to `path`. The client adds the model and its fields to `content`."""
-
-    path: str
-    content: Mapping[str, object]
-
-
-@dataclass(frozen=True)
 class ApiKey:
     """A key, and the environment variable that holds it. The note of a key that was not sent says why."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from prompt_r1.endpoint.client import ClientLimits, EndpointClient
-from prompt_r1.endpoint.request import ApiKey, Request, checked_base_url, is_loopback
+from prompt_r1.endpoint.request import ApiKey, checked_base_url, is_loopback
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.errors import UsageError
@@ -63,12 +63,11 @@ class ChatEnvironment:
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
         characters = sum(len(message["content"]) for message in messages)
-        outcome = await self._client.send(Request(PATH, {"messages": messages}))
+        outcome = await self._client.send(PATH, {"messages": messages})
         return self._with_checked_usage(outcome, characters)
 
     async def check(self) -> None:
-        hello = {"messages": [{"role": "user", "content": "Hi"}]}
-        await self._client.check(Request(PATH, hello))
+        await self._client.check(PATH, {"messages": [{"role": "user", "content": "Hi"}]})
 
     def _with_checked_usage(self, outcome: Outcome, characters: int) -> Outcome:
         """Replace token counts that are missing, or too low for the texts, by estimates for the budget.
