@@ -11,7 +11,7 @@ from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.environments.opening import open_for_agent, pool_of
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import INTERRUPTED, EnvError
 from prompt_r1.rollout import play
@@ -120,9 +120,7 @@ async def play_question(
     and those of two epochs where the environment samples.
     Raises LimitReached, and what `Pool.call` raises except EnvError: then `stop` is "env_error".
     """
-    calls = environment.ask_in_game(
-        seed, sample=sample, session=question.id, epoch=epoch, deadline=how.deadline
-    )
+    calls = GameCalls(environment, seed, sample, question.id, epoch, how.deadline)
     limits, codec, interrupted = how.limits, agent.codec, False
     watched = listener is not None and listener.wants_tokens
     most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)

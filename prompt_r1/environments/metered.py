@@ -77,10 +77,6 @@ class MeteredEnvironment:
         if self._journal.mode != "replay":
             await self._source.check()
 
-    def most_usd(self, messages: list[Message]) -> float:
-        """The estimate from above of what a call with these messages costs, in dollars."""
-        return self._estimate(Call(self.name, messages, self._source.parameters, 0, "")).usd
-
     def take_counts(self) -> dict[str, float]:
         """Calls, lost attempts, tokens and median latency since the last call of this method."""
         counts = {
@@ -117,7 +113,7 @@ class MeteredEnvironment:
             self._running.pop(call.key).set()
 
     async def _pay(self, call: Call) -> Outcome:
-        estimate, spent = self._estimate(call), Spending()
+        estimate, spent = self.estimate(call.messages), Spending()
         await self._budget.reserve(estimate)
         begin = time.perf_counter()
         try:
@@ -146,14 +142,15 @@ class MeteredEnvironment:
         if spent.calls or spent.lost_calls:
             self._journal.write(call, outcome, spent=spent, latency=latency)
 
-    def _estimate(self, call: Call) -> Spending:
+    def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a call from above.
 
         It is too low only where the request sets no limit and the reply is longer than all before it.
         """
-        characters = len(str(call.parameters))
-        characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in call.messages)
-        limit = call.parameters.get("max_tokens") or call.parameters.get("max_completion_tokens")
+        parameters = self._source.parameters
+        characters = len(str(parameters))
+        characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
+        limit = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
         return self._price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
 

@@ -14,6 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget
@@ -61,12 +62,6 @@ class Pool:
         self._late_games = 0  # since `take_metrics`
         self._warned_of_late = False
 
-    def ask_in_game(
-        self, seed: str = "", *, sample: int, session: str, epoch: int = 0, deadline: float = 0.0
-    ) -> "GameCalls":
-        """`ask` for one game. Its seed identifies it where it has a deadline."""
-        return GameCalls(self, seed, sample=sample, session=session, epoch=epoch, deadline=deadline)
-
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         """The text of the reply of `call`."""
         return (await self.call(messages, sample=sample, session=session)).text
@@ -97,13 +92,13 @@ class Pool:
         raise failures[0]  # all are fatal
 
     async def check(self) -> None:
-        """Raise UsageError or FatalEnvError if no call of one of the environments can succeed."""
+        """Raise UsageError or FatalEnvError if one of the environments can never reply."""
         for member in self.members:
             await member.check()
 
     def most_usd(self, messages: list[Message]) -> float:
         """The estimate from above of what a call with these messages costs, in dollars."""
-        return max(member.most_usd(messages) for member in self.members)
+        return max(member.estimate(messages).usd for member in self.members)
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call of this method.
@@ -161,8 +156,9 @@ class Pool:
         self._warned = failures > WARN_ABOVE * WATCHED
 
 
+@dataclass
 class GameCalls:
-    """The calls of one game: its `Ask`. `spent` is what they have cost so far.
+    """The calls of one game: its `Ask`.
 
     A game that waits longer than `deadline` seconds in all for its replies (0: no limit) is late, and leaves
     its group. Time in a queue counts: for a free slot, a rate limit, the budget, or an equal call of another
@@ -173,47 +169,41 @@ class GameCalls:
     messages. The key of the call would not do: a later epoch makes the same call again.
     """
 
-    def __init__(
-        self, pool: Pool, seed: str, *, sample: int, session: str, epoch: int = 0, deadline: float = 0.0
-    ) -> None:
-        self.spent = Spending()
-        self._pool = pool
-        self._seed = seed
-        self._sample = sample
-        self._session = session
-        self._epoch = epoch
-        self._deadline = deadline
-        self._left = deadline or None  # seconds
+    pool: Pool
+    seed: str
+    sample: int
+    session: str
+    epoch: int = 0
+    deadline: float = 0.0
+    spent: Spending = field(default_factory=Spending)  # so far
+    waited: float = 0.0  # seconds in all, for replies
 
     async def __call__(self, messages: list[Message]) -> str:
         """Return the reply. Raises EnvError if the game is late; otherwise what `Pool.call` raises."""
-        decision = Call(LATE, messages, {"game": self._seed}, self._sample, self._session)
-        recorded = self._pool.journal.find(decision) if self._deadline else None
+        decision = Call(LATE, messages, {"game": self.seed}, self.sample, self.session)
+        recorded = self.pool.journal.find(decision) if self.deadline else None
         if recorded is not None:
-            self._pool.record_late_game(repeated=True)
+            self.pool.record_late_game(repeated=True)
             raise EnvError(recorded.reason)
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            async with asyncio.timeout(self._left) as limit:
-                reply = await self._pool.call(
-                    messages, sample=self._sample, session=self._session, epoch=self._epoch
+            async with asyncio.timeout(self.deadline - self.waited if self.deadline else None) as limit:
+                reply = await self.pool.call(
+                    messages, sample=self.sample, session=self.session, epoch=self.epoch
                 )
         except TimeoutError:
             if not limit.expired():
                 raise
-            reason = (
-                f"the game was late: it waited {self._deadline:g} s for the environment (--game-deadline)"
-            )
+            reason = f"the game was late: it waited {self.deadline:g} s for the environment (--game-deadline)"
             outcome = Outcome("outcome", label=LATE, reason=reason)
-            self._pool.journal.write(decision, outcome, spent=Spending(), latency=loop.time() - begin)
-            self._pool.record_late_game(repeated=False)
+            self.pool.journal.write(decision, outcome, spent=Spending(), latency=loop.time() - begin)
+            self.pool.record_late_game(repeated=False)
             raise EnvError(reason) from None
         except EnvError:
             self.spent += Spending(calls=1)
             raise
-        if self._left is not None:
-            self._left -= loop.time() - begin
+        self.waited += loop.time() - begin
         self.spent += reply.spent
         return reply.text
 

@@ -17,7 +17,7 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import ReplySource
 from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.spending import Spending
@@ -72,7 +72,7 @@ def play(environment: Pool, *calls: list[Message], seed: str = "0/1/0/0", sample
     """The replies of the calls of one game, up to the first failure, whose message is the last."""
 
     async def game() -> list[str]:
-        ask = environment.ask_in_game(seed, sample=sample, session="q1", deadline=DEADLINE)
+        ask = GameCalls(environment, seed, sample, "q1", deadline=DEADLINE)
         texts = []
         try:
             for messages in calls:
@@ -96,7 +96,7 @@ def test_the_deadline_holds_for_all_calls_of_a_game_together() -> None:
 
 def test_without_a_deadline_a_game_waits() -> None:
     async def game() -> str:
-        ask = pool(TimedSource(1e6)).ask_in_game("0", sample=0, session="q1", deadline=0.0)
+        ask = GameCalls(pool(TimedSource(1e6)), "0", 0, "q1")
         return await ask(HELLO)
 
     assert asyncio.run(game()) == "reply 1"
@@ -161,7 +161,7 @@ def test_the_lost_attempts_of_an_endpoint_are_counted_and_waiting_for_a_slot_is_
     environment = pool(chat(respond, concurrency=1))
 
     async def two_games() -> list[str | BaseException]:
-        asks = [environment.ask_in_game(f"{n}", sample=n, session="q1", deadline=DEADLINE) for n in range(2)]
+        asks = [GameCalls(environment, f"{n}", n, "q1", deadline=DEADLINE) for n in range(2)]
         return await asyncio.gather(*(ask(HELLO) for ask in asks), return_exceptions=True)
 
     assert [str(error) for error in asyncio.run(two_games())] == [LATE, LATE]

@@ -18,7 +18,7 @@ from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_pric
 from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
 from prompt_r1.environments.opening import Environments
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
@@ -148,7 +148,7 @@ def test_a_later_epoch_gets_its_own_reply_where_the_environment_samples(samples,
     pool = Pool([MeteredEnvironment(CountingSource(), **settings)], budget=Budget())
 
     async def in_epoch(epoch: int) -> str:
-        return await pool.ask_in_game("0", sample=0, session="q1", epoch=epoch)(HELLO)
+        return await GameCalls(pool, "0", 0, "q1", epoch)(HELLO)
 
     replies = [asyncio.run(in_epoch(epoch)) for epoch in (0, 1, 0, 1)]
     assert replies == ["reply 1", last] * 2  # and a resumed epoch repeats its own
@@ -472,7 +472,7 @@ def test_lost_attempts_are_in_the_budget_also_after_a_resume(verdict: str, tmp_p
     source = CountingSource(Outcome(verdict, lost=2, **usage), parameters={"max_tokens": 9})
     budget = Budget(max_usd=1.0)
     environment = metered(source, tmp_path, budget=budget)
-    lost = environment._estimate(Call("counting", HELLO, source.parameters, 0))
+    lost = environment.estimate(HELLO)
     if verdict == "ok":
         ask(environment)
     else:

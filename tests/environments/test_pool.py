@@ -10,7 +10,7 @@ from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.opening import parse_fields
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
 from tests.providers import open_environment
@@ -58,7 +58,7 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path, dead
         journal, budget = Journal(tmp_path), Budget()
         member = MeteredEnvironment(Named("a"), journal=journal, budget=budget, price=Price(1, 2))
         environment = Pool([member], budget=budget, journal=journal)
-        ask = environment.ask_in_game("0", sample=0, session="q", deadline=deadline)
+        ask = GameCalls(environment, "0", 0, "q", deadline=deadline)
         for dialogue in dialogues:
             assert asyncio.run(ask(dialogue)) == "a"
         costs.append(ask.spent.usd)
