@@ -9,7 +9,7 @@ from prompt_r1.cli.dialogue import blocks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.text import TextScores, score_text
-from prompt_r1.playing import GREEDY, PlaySettings, play_question
+from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.types import Question, Stop, Trajectory, Turn
 
 Kind = Literal["think", "prompt", "answer", "other", "reply"]
@@ -78,7 +78,7 @@ async def ask_pair(
     agent: Agent,
     environment: Pool,
     question: str,
-    how: PlaySettings = GREEDY,
+    how: PlaySettings,
     *,
     seed: str,
     on_piece: Callable[[Piece], object] | None = None,

@@ -37,7 +37,7 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
 
     from prompt_r1.agent.names import resolve_agent
     from prompt_r1.playing import Limits, open_pair
-    from prompt_r1.serving.app import ServedPair, make_app
+    from prompt_r1.serving.app import ChatServer, make_app
 
     spec = resolve_agent(
         config.agent,
@@ -60,12 +60,12 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         config.request_usd or None,
         config.request_seconds,
     )
-    served = ServedPair(
+    server = ChatServer(
         pair.agent, pair.environment, config.model_name, config.temperature, limits, config.max_sessions, key
     )
     hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(
-        make_app(served, hosts=hosts),
+        make_app(server, hosts=hosts),
         lifespan="off",
         log_level="warning",
         access_log=False,

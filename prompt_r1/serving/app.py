@@ -53,22 +53,8 @@ WRONG_KEY = Failure(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ServedPair:
-    """The pair that a server plays with, and its limits."""
-
-    agent: Agent
-    environment: Pool
-    model_name: str
-    temperature: float
-    limits: Limits  # of each question
-    max_sessions: int
-    key: str = ""  # that requests must have; "": none
-
-
-def make_app(pair: ServedPair, *, hosts: tuple[str, ...]) -> Starlette:
+def make_app(server: "ChatServer", *, hosts: tuple[str, ...]) -> Starlette:
     """The application, which answers requests for these `hosts` ("*": for any)."""
-    server = ChatServer(pair)
     routes = [
         Route("/v1/chat/completions", server.complete, methods=["POST"]),
         Route("/v1/models", server.models),
@@ -107,42 +93,45 @@ async def page(request: Request) -> Response:
     return HTMLResponse(PAGE, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
 
 
+@dataclass
 class ChatServer:
-    """Admits requests, plays their games, and writes the responses."""
+    """Admits requests, plays their games with one pair, and writes the responses."""
 
-    def __init__(self, pair: ServedPair) -> None:
-        self.sessions = 0  # games that run
-        self._pair = pair
+    agent: Agent
+    environment: Pool
+    model_name: str
+    temperature: float
+    limits: Limits  # of each question
+    max_sessions: int
+    key: str = ""  # that requests must have; "": none
+    sessions: int = 0  # games that run
 
     async def health(self, request: Request) -> Response:
         """Whether the server runs; needs no key."""
-        return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self._pair.max_sessions})
+        return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self.max_sessions})
 
     async def models(self, request: Request) -> Response:
         """The list of models: the pair."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
-        model = {"id": self._pair.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
+        model = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
         return _json({"object": "list", "data": [model]})
 
     async def complete(self, request: Request) -> Response:
         """Answer a question."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
-        asked = read_request(await _body(request), self._pair.limits)
-        if asked.model != self._pair.model_name:
-            message = (
-                f"there is no model {reprlib.repr(asked.model)}; this server has {self._pair.model_name!r}"
-            )
+        asked = read_request(await _body(request), self.limits)
+        if asked.model != self.model_name:
+            message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
             return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
-        if self.sessions >= self._pair.max_sessions:
+        if self.sessions >= self.max_sessions:
             return _respond(FULL)
         envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()))
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         game = self._start(asked, pieces)
         if asked.stream:
-            events = self._events(game, pieces, envelope, asked)
-            return GameStream(game, events)
+            return GameStream(game, self._events(game, pieces, envelope, asked))
         if not await _is_awaited(game, request):
             raise ClientDisconnect
         try:
@@ -165,10 +154,10 @@ class ChatServer:
         return game
 
     async def _play(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> Answer:
-        temperature = self._pair.temperature if asked.temperature is None else asked.temperature
+        temperature = self.temperature if asked.temperature is None else asked.temperature
         answer = await ask_pair(
-            self._pair.agent,
-            self._pair.environment,
+            self.agent,
+            self.environment,
             asked.question,
             PlaySettings(temperature, limits=asked.limits),
             seed=asked.seed,
@@ -205,7 +194,7 @@ class ChatServer:
 
     def _has_key(self, request: Request) -> bool:
         given = request.headers.get("authorization", "")
-        return not self._pair.key or hmac.compare_digest(given.encode(), f"Bearer {self._pair.key}".encode())
+        return not self.key or hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode())
 
 
 class GameStream(StreamingResponse):
@@ -261,8 +250,7 @@ async def _is_awaited(game: asyncio.Task[Answer], request: Request) -> bool:
         return game.done()
     finally:
         disconnect.cancel()
-        if not game.done():
-            game.cancel()
+        game.cancel()  # has no effect on one that is done
 
 
 def _failure(error: Exception) -> Failure:

@@ -55,10 +55,13 @@ def read_request(content: bytes, limits: Limits) -> ChatRequest:
         if field not in LIMITS | {"max_tokens", "max_completion_tokens"}:
             known = ", ".join(sorted(LIMITS))
             raise BadRequest(f"there is no limit {reprlib.repr(field)}: there are {known}", field[:40])
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise BadRequest("`model` must be a string", "model")
     options = body.get("stream_options") or {}
     seed = body.get("seed")
     return ChatRequest(
-        model=_text(body, "model"),
+        model=model,
         question=question_of(body.get("messages")),
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
@@ -106,13 +109,6 @@ def _content(content: object) -> str:
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return "\n".join(map(str, texts))
     raise BadRequest("the content of a message must be text or a list of text parts", "messages")
-
-
-def _text(body: Mapping[str, object], field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str):
-        raise BadRequest(f"`{field}` must be a string", field)
-    return value
 
 
 def _number(body: Mapping[str, object], field: str) -> float | None:

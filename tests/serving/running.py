@@ -13,7 +13,7 @@ from prompt_r1.agent.agent import Agent
 from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.playing import Limits
-from prompt_r1.serving.app import ServedPair, make_app
+from prompt_r1.serving.app import ChatServer, make_app
 from tests.echo_agent import EchoAgent, Shouting
 from tests.ports import free_ports
 
@@ -25,9 +25,9 @@ def pair_of(
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
-) -> ServedPair:
+) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
-    return ServedPair(
+    return ChatServer(
         agent=cast(Agent, agent or EchoAgent()),
         environment=pool or pool_of(Shouting()),
         model_name="prompt-r1",
@@ -39,18 +39,14 @@ def pair_of(
 
 
 @contextmanager
-def serving(pair: ServedPair) -> Iterator[str]:
+def serving(pair: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     [port] = free_ports(1)
     settings = uvicorn.Config(
         make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="error"
     )
     server = uvicorn.Server(settings)
-
-    async def serve_and_close() -> None:
-        await server.serve()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve_and_close()))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:
         while not server.started:
