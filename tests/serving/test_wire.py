@@ -8,7 +8,7 @@ from prompt_r1.api.asking import Answer, Piece, raise_for_error
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.playing import LimitReached, Limits
-from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, read_request
+from prompt_r1.serving.chat_request import BadRequest, read_request
 from prompt_r1.serving.chat_response import DialogueText, Envelope, event, failure_of
 from prompt_r1.types import Action, Question, Trajectory, Turn
 
@@ -85,6 +85,8 @@ def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, t
         ({"max_call": 3}, "max_call", "no limit 'max_call': there are max_calls, max_seconds"),
         ({"messages": [{"role": "x" * 10_000}]}, "messages", "xxx...xxx"),
         ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
+        ({"messages": []}, "messages", "`messages` must be a list of messages"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages", "a question of the user"),
         ({"messages": ["Who?"]}, "messages", "each of `messages` must be an object with role and content"),
         (
             {"messages": [{"role": "user", "content": "  "}]},
@@ -109,11 +111,15 @@ def test_a_wrong_field_is_named(fields, field, sentence):
 def test_fields_that_say_what_is_so_anyway_are_accepted():
     said = {"tools": [], "functions": None, "logprobs": False, "response_format": {"type": "text"}, "n": 1}
     assert read(**said, modalities=["text"], user="me").question == "Who?"
-    unlike = (b"[]", "not a JSON object"), (b"{", "the body is not JSON: "), (b"[" * 100_000, "not JSON")
-    for body, sentence in unlike:
-        with pytest.raises(BadRequest, match=sentence):
-            read_request(body, Limits())
-    assert MOST_BYTES == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [(b"[]", "not a JSON object"), (b"{", "the body is not JSON: "), (b"[" * 100_000, "not JSON")],
+)
+def test_a_body_that_is_no_json_object_is_refused(body, sentence):
+    with pytest.raises(BadRequest, match=sentence):
+        read_request(body, Limits())
 
 
 def test_only_earlier_messages_of_user_and_assistant_are_repeated():
