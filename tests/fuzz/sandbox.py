@@ -8,10 +8,9 @@ import shutil
 import signal
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -49,34 +48,6 @@ GAME = "instruction: short\nmax_tokens: 600\nmax_new: 60\nmax_turns: 2\nenv: min
 
 
 @dataclass
-class Matrix:
-    """How many cases of each kind ended how."""
-
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def add(self, kind: str, outcome: str) -> None:
-        self.outcomes[kind, outcome] += 1
-
-    def __str__(self) -> str:
-        columns = sorted({outcome for _, outcome in self.outcomes})
-        kinds = list(dict.fromkeys(kind for kind, _ in self.outcomes))
-        lines = [["kind", "cases", *columns]]
-        for kind in kinds:
-            counts = [self.outcomes[kind, outcome] for outcome in columns]
-            lines.append([kind, *map(str, [sum(counts), *counts])])
-        totals = [sum(self.outcomes[kind, outcome] for kind in kinds) for outcome in columns]
-        lines.append(["all", *map(str, [sum(totals), *totals])])
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if n else cell.ljust(width)
-                for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
-
-
-@dataclass
 class Broken(Exception):
     """A promise that a program broke."""
 
@@ -91,9 +62,8 @@ class Broken(Exception):
 class Sandbox:
     """The folder of a user: an agent, questions, and files that no program may touch."""
 
-    def __init__(self, folder: Path, agent: Path, matrix: Matrix) -> None:
+    def __init__(self, folder: Path, agent: Path) -> None:
         self.folder = folder
-        self.matrix = matrix
         self.broken: list[Broken] = []
         self.about = ""  # what is special about the next run
         shutil.copytree(agent, folder / "agent")
@@ -106,13 +76,12 @@ class Sandbox:
 
     def run(
         self,
-        kind: str,
         *command: str,
         seconds: float = 20.0,
         own: tuple[str, ...] = (),
         ended: tuple[int, ...] = (),
     ) -> int:
-        """Run a program and note its outcome. What it may write is in the folders `own`.
+        """Run a program; returns its exit code. What it may write is in the folders `own`.
 
         `ended` are exit codes of this program besides those of all. After some seconds it gets Ctrl-C. A
         broken promise is recorded in `broken`.
@@ -132,14 +101,12 @@ class Sandbox:
             promise = f"changed {', '.join(sorted(changed))}"
         if promise:
             self.broken.append(Broken(promise, [*command, self.about], output))
-        self.matrix.add(kind, promise.split(" ")[0] + "!" if promise else str(code))
         return code
 
     def check(self, promise: str, kept: bool) -> None:
         """Record a promise of the last run that the test itself has checked."""
         if not kept:
             self.broken.append(Broken(promise, [self.about], ""))
-            self.matrix.add(promise, "broken!")
 
     def keep_as_it_is(self) -> None:
         """From now on everything in the folder belongs to the user."""

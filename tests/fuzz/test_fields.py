@@ -74,7 +74,7 @@ def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, program: s
                     "--method",
                     next((METHOD_OF[s] for s in METHOD_OF if f.name.startswith(s)), "direct"),
                 ]
-            sandbox.run(f"flags of {program}", program, *line, own=own)
+            sandbox.run(program, *line, own=own)
             sandbox.clean()
 
 
@@ -83,6 +83,4 @@ def test_any_value_of_any_key_of_a_config_file_is_used_or_explained(sandbox: San
     for f in fields(TrainConfig):
         for value in YAML_VALUES:
             file.write_text(yaml.safe_dump({f.name: value}))
-            sandbox.run(
-                "keys of --config", "train.py", "--config", "mine/own.yaml", "--data", "mini", "--dry-run"
-            )
+            sandbox.run("train.py", "--config", "mine/own.yaml", "--data", "mini", "--dry-run")

@@ -102,7 +102,7 @@ def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, command: s
             given = [f"{action.option_strings[0]}={value}"] if action.option_strings else [value]
             line = [program, *names, *COMMANDS[command].split(), *([value] if action.nargs == 0 else given)]
             own = ("run", "mine") if action.dest in ("out", "val_out") else ("run",)
-            sandbox.run(f"flags of {command}", *line, own=own, ended=(NOT_COMPLETE,) if names else ())
+            sandbox.run(*line, own=own, ended=(NOT_COMPLETE,) if names else ())
             sandbox.clean()
             cases += 1
     assert cases >= 8

@@ -142,12 +142,12 @@ def test_any_reply_ends_a_dialogue_or_is_its_text(sandbox: Sandbox, endpoint: Ho
         sandbox.about = name
         common = f"--agent agent --env {spec} --device cpu".split()
         line = [*common, "--question", "abc def?", "--save", "out.jsonl", "--json"]
-        sandbox.run("replies: infer.py", "infer.py", *line, "--env-args", '{"temperature": 0.5}')
+        sandbox.run("infer.py", *line, "--env-args", '{"temperature": 0.5}')
         line = [*common, "--data", "questions.jsonl", "--limit", "1", "--env-price", "1,2"]
-        sandbox.run("replies: evaluate.py", "evaluate.py", *line, "--method", "direct", "--out", "results")
-        sandbox.run("replies: train.py", "train.py", *ASKING, "--env", spec)
+        sandbox.run("evaluate.py", *line, "--method", "direct", "--out", "results")
+        sandbox.run("train.py", *ASKING, "--env", spec)
         if replies is BELIEVED and (sandbox.folder / "out").exists():
-            sandbox.run("replies: report.py", "report.py", "out", own=("out",))
+            sandbox.run("report.py", "out", own=("out",))
         sandbox.clean()
 
 
@@ -160,13 +160,13 @@ def test_failed_replies_to_every_first_attempt_do_not_change_the_weights(
     decode together.
     """
     line = [*ASKING, "--env", f"m@{endpoint.url}"]
-    assert sandbox.run("replies: none is hostile", "train.py", *line) == DONE
+    assert sandbox.run("train.py", *line) == DONE
     expected: dict[str, torch.Tensor] = weights(sandbox.folder / "out")
     sandbox.clean()
     for name, reply in FAILED.items():
         endpoint.reply, endpoint.once, endpoint.seen = reply, True, set()
         sandbox.about = name
-        if sandbox.run("replies: failed once", "train.py", *line, seconds=60) == DONE:
+        if sandbox.run("train.py", *line, seconds=60) == DONE:
             sandbox.check("other weights", equal(weights(sandbox.folder / "out"), expected))
         else:
             sandbox.check("not done", False)
