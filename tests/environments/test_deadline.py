@@ -14,7 +14,7 @@ import pytest
 import train
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.pool import GameCalls, Pool
@@ -24,34 +24,26 @@ from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.console import summary
 from prompt_r1.types import Message
+from tests.environments.counting import HELLO, PRICE, CountingSource
 from tests.faults.harness import games_of, metrics_of, saved_tensors
 from tests.providers import OK, chat
 
-HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 LATER: list[Message] = [*HELLO, {"role": "assistant", "content": "There."}, *HELLO]
-PRICE = Price(1.0, 10.0)  # dollars per million tokens
 DEADLINE = 600.0  # seconds; no test waits that long
 
 
-class TimedSource:
+class TimedSource(CountingSource):
     """Replies after set times, in seconds, the last one repeatedly. The clock of the loop moves, not time."""
 
     name = "timed"
 
     def __init__(self, *times: float) -> None:
-        self.parameters: dict[str, object] = {}
+        super().__init__()
         self.times = list(times)
-        self.calls = 0
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
-        self.calls += 1
         advance_clock(self.times.pop(0) if len(self.times) > 1 else self.times[0])
-        for _ in range(5):
-            await asyncio.sleep(0)  # timers that are due run
-        return Outcome("ok", text=f"reply {self.calls}", tokens_in=10, tokens_out=5)
-
-    async def check(self) -> None:
-        raise AssertionError("check was called")
+        return await super().call(messages)  # it waits: timers that are due run
 
 
 def advance_clock(seconds: float) -> None:

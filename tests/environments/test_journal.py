@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -23,52 +24,9 @@ from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
+from tests.environments.counting import HELLO, PRICE, CountingSource, ask, metered, text_of
 from tests.paths import ROOT
 from tests.providers import Provider, body_of, chat, error_of
-
-HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
-PRICE = Price(1.0, 10.0)  # dollars per million tokens
-
-
-class CountingSource:
-    """Replies with the number of the call, after a millisecond; 10 tokens in, 5 out."""
-
-    name = "counting"
-
-    def __init__(self, *outcomes: Outcome, parameters: dict[str, object] | None = None) -> None:
-        self.parameters = parameters or {}
-        self.outcomes = list(outcomes)
-        self.calls = self.running = self.peak = 0
-
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
-        self.calls += 1
-        self.running += 1
-        self.peak = max(self.peak, self.running)
-        number = self.calls
-        await asyncio.sleep(0.001)
-        self.running -= 1
-        ok = Outcome("ok", text=f"reply {number}", finish="stop", tokens_in=10, tokens_out=5)
-        return self.outcomes.pop(0) if self.outcomes else ok
-
-    async def check(self) -> None:
-        raise AssertionError("check was called")
-
-
-def metered(
-    source: CountingSource, folder: Path | None = None, *, mode: str = "reuse", budget: Budget | None = None
-) -> MeteredEnvironment:
-    journal = Journal(folder, mode=mode)
-    return MeteredEnvironment(source, journal=journal, budget=budget or Budget(), price=PRICE)
-
-
-async def text_of(environment: MeteredEnvironment, *, sample: int = 0) -> str:
-    """The reply's text of one call."""
-    return (await environment.call(HELLO, sample=sample, session="q1")).text
-
-
-def ask(environment: MeteredEnvironment, *, sample: int = 0) -> str:
-    """The reply's text of one call, in an event loop of its own."""
-    return asyncio.run(text_of(environment, sample=sample))
 
 
 def without_checksum(line: str) -> dict[str, object]:
@@ -127,6 +85,7 @@ def test_a_line_of_the_journal_has_tokens_dollars_and_the_game(tmp_path: Path) -
     assert (line["text"], line["finish"]) == ("reply 1", "stop")
     assert (line["tokens_in"], line["tokens_out"]) == (10, 5)
     assert (line["sample"], line["session"], line["prompt"]) == (0, "q1", "Where?")
+    assert "lost" not in line
 
 
 def test_the_key_depends_on_model_messages_parameters_and_sample() -> None:
@@ -160,25 +119,15 @@ def test_the_key_is_the_one_of_existing_journals() -> None:
     assert call.key == "a9d80dc92ac73f40c1d1251420d6341b"
 
 
-def test_equal_concurrent_calls_are_paid_for_once(tmp_path: Path) -> None:
-    source = CountingSource()
-    environment = metered(source, tmp_path)
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_equal_concurrent_calls_are_paid_for_once_if_there_is_a_journal(has_journal, tmp_path) -> None:
+    """A bug: without one, the second call replaced the first in the table of running calls: KeyError."""
+    environment = metered(CountingSource(), tmp_path if has_journal else None)
 
     async def both() -> list[str]:
         return await asyncio.gather(text_of(environment), text_of(environment))
 
-    assert asyncio.run(both()) == ["reply 1"] * 2 and source.calls == 1
-
-
-def test_without_a_journal_equal_concurrent_calls_are_both_sent() -> None:
-    """A bug: the second call replaced the first in the table of running calls, which raised KeyError."""
-    source = CountingSource()
-    environment = metered(source)
-
-    async def both() -> list[str]:
-        return await asyncio.gather(text_of(environment), text_of(environment))
-
-    assert asyncio.run(both()) == ["reply 1", "reply 2"]
+    assert asyncio.run(both()) == ["reply 1", "reply 1" if has_journal else "reply 2"]
 
 
 def test_when_a_call_is_cancelled_an_equal_call_that_waits_for_it_is_sent(tmp_path: Path) -> None:
@@ -465,35 +414,20 @@ def test_counts_that_are_higher_than_the_texts_explain_are_kept() -> None:
     assert (outcome.tokens_in, outcome.tokens_out) == (900, 5000)
 
 
-@pytest.mark.parametrize("verdict", ["ok", "retry"])
-def test_lost_attempts_are_in_the_budget_also_after_a_resume(verdict: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verdict", "tokens"), [("ok", (10, 5)), ("retry", (0, 0))])
+def test_lost_attempts_are_in_the_budget_also_after_a_resume(verdict, tokens, tmp_path) -> None:
     """A bug: attempts that were reset after delivery, and billed, were in no budget."""
-    usage = {"tokens_in": 10, "tokens_out": 5} if verdict == "ok" else {}
-    source = CountingSource(Outcome(verdict, lost=2, **usage), parameters={"max_tokens": 9})
+    outcome = Outcome(verdict, tokens_in=tokens[0], tokens_out=tokens[1], lost=2)
     budget = Budget(max_usd=1.0)
-    environment = metered(source, tmp_path, budget=budget)
+    environment = metered(CountingSource(outcome, parameters={"max_tokens": 9}), tmp_path, budget=budget)
     lost = environment.estimate(HELLO)
-    if verdict == "ok":
+    with suppress(EnvError):
         ask(environment)
-    else:
-        with pytest.raises(EnvError):
-            ask(environment)
-    reply = PRICE.of_call(10, 5) if verdict == "ok" else Spending()
-    assert lost.tokens > 9
-    expected = Spending(
-        1, reply.tokens_in, reply.tokens_out, pytest.approx(reply.usd), 2, 2 * lost.tokens, 2 * lost.usd
-    )
-    assert budget.spent == expected
-    assert (budget.spent.at_most("calls"), budget.spent.at_most("tokens")) == (
-        3,
-        reply.tokens + 2 * lost.tokens,
-    )
+    lost_twice = Spending(lost_calls=2, lost_tokens=2 * lost.tokens, lost_usd=2 * lost.usd)
+    assert lost.tokens > 9 and budget.spent == PRICE.of_call(*tokens) + lost_twice
+    assert budget.spent.at_most("calls") == 3
+    assert budget.spent.at_most("tokens") == sum(tokens) + 2 * lost.tokens
     assert Journal(tmp_path).spent == budget.spent
-
-
-def test_a_journal_without_lost_attempts_has_the_lines_of_before(tmp_path: Path) -> None:
-    ask(metered(CountingSource(), tmp_path))
-    assert "lost" not in (tmp_path / "rank0.jsonl").read_text()
 
 
 def test_a_rejected_request_costs_nothing() -> None:

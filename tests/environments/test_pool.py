@@ -13,9 +13,8 @@ from prompt_r1.environments.opening import parse_fields
 from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
+from tests.environments.counting import HELLO
 from tests.providers import open_environment
-
-HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 
 
 class Named:
