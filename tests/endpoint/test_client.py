@@ -14,6 +14,7 @@ from prompt_r1.endpoint.client import CALLS_OF_AN_ITERATION
 from prompt_r1.endpoint.request import LONGEST_TEXT, ApiKey
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.chat import ChatEnvironment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
@@ -30,6 +31,15 @@ from tests.providers import (
     error_of,
     reply,
 )
+
+
+def ask_at_once(environment: ChatEnvironment, count: int) -> list[str]:
+    """The texts of concurrent calls, in an event loop of their own."""
+
+    async def calls() -> list[str]:
+        return await asyncio.gather(*(reply(environment) for _ in range(count)))
+
+    return asyncio.run(calls())
 
 
 @pytest.mark.parametrize("failures", [0, 2, 4])
@@ -140,17 +150,6 @@ def test_a_deadline_during_back_off_counts_the_attempt_before_it_once() -> None:
         assert outcome.reason.startswith("in 600 s, the last problem")
 
 
-def test_an_attempt_that_the_deadline_cuts_off_may_have_been_billed() -> None:
-    async def never_reply(request: httpx.Request) -> httpx.Response:
-        await request.extensions["trace"]("http11.send_request_body.complete", {})
-        await asyncio.sleep(60)
-        raise AssertionError("the deadline comes first")
-
-    environment = chat(never_reply, call_deadline=0.1)
-    outcome = asyncio.run(environment.call(HELLO))
-    assert (outcome.verdict, outcome.lost) == ("retry", 1)
-
-
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     """Forty calls through one slot take longer than the deadline of one call."""
 
@@ -158,13 +157,7 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
         await asyncio.sleep(0.02)
         return httpx.Response(200, json=body_of())
 
-    environment = chat(slow, concurrency=1, call_deadline=0.4)
-
-    async def all_calls() -> list[str]:
-        replies = await asyncio.gather(*(reply(environment) for _ in range(40)))
-        return replies
-
-    assert asyncio.run(all_calls()) == ["Paris"] * 40
+    assert ask_at_once(chat(slow, concurrency=1, call_deadline=0.4), 40) == ["Paris"] * 40
 
 
 def test_concurrency_is_never_exceeded() -> None:
@@ -179,12 +172,7 @@ def test_concurrency_is_never_exceeded() -> None:
         running -= 1
         return httpx.Response(statuses.choice([200, 500]), json=body_of())
 
-    environment = chat(busy, concurrency=7, max_attempts=50)
-
-    async def all_calls() -> None:
-        await asyncio.gather(*(reply(environment) for _ in range(100)))
-
-    asyncio.run(all_calls())
+    ask_at_once(chat(busy, concurrency=7, max_attempts=50), 100)
     assert peak == 7
 
 
@@ -239,13 +227,7 @@ def test_concurrent_calls_that_are_rejected_drop_the_field_once() -> None:
             return httpx.Response(400, json=error_of("no", param="max_tokens"))
         return httpx.Response(200, json=body_of())
 
-    environment = chat(modern, fields={"max_tokens": 5})
-
-    async def all_calls() -> list[str]:
-        replies = await asyncio.gather(*(reply(environment) for _ in range(10)))
-        return replies
-
-    assert asyncio.run(all_calls()) == ["Paris"] * 10
+    assert ask_at_once(chat(modern, fields={"max_tokens": 5}), 10) == ["Paris"] * 10
     assert requests == 20
 
 
@@ -270,20 +252,10 @@ def test_an_outcome_has_label_tokens_and_reasoning() -> None:
     assert outcome == Outcome("outcome", label="length", finish="length", reasoning="Hm.", **counts)
 
 
-def test_one_client_can_be_used_in_one_event_loop_after_another() -> None:
-    environment = chat(Provider(OK))
-    for _ in range(2):  # not closed in between
-        assert asyncio.run(reply(environment)) == "Paris"
-
-
 def test_calls_that_wait_for_a_slot_can_do_so_in_one_event_loop_after_another() -> None:
     """A semaphore that calls wait for cannot be used in another loop."""
     environment = chat(Provider(OK), concurrency=1)
-
-    async def two_calls() -> list[str]:
-        return await asyncio.gather(reply(environment), reply(environment))
-
-    assert [asyncio.run(two_calls()) for _ in range(2)] == [["Paris", "Paris"]] * 2
+    assert [ask_at_once(environment, 2) for _ in range(2)] == [["Paris", "Paris"]] * 2
 
 
 # --- The check before a run ---
@@ -300,11 +272,7 @@ def check(answers: dict[str, httpx.Response | Exception], **settings: object) ->
             raise answer
         return answer
 
-    async def one_check() -> None:
-        environment = chat(respond, **settings)
-        await environment.check()
-
-    asyncio.run(one_check())
+    asyncio.run(chat(respond, **settings).check())
     return methods
 
 
@@ -361,25 +329,17 @@ def test_no_exception_contains_the_key(failure: httpx.Response | Exception) -> N
     assert "secret" not in str(caught.value).lower()
 
 
-def test_a_reply_that_echoes_the_key_is_scrubbed() -> None:
-    assert ask(chat(Provider(httpx.Response(200, json=body_of(f"You sent {KEY}."))))) == "You sent [key]."
-
-
-def test_reasoning_that_echoes_the_key_is_scrubbed() -> None:
-    """Reasoning is written to the journal."""
-    response = httpx.Response(200, json=body_of("Paris", reasoning_content=f"I was sent {KEY.upper()}."))
-    assert asyncio.run(chat(Provider(response)).call(HELLO)).reasoning == "I was sent [key]."
-
-
 @pytest.mark.parametrize("form", ["chat", "text completion"])
 def test_no_text_of_a_reply_contains_the_key(form: str, tmp_path: Path) -> None:
     """A bug: a server that echoed the key as `finish_reason` had it written to the journal."""
-    choice = {"message": {"content": KEY, "reasoning": KEY}} if form == "chat" else {"text": KEY}
+    sent = f"You sent {KEY}."
+    message = {"content": sent, "reasoning_content": sent.upper()}
+    choice = {"message": message} if form == "chat" else {"text": sent}
     response = httpx.Response(200, json={"choices": [{**choice, "finish_reason": f"length {KEY.upper()}"}]})
     journal = Journal(tmp_path)
     source = chat(Provider(response))
     environment = MeteredEnvironment(source, journal=journal, budget=Budget(), price=Price())
-    assert asyncio.run(environment.call(HELLO)).text == "[key]"
+    assert asyncio.run(environment.call(HELLO)).text == "You sent [key]."
     line = (tmp_path / "rank0.jsonl").read_text()
     assert '"finish": "length [key]"' in line and KEY.lower() not in line.lower()
 
@@ -417,12 +377,7 @@ def test_without_a_key_there_is_no_authorization_header() -> None:
 
 def test_the_limit_of_requests_per_minute_spreads_the_calls() -> None:
     sleep = RecordedSleep()
-    environment = chat(Provider(OK), requests_per_minute=60, sleep=sleep)
-
-    async def three_calls() -> None:
-        await asyncio.gather(*(reply(environment) for _ in range(3)))
-
-    asyncio.run(three_calls())
+    ask_at_once(chat(Provider(OK), requests_per_minute=60, sleep=sleep), 3)
     assert sleep == [pytest.approx(1, abs=0.2), pytest.approx(2, abs=0.2)]
 
 
