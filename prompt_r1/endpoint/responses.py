@@ -173,12 +173,13 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     if data.get("error"):
         return Outcome("retry", reason=f"an error instead of a completion: {error.message}", wait=wait)
     choices = data.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    choice = first if isinstance(first, dict) else {}
     usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
-    if isinstance(choice, dict) and isinstance(choice.get("text"), str):
+    if isinstance(choice.get("text"), str):
         return _classify_text(choice, usage)
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
+    message = choice.get("message")
+    if not isinstance(message, dict):
         return Outcome("retry", reason="the response has no choices", wait=wait, lost=1)
     text = _text_of(message.get("content"))
     refusal = _text_of(message.get("refusal"))

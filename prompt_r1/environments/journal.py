@@ -111,8 +111,7 @@ class Journal:
         self.spent = sum((file.spent for file in of_run), Spending())
         self._own = next((file for file in of_run if file.path == path), None)
         # The rank's own file first: a resumed run gets the replies that it had, not those of another rank.
-        self._files = [self._own] if self._own else []
-        self._files += [file for file in of_run if file is not self._own]
+        self._files = sorted(of_run, key=lambda file: file is not self._own)
         for other in others:
             check_no_links(other)
             paths = sorted(other.rglob("rank*.jsonl")) if other.is_dir() else [other]

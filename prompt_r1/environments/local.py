@@ -62,7 +62,7 @@ class LocalEnvironment:
         )
         self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
         self._encoder = PieceEncoder(tokenizer)
-        self._stop_ids = stop_ids(policy, tokenizer)
+        self._stop_ids = policy.end_ids | ({tokenizer.eos_token_id} - {None})
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
@@ -130,12 +130,12 @@ def load_local(
     if not (folder / "config.json").exists():
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
     given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
-    for name, value in fields.items():
-        if name not in given or not isinstance(value, int | float) or value < 0:
+    for field, value in fields.items():
+        if field not in given or not isinstance(value, int | float) or value < 0:
             raise UsageError(
                 f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}"
             )
-        given[name] = value
+        given[field] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
@@ -151,8 +151,3 @@ def load_local(
         capacity=min(longest, LONGEST_DIALOGUE),
         settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, system),
     )
-
-
-def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a reply: the tokenizer's end token and those of the model's generation config."""
-    return policy.end_ids | ({tokenizer.eos_token_id} - {None})

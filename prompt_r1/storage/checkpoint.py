@@ -70,7 +70,8 @@ class Checkpoints:
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         state.frozen = self._frozen
-        state.tensors = tensor_files.count(self._policy, self._optimizer)
+        tensors = tensor_files.tensors_of(self._policy, self._optimizer)
+        state.tensors = len(tensors)
         text = json.dumps(asdict(state))
         if text == self._saved_state:
             return ""
@@ -78,7 +79,7 @@ class Checkpoints:
         failure = ""
         try:
             self._on_first(lambda: self._begin_folder(folder, text))
-            tensor_files.write(temporary, self._policy, self._optimizer, ranks=self._ranks.count)
+            tensor_files.write(temporary, tensors, ranks=self._ranks.count)
             checksums = self._checksums(temporary)
         except (OSError, RuntimeError, dcp.CheckpointException) as error:
             failure = _reason(error)
@@ -152,11 +153,11 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps."""
-        later = [folder for folder in checkpoints_of(self.folder.parent) if _step(folder) > step]
 
         def remove() -> None:
-            for folder in reversed(later):
-                shutil.rmtree(folder)
+            for folder in reversed(checkpoints_of(self.folder.parent)):
+                if _step(folder) > step:
+                    shutil.rmtree(folder)
 
         self._on_first(remove)
 

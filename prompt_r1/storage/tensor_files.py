@@ -25,16 +25,19 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's states of the shape of a weight
 FILE_BYTES = 2 * 2**30  # DCP builds a whole file in memory before it writes it
 
 
-def write(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int) -> None:
+def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors to save: weights/NAME and adam/NAME/ENTRY; before its first step an optimiser has none."""
+    tensors = {f"weights/{name}": weight for name, weight in _trained(policy).items()}
+    for name, weight in policy.named_parameters():
+        states = optimizer.state.get(weight, {})
+        tensors |= {f"adam/{name}/{entry}": value for entry, value in states.items()}
+    return tensors
+
+
+def write(folder: Path, tensors: dict[str, Tensor], *, ranks: int) -> None:
     """Write this rank's share. Called by every rank. Raises dcp.CheckpointException on all if one fails."""
-    tensors = _tensors(policy, optimizer)
     _ignore_single_process_warning()
     dcp.save(tensors, storage_writer=_writer(folder, tensors), no_dist=ranks == 1)
-
-
-def count(policy: Policy, optimizer: Optimizer) -> int:
-    """The number of tensors that `write` writes on all ranks together."""
-    return len(_tensors(policy, optimizer))
 
 
 def read(folder: Path, policy: Policy, optimizer: Optimizer, *, ranks: int, tensors: int) -> None:
@@ -93,15 +96,6 @@ def _described_tensors(folder: Path, reader: HuggingFaceStorageReader) -> dict[s
 
 def _describe(size: torch.Size, dtype: torch.dtype) -> str:
     return f"{list(size)} of {str(dtype).removeprefix('torch.')}"
-
-
-def _tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors to save: weights/NAME and adam/NAME/ENTRY; before its first step an optimiser has none."""
-    tensors = {f"weights/{name}": weight for name, weight in _trained(policy).items()}
-    for name, weight in policy.named_parameters():
-        states = optimizer.state.get(weight, {})
-        tensors |= {f"adam/{name}/{entry}": value for entry, value in states.items()}
-    return tensors
 
 
 def _trained(policy: Policy) -> dict[str, Tensor]:

@@ -10,12 +10,7 @@ import torch
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.endpoint.responses import without_thinking
-from prompt_r1.environments.local import (
-    LocalEnvironment,
-    ReplySettings,
-    load_local,
-    stop_ids,
-)
+from prompt_r1.environments.local import LocalEnvironment, ReplySettings, load_local
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
@@ -182,4 +177,4 @@ def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_confi
     end, policy = tiny.tokenizer().eos_token_id, tiny.policy()
     for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
         policy.model.generation_config.eos_token_id = configured
-        assert stop_ids(policy, tiny.tokenizer()) == expected
+        assert LocalEnvironment(policy, tiny.tokenizer(), name="tiny")._stop_ids == expected

@@ -108,7 +108,7 @@ def files_of_memory(folder: Path) -> float:
     optimizer = torch.optim.SGD(policy.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    tensor_files.write(folder, policy, optimizer, ranks=1)
+    tensor_files.write(folder, tensor_files.tensors_of(policy, optimizer), ranks=1)
     return (peak_memory() - before) / file
 
 
