@@ -33,31 +33,23 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     assert read(stream_options="text").include_usage is False and read(stream_options=None).stream is False
 
 
+def fields_of(turns: float, calls: float, usd: float, seconds: float) -> dict[str, float]:
+    """The fields of a request with these limits."""
+    return {"max_turns": turns, "max_calls": calls, "max_usd": usd, "max_seconds": seconds}
+
+
+OURS = Limits(5, 6, 0.5, 7.0)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "limits"),
     [
         (Limits(), {}, Limits()),
-        (Limits(5, 6, 0.5, 7.0), {}, Limits(5, 6, 0.5, 7.0)),
-        (
-            Limits(),
-            {"max_turns": 3, "max_calls": 2, "max_usd": 0.1, "max_seconds": 9},
-            Limits(3, 2, 0.1, 9.0),
-        ),
-        (
-            Limits(5, 6, 0.5, 7.0),
-            {"max_turns": 3, "max_calls": 2, "max_usd": 0.1, "max_seconds": 2},
-            Limits(3, 2, 0.1, 2.0),
-        ),
-        (
-            Limits(5, 6, 0.5, 7.0),
-            {"max_turns": 9, "max_calls": 9, "max_usd": 9, "max_seconds": 9},
-            Limits(5, 6, 0.5, 7.0),
-        ),
-        (
-            Limits(5, 6, 0.5, 7.0),
-            {"max_turns": 0, "max_calls": 0, "max_usd": 0, "max_seconds": 0},
-            Limits(0, 0, 0.0, 0.0),
-        ),
+        (OURS, {}, OURS),
+        (Limits(), fields_of(3, 2, 0.1, 9), Limits(3, 2, 0.1, 9.0)),
+        (OURS, fields_of(3, 2, 0.1, 2), Limits(3, 2, 0.1, 2.0)),
+        (OURS, fields_of(9, 9, 9, 9), OURS),
+        (OURS, fields_of(0, 0, 0, 0), Limits(0, 0, 0.0, 0.0)),
         (Limits(calls=0), {"max_calls": 3}, Limits(calls=0)),
         (Limits(), {"max_tokens": 0, "max_completion_tokens": 9}, Limits()),
         (Limits(), {"max_turns": 1.2, "max_calls": 0.5}, Limits(2, 1)),
