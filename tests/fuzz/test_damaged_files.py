@@ -11,12 +11,12 @@ import torch
 from prompt_r1.data.files import load_questions, write_questions
 from tests.fuzz.damage import FIXED, RANDOM, Damage, link_the_folder_to, link_to, put_a_pipe_there
 from tests.fuzz.sandbox import DONE, Sandbox
-from tests.fuzz.test_fields import COMMANDS
+from tests.fuzz.test_flags import ONE_STEP, SFT
 from tests.tensors import load_tensors
 
 pytestmark = pytest.mark.slow
 
-TRAIN = [*COMMANDS["train.py"][1].split(), "--save-every", "1"]
+TRAIN = [*ONE_STEP.split(), "--save-every", "1"]
 # Games that ask the environment and differ in their rewards, so that every step changes the weights.
 ASKING = [
     *TRAIN,
@@ -28,7 +28,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "questions.jsonl": (
         f"train.py {' '.join(TRAIN)}",
         f"evaluate.py {EVALUATE} --limit 1",
-        f"sft.py {COMMANDS['sft.py'][1]}",
+        f"sft.py {SFT}",
         "infer.py --agent agent --env mini --questions questions.jsonl --device cpu",
         "data.py mix --in questions.jsonl --out out.jsonl --per-dataset 2",
         "data.py convert --from questions --in questions.jsonl --out out.parquet",
