@@ -1,4 +1,4 @@
-"""Requests to an endpoint and responses from it; checks of URL and key."""
+"""Checks of an endpoint's URL and key; decoding and scrubbing of its responses."""
 
 import ipaddress
 import re

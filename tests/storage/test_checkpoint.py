@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import exported_step
+from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
@@ -531,6 +532,11 @@ def exported(tmp_path) -> Path:
     return export(policy, base, config, tmp_path / "agent", METRICS)
 
 
+def export_again(exported: Path, policy: Policy) -> Path:
+    """Export a policy of the same base beside the first one."""
+    return export(policy, exported.parent / "base", CONFIG, exported.parent / "second", METRICS)
+
+
 def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base_model(exported):
     model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
     assert model.dtype == torch.bfloat16
@@ -541,27 +547,24 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
 
 @pytest.mark.parametrize("dtype", ["int8", "load"])
 def test_weights_of_a_base_whose_config_names_no_float_are_exported_in_float32(exported, dtype):
-    base = exported.parent / "base"
-    settings = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(settings | {"dtype": dtype}))
-    folder = export(tiny.policy(), base, CONFIG, exported.parent / "second", METRICS)
-    assert {weight.dtype for weight in load_tensors(folder).values()} == {torch.float32}
+    file = exported.parent / "base/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))
+    weights = load_tensors(export_again(exported, tiny.policy())).values()
+    assert {weight.dtype for weight in weights} == {torch.float32}
 
 
 def test_an_export_has_tied_weights_once_and_buffers_too(exported):
-    policy, base = tiny.policy(), exported.parent / "base"
+    policy = tiny.policy()
     assert policy.model.config.tie_word_embeddings
     policy.model.register_buffer("scale", torch.tensor([2.0]))
-    folder = export(policy, base, CONFIG, exported.parent / "second", METRICS)
-    names = set(load_tensors(folder))
+    names = set(load_tensors(export_again(exported, policy)))
     assert names == {name for name, _ in policy.model.named_parameters()} | {"scale"}
     assert "lm_head.weight" not in names
 
 
 def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
     """As a checkpoint: a power cut could keep the name and lose the weights."""
-    policy, base = tiny.policy(), exported.parent / "base"
-    folder = export(policy, base, CONFIG, exported.parent / "second", METRICS)
+    folder = export_again(exported, tiny.policy())
     renamed = file_events.index(".second.tmp -> second")
     assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(file_events[:renamed])
     assert file_events[renamed + 1 :] == [folder.parent.name]
