@@ -131,11 +131,11 @@ def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, fol
     dtype = base_config.get("dtype") or base_config.get("torch_dtype")
     if dtype not in ("bfloat16", "float16"):  # trained weights fit into no integers
         dtype = "float32"
-    own = {name for name, _ in model.named_parameters()}  # tied weights only once
-    own |= {name for name in weights if name not in dict(model.named_parameters(remove_duplicate=False))}
+    names = dict(model.named_parameters(remove_duplicate=False)).keys()
+    tied = names - dict(model.named_parameters()).keys()  # second names of weights
     kept: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if name not in own:
+        if name in tied:
             continue
         assert isinstance(tensor, Tensor), f"{name} is a {type(tensor).__name__}"
         kept[name] = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor

@@ -59,6 +59,10 @@ def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, t
     assert read(ours, **theirs).limits == limits
 
 
+def message(content: object, *, role: str = "user") -> dict[str, object]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
@@ -78,20 +82,16 @@ def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, t
         ({"messages": [{"role": "x" * 10_000}]}, "messages", "xxx...xxx"),
         ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
         ({"messages": []}, "messages", "`messages` must be a list of messages"),
-        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages", "a question of the user"),
+        (
+            message("Hi", role="assistant"),
+            "messages",
+            "`messages` must be a question of the user",
+        ),
         ({"messages": ["Who?"]}, "messages", "each of `messages` must be an object with role and content"),
-        (
-            {"messages": [{"role": "user", "content": "  "}]},
-            "messages",
-            "the last of `messages` must be a question",
-        ),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages", "must be text or a list of text parts"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages",
-            "must be text or a list",
-        ),
-        ({"messages": [{"role": "user", "content": ["Who?"]}]}, "messages", "must be text or a list"),
+        (message("  "), "messages", "`messages` must be a question of the user"),
+        (message(3), "messages", "must be text or a list of text parts"),
+        (message([{"type": "text"}]), "messages", "must be text or a list of text parts"),
+        (message(["Who?"]), "messages", "must be text or a list of text parts"),
     ],
 )
 def test_a_wrong_field_is_named(fields, field, sentence):
@@ -133,16 +133,9 @@ TURNS = (
 
 def answer(**changes: object) -> Answer:
     game = Trajectory(Question("q", "d", "Who?", ()))
-    values = {
-        "question": "Who?",
-        "text": "Anna",
-        "stop": "answered",
-        "turns": TURNS,
-        "calls": 1,
-        "tokens_read": 70,
-    }
-    values |= {"tokens_written": 9, "tokens_in": 50, "tokens_out": 4, "usd": 0.5, "seconds": 1.23456}
-    return Answer(**{**values, "trajectory": game, **changes})
+    values = {"question": "Who?", "text": "Anna", "stop": "answered", "turns": TURNS, "trajectory": game}
+    values |= {"calls": 1, "tokens_in": 50, "tokens_out": 4, "usd": 0.5, "seconds": 1.23456}
+    return Answer(**{**values, "tokens_read": 70, "tokens_written": 9, **changes})
 
 
 def test_a_completion_has_the_answer_its_usage_and_the_dialogue_if_wanted():
@@ -178,10 +171,8 @@ def test_a_stream_ends_with_the_answer_its_reason_and_the_usage_if_wanted(includ
     said, end, *rest = Envelope("id", "pair", 7).last_chunks(answer(), include_usage=include_usage)
     head = {"id": "id", "created": 7, "model": "pair", "object": "chat.completion.chunk"}
     delta = {"content": "Anna", "refusal": None}
-    assert said == {
-        **head,
-        "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}],
-    }
+    choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
+    assert said == {**head, "choices": [choice]}
     assert end["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": None}]
     assert end["prompt_r1"]["turns"] == 3 and len(rest) == include_usage
     assert all(chunk["choices"] == [] and chunk["usage"]["total_tokens"] == 79 for chunk in rest)
