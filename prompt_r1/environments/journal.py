@@ -31,7 +31,6 @@ from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
 EMPTY = Outcome("ok")  # its fields have the types of stored ones
-assert set(STORED) <= {f.name for f in fields(Outcome)}
 REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
 # A line begins with half of its key, the other half, and its verdict: they are found without parsing it.

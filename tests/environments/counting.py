@@ -1,4 +1,4 @@
-"""A source that counts its calls, behind a journal and a budget."""
+"""Environments with a journal and a budget, and a source that counts its calls."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,8 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
+from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import ReplySource
 from prompt_r1.types import Message
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
@@ -52,3 +54,10 @@ async def text_of(environment: MeteredEnvironment, *, sample: int = 0) -> str:
 def ask(environment: MeteredEnvironment, *, sample: int = 0) -> str:
     """The reply's text of one call, in an event loop of its own."""
     return asyncio.run(text_of(environment, sample=sample))
+
+
+def pool(*sources: ReplySource, folder: Path | None = None, mode: str = "reuse", **options: object) -> Pool:
+    """A pool without limits. `options` are those of Pool."""
+    journal, budget = Journal(folder, mode=mode), Budget()
+    members = [MeteredEnvironment(source, journal=journal, budget=budget, price=PRICE) for source in sources]
+    return Pool(members, budget=budget, journal=journal, **options)

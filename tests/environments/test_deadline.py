@@ -14,17 +14,14 @@ import pytest
 import train
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.pool import GameCalls, Pool
-from prompt_r1.environments.sources import ReplySource
 from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.console import summary
 from prompt_r1.types import Message
-from tests.environments.counting import HELLO, PRICE, CountingSource
+from tests.environments.counting import HELLO, CountingSource, pool
 from tests.faults.harness import games_of, metrics_of, saved_tensors
 from tests.providers import OK, chat
 
@@ -51,13 +48,6 @@ def advance_clock(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     time = loop.time
     loop.time = lambda: time() + seconds
-
-
-def pool(*sources: ReplySource, folder: Path | None = None, mode: str = "reuse") -> Pool:
-    journal, budget = Journal(folder, mode=mode), Budget()
-    members = [MeteredEnvironment(s, journal=journal, budget=budget, price=PRICE) for s in sources]
-    route = "1" + ",0" * (len(sources) - 1)
-    return Pool(members, budget=budget, journal=journal, route=route)
 
 
 def play(environment: Pool, *calls: list[Message], seed: str = "0/1/0/0", sample: int = 0) -> list[str]:
@@ -108,7 +98,7 @@ def test_the_running_call_of_a_late_game_is_a_lost_attempt_and_paid_calls_stay_c
 
 def test_a_late_game_does_not_try_the_next_environment() -> None:
     other = TimedSource(0)
-    environment = pool(TimedSource(1000), other)
+    environment = pool(TimedSource(1000), other, route="1,0")
     assert play(environment, HELLO) == [LATE] and other.calls == 0
 
 

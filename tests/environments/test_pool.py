@@ -6,14 +6,11 @@ from collections import Counter
 import pytest
 
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.opening import parse_fields
 from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
-from tests.environments.counting import HELLO
+from tests.environments.counting import HELLO, pool
 from tests.providers import open_environment
 
 
@@ -29,13 +26,6 @@ class Named:
 
     async def check(self) -> None:
         pass
-
-
-def pool(*sources: Named, route: str = "session", now: list[float] | None = None) -> Pool:
-    journal, budget = Journal(None), Budget()
-    members = [MeteredEnvironment(s, journal=journal, budget=budget, price=Price()) for s in sources]
-    clock = (lambda: now[0]) if now else (lambda: 0.0)
-    return Pool(members, budget=budget, route=route, clock=clock)
 
 
 def replies(environment: Pool, *, sessions: int = 400, samples: int = 5) -> list[list[str]]:
@@ -54,14 +44,12 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path, dead
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
     costs = []
     for _ in range(2):
-        journal, budget = Journal(tmp_path), Budget()
-        member = MeteredEnvironment(Named("a"), journal=journal, budget=budget, price=Price(1, 2))
-        environment = Pool([member], budget=budget, journal=journal)
+        environment = pool(Named("a"), folder=tmp_path)
         ask = GameCalls(environment, "0", 0, "q", deadline=deadline)
         for dialogue in dialogues:
             assert asyncio.run(ask(dialogue)) == "a"
         costs.append(ask.spent.usd)
-    assert costs == pytest.approx([2 * (3 * 1e-6 + 5 * 2e-6)] * 2)
+    assert costs == pytest.approx([2 * (3 * 1e-6 + 5 * 10e-6)] * 2)
     assert environment.take_metrics()["env/reused"] == 2
 
 
@@ -85,7 +73,7 @@ def test_a_game_keeps_its_environment_and_a_resumed_run_draws_the_same() -> None
 def test_the_next_environment_replaces_one_that_is_down_for_a_minute() -> None:
     """By the time since it failed: a machine's clock does not start at 0."""
     broken, now = Named("a", down=Outcome("retry", reason="HTTP 500")), [5e6]
-    environment = pool(broken, Named("b"), route="1,0", now=now)
+    environment = pool(broken, Named("b"), route="1,0", clock=lambda: now[0])
     assert replies(environment, sessions=3) == [["b"] * 5] * 3
     now[0] += 59
     assert replies(environment, sessions=1) == [["b"] * 5]
@@ -97,7 +85,7 @@ def test_the_next_environment_replaces_one_that_is_down_for_a_minute() -> None:
 def test_an_environment_with_a_fatal_error_is_not_called_again_and_alone_it_ends_the_run() -> None:
     refusing = Named("a", down=Outcome("fatal", reason="HTTP 401"))
     now = [0.0]
-    environment = pool(refusing, Named("b"), route="1,0", now=now)
+    environment = pool(refusing, Named("b"), route="1,0", clock=lambda: now[0])
     assert replies(environment, sessions=1)[0][0] == "b"
     now[0] = 1e9
     replies(environment, sessions=2)
