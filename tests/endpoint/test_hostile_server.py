@@ -123,10 +123,6 @@ COMPLETE_RESPONSES: dict[str, tuple[str, bytes]] = {
     "surrogate": ("200 OK", json.dumps(body_of("Paris\ud800")).encode()),
     "filter": ("200 OK", json.dumps(body_of("", finish="content_filter")).encode()),
     "toolong": ("400 Bad Request", json.dumps(error_of("prompt is too long")).encode()),
-    "wrongkey": ("401 Unauthorized", json.dumps(error_of("Incorrect API key")).encode()),
-    "nocredit": ("402 Payment Required", b"{}"),
-    "nomodel": ("404 Not Found", json.dumps(error_of("no such model")).encode()),
-    "quota": ("429 Too Many Requests", json.dumps(error_of("insufficient_quota")).encode()),
 }
 GZIP_BOMB = gzip.compress(bytes(50_000_000), compresslevel=6)
 
@@ -180,12 +176,6 @@ def test_an_unusual_reply_is_accepted(fault: str, text: str) -> None:
     assert (reply_of(outcome, "large"), outcome.lost) == (text, 0)
 
 
-@pytest.mark.parametrize("fault", ["wrongkey", "nocredit", "nomodel", "quota"])
-def test_an_error_that_cannot_pass_is_fatal(fault: str) -> None:
-    outcome = call_server(fault)
-    assert (outcome.verdict, outcome.lost) == ("fatal", 0)
-
-
 def test_a_call_that_hangs_does_not_block_other_calls() -> None:
     async def both() -> None:
         async with HostileServer().running() as server:
@@ -229,6 +219,7 @@ def test_an_attempt_that_the_deadline_of_its_call_ends_is_counted() -> None:
 
 def test_an_echoed_authorization_header_is_scrubbed() -> None:
     outcome = call_server("echo")
+    assert (outcome.verdict, outcome.lost) == ("fatal", 0)
     assert "uthorization: Bearer [key]" in outcome.reason and KEY not in outcome.reason
 
 

@@ -83,6 +83,7 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (404, error_of("The model `larg` does not exist", code="model_not_found"), "`larg`"),
         (404, b"<html>nginx</html>", "base URL"),
         (429, error_of("You exceeded your current quota", code="insufficient_quota"), "quota"),
+        (429, error_of("insufficient_quota"), "billing"),
         (400, [error_of("API key not valid")], "API key not valid"),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}, "Field required"),
         (301, b"", "301"),
