@@ -13,13 +13,13 @@ from prompt_r1.config.fields import flag_of
 from prompt_r1.config.functions import name_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.storage.run_log import OnMetrics
 from prompt_r1.training.launch import start
 
-OnStep = Callable[[dict[str, float]], object]
 PACKAGE = Path(__file__).parents[1]
 
 
-def train(config: str | Path = "", *, on_step: OnStep | None = None, **settings: object) -> Path:
+def train(config: str | Path = "", *, on_step: OnMetrics | None = None, **settings: object) -> Path:
     """Train an agent and return its run folder.
 
     `config`: mini (the default), paper or a YAML file. `settings`: the flags of train.py, with underscores;
@@ -44,12 +44,10 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
             raise UsageError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
         if callable(value):
             value = name_of(value, where=f"train({name}=…)")
-        if value is False and known[name].default is False:
-            continue
-        if value is True and known[name].default is False:
-            line.append(flag_of(name))
+        if isinstance(value, bool) and known[name].default is False:
+            line += [flag_of(name)] if value else []
         elif isinstance(value, bool):
-            line.append(f"{flag_of(name)}={str(value).lower()}")
+            line += [f"{flag_of(name)}={str(value).lower()}"]
         elif isinstance(value, list | tuple):
             line += [flag_of(name), *map(str, value)]
         else:
