@@ -136,7 +136,7 @@ async def play_question(
                 listener.turn(codec.turn_text(sampled), ended=False)
 
         try:
-            completion = await agent.generate(
+            completion = await agent.engine.generate(
                 tokens,
                 max_new=max_new,
                 seed=seed,

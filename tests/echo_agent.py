@@ -24,6 +24,7 @@ class EchoAgent:
     """
 
     def __init__(self, *, seconds: float = 0.0) -> None:
+        self.engine = self
         self.codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
         self.game = GAME
         self.seconds = seconds  # of a turn

@@ -137,6 +137,7 @@ class ScriptedAgent:
     """Generates the given texts turn by turn, and records the arguments of each call."""
 
     def __init__(self, texts: list[str], *, finished: bool = True) -> None:
+        self.engine = self
         self.texts = list(texts)
         self.finished = finished
         self.read: list[list[int]] = []

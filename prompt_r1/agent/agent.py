@@ -1,6 +1,6 @@
 """An agent that is ready to play: weights, engine, codec and the rules of its game."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, LONGEST_CACHED, Codec
 from prompt_r1.rollout import note_before
-from prompt_r1.types import Completion, GameSettings, Question
+from prompt_r1.types import GameSettings, Question
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,6 @@ class Agent:
         assert isinstance(self.engine, Engine)
         return self.engine.policy
 
-    async def generate(
-        self,
-        tokens: list[int],
-        *,
-        max_new: int,
-        seed: str,
-        temperature: float,
-        top_p: float = 1.0,
-        watch: Callable[[int], None] | None = None,
-    ) -> Completion:
-        """One turn of a game. `watch` is called with each token as it is sampled in this process."""
-        return await self.engine.generate(
-            tokens,
-            max_new=max_new,
-            seed=seed,
-            temperature=temperature,
-            top_p=top_p,
-            watch=watch,
-        )
-
     def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed."""
         if isinstance(self.engine, Engine):
@@ -68,12 +48,7 @@ def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: i
     no generation config, transformers takes a number that may be that of an ordinary token.
     """
     codec = codec.ending_at(policy.end_ids & special_ids(codec.tokenizer))
-    engine = Engine(
-        policy,
-        stop_ids=codec.stop_ids,
-        max_tokens=game.max_tokens,
-        kv_tokens=kv_tokens,
-    )
+    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=game.max_tokens, kv_tokens=kv_tokens)
     return Agent(engine, codec, game)
 
 

@@ -96,7 +96,7 @@ def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate
 def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Trajectory]:
     """A greedy game of each question, answered after at most `interactions` interactions."""
     prefix = agent.codec.encode_trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
-    greedy = partial(agent.generate, temperature=0.0)
+    greedy = partial(agent.engine.generate, temperature=0.0)
     generate = answer_in_turn(interactions + 1, greedy, prefix)
     rules = replace(agent.game, max_turns=interactions + 1)
 

@@ -40,7 +40,7 @@ def play_two_turns(**settings) -> ScriptedEngine:
     config = TrainConfig(**{**PRESETS["mini"], **sizes, **settings})
     engine = ScriptedEngine([think("1", prompt="a"), think("2", prompt="b")])
     agent = Agent(engine, CODEC, config.game)
-    generate = partial(agent.generate, temperature=0.25, top_p=0.8)
+    generate = partial(agent.engine.generate, temperature=0.25, top_p=0.8)
     ask = ScriptedEnvironment(["0123456"]).ask
     game = asyncio.run(play(QUESTION, generate, ask, CODEC, agent.game, seed="7/q7/3"))
     assert len(game.turns) == 2

@@ -117,7 +117,7 @@ def play_games(spec: AgentSpec) -> list[Trajectory]:
 
     async def one_game(agent: Agent, text: str) -> Trajectory:
         question, environment = Question(text, "a", text, ("x",)), ScriptedEnvironment(["cab.", "dab."])
-        generate = partial(agent.generate, temperature=0.0)
+        generate = partial(agent.engine.generate, temperature=0.0)
         return await play(question, generate, environment.ask, agent.codec, agent.game, seed="seed")
 
     async def all_games() -> list[Trajectory]:
@@ -142,7 +142,7 @@ def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(kind, pr
 def test_the_environments_key_is_not_sent_to_the_agents_endpoint(vllm, asking_agent, monkeypatch):
     async def one_turn() -> None:
         agent = open_agent(spec_of(vllm, asking_agent), torch.device("cpu"))
-        await agent.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
+        await agent.engine.generate([1, 2, 3], max_new=2, seed="s", temperature=0.0)
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment-0123456789")
     asyncio.run(one_turn())

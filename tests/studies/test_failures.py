@@ -122,7 +122,7 @@ def play_with_fault() -> tuple[Trajectory, ScriptedEnvironment, Codec]:
     environment = ScriptedEnvironment(["It was Anna."])
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     settings = GameSettings(max_turns=3, max_tokens=5000, max_new=500)
-    agent = SimpleNamespace(codec=codec, game=settings, generate=script.generate)
+    agent = SimpleNamespace(codec=codec, game=settings, engine=script)
     how = playing.PlaySettings(temperature=1.0)
     play = playing.play_question(agent, pool_of(environment), QUESTION, how, seed="0", sample=0)
     return asyncio.run(play), environment, codec
