@@ -63,9 +63,8 @@ def draw(logits: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
     greedy = temperatures == 0
     if mix.greedy:  # their log-probabilities are those at temperature 1
         temperatures = temperatures.masked_fill(greedy, 1.0)
-    largest = logits.amax(
-        -1, keepdim=True
-    )  # on a CPU ten times as fast as `max`, which returns the index too
+    # On a CPU ten times as fast as `max`, which returns the index too.
+    largest = logits.amax(-1, keepdim=True)
     weights = (logits - largest).div_(temperatures).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
     tokens = _invert(cumulative, numbers)

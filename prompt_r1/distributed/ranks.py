@@ -9,7 +9,7 @@ import os
 import pickle
 import re
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -165,8 +165,10 @@ class Ranks:
 def pick_device(name: str) -> torch.device:
     """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
 
-    Raises UsageError for another name, and for cuda without a GPU for this process. Called before anything is
-    allocated on a GPU, it lets torch's allocator grow its segments, unless the user has configured it.
+    Where a launcher shows each process only its own GPU (CUDA_VISIBLE_DEVICES for each Slurm task), it is
+    number 0. Raises UsageError for another name, and where there is no GPU for this process. Called before
+    anything is allocated on a GPU, it lets torch's allocator grow its segments, unless the user has
+    configured it: batches of changing sizes then leave fewer holes between them.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -180,36 +182,19 @@ def pick_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
-    expand_segments(os.environ)
-    if device.index is None:
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        return torch.device("cuda", number_of_gpu(local_rank, torch.cuda.device_count()))
-    return device
-
-
-def expand_segments(environment: MutableMapping[str, str]) -> None:
-    """Let torch's allocator grow its segments: batches of changing sizes then leave fewer holes between them.
-
-    It reads its settings at the first allocation. A user's own settings are kept.
-    """
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def number_of_gpu(local_rank: int, visible: int) -> int:
-    """The number of the GPU of a process, among the `visible` ones of its machine.
-
-    Where a launcher shows each process only its own (CUDA_VISIBLE_DEVICES for each Slurm task), it is number
-    0. Raises UsageError where there are fewer GPUs than processes.
-    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if device.index is not None:
+        return device
+    local_rank, visible = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if visible == 1:
-        return 0  # NCCL refuses two processes on one GPU
+        return torch.device("cuda", 0)
     if local_rank >= visible:
         raise UsageError(
             f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
             "GPUs, or show each process one GPU of its own"
         )
-    return local_rank
+    return torch.device("cuda", local_rank)
 
 
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:

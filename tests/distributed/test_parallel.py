@@ -28,10 +28,8 @@ from prompt_r1.distributed.ranks import (
     assign_questions,
     check_own_address,
     choose_parallel,
-    expand_segments,
     make_mesh,
     network_errors_resumable,
-    number_of_gpu,
     pick_device,
     run_on_all_ranks,
     start_ranks,
@@ -445,21 +443,20 @@ def test_auto_chooses_parallelism_from_device_and_number_of_ranks():
         choose_parallel("none", 2, CPU)
 
 
-def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees():
+def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(monkeypatch):
     """A bug: cuda:3 was asked for by the fourth Slurm task of a node, which saw only its own GPU, cuda:0."""
-    assert [number_of_gpu(rank, visible=4) for rank in range(4)] == [0, 1, 2, 3]
-    assert [number_of_gpu(rank, visible=1) for rank in range(4)] == [0, 0, 0, 0]
-    with pytest.raises(UsageError, match="process 4 of this machine sees 4 GPUs: start as many processes"):
-        number_of_gpu(4, visible=4)
-
-
-def test_the_gpu_of_a_process_follows_from_its_number_on_its_machine(monkeypatch):
-    """The sixth process of all is the second of its machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    for name, value in {"RANK": "5", "LOCAL_RANK": "1", "PYTORCH_ALLOC_CONF": ""}.items():
-        monkeypatch.setenv(name, value)
-    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:1")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setenv("RANK", "8")  # of all machines; the number on its own machine counts
+    for visible, expected in ((4, [0, 1, 2, 3]), (1, [0, 0, 0, 0])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda visible=visible: visible)
+        for local_rank, number in enumerate(expected):
+            monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+            assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", number)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="process 3 of this machine sees 2 GPUs: start as many processes"):
+        pick_device("cuda")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
 
 
 def test_a_rank_that_does_not_respond_is_waited_for_for_the_timeout(monkeypatch):
@@ -532,11 +529,14 @@ def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     assert "train.py: run is in use by process" in refused.stderr and "[rank1]" not in refused.stderr
 
 
-def test_the_allocator_grows_its_segments_unless_the_user_has_configured_it():
-    environment: dict[str, str] = {}
-    expand_segments(environment)
-    assert environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        environment = {name: "max_split_size_mb:128"}
-        expand_segments(environment)
-        assert environment == {name: "max_split_size_mb:128"}
+def test_the_allocator_grows_its_segments_unless_the_user_has_configured_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    own = "max_split_size_mb:128"
+    for given, added in (
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": own}, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": own}, {}),
+    ):
+        with patch.dict(os.environ, given, clear=True):
+            pick_device("cuda:0")
+            assert dict(os.environ) == given | added
