@@ -161,13 +161,12 @@ class Engine:
     def _allocate_arena(self) -> None:
         """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
-        later = self._reserved()
         self._arena = allocate_arena(
             policy,
             rows=self.kv_tokens,
             least=self.max_tokens,
             most=self._max_games * self.max_tokens,
-            later=later,
+            later=self._reserved(),
         )
         self._kernel = policy.attention.decode
         record = self._record or step_recorder(self._kernel, policy.device)

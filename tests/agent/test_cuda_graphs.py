@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prompt_r1.agent import cuda_graphs, decode_kernels
+from prompt_r1.agent import cuda_graphs
 from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
+from prompt_r1.agent.decode_kernels import flash, flash_package
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
@@ -21,21 +21,9 @@ from prompt_r1.agent.scheduler import MAX_PROMPT_WAIT
 from tests import tiny
 
 
-def attend_from_offsets(query, keys, values, batch, scale, rules):
-    """A kernel that reads the batch from its offsets only, as a recorded kernel must."""
-    offsets, out = batch.offsets, torch.empty_like(query)
-    for number in range(len(offsets.lengths)):
-        columns = slice(offsets.queries[number], offsets.queries[number + 1])
-        rows: list[int] = []
-        for part in ([batch.shared.offsets] if batch.shared is not None else []) + [offsets]:
-            rows += range(part.starts[number], part.starts[number] + part.lengths[number])
-        count = columns.stop - columns.start
-        mask = torch.ones(count, len(rows), dtype=torch.bool).tril(len(rows) - count)
-        q = query[columns].transpose(0, 1)
-        groups = len(q) // len(keys)
-        k, v = keys[:, rows].repeat_interleave(groups, 0), values[:, rows].repeat_interleave(groups, 0)
-        out[columns] = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
-    return out
+def kernel(*arguments):
+    """A kernel that reads the batch from its offsets only, and that the engine does not record by itself."""
+    return flash_package(*arguments)
 
 
 class Recorder:
@@ -60,9 +48,9 @@ class Recorder:
 
 
 @pytest.fixture
-def play(monkeypatch):
+def play(package, monkeypatch):
     """Play some greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
-    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=attend_from_offsets, shares_rows=False))
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel, shares_rows=False))
 
     def run(record, *, share_prompts=False, count=9):
         engine = Engine(
@@ -211,9 +199,9 @@ def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
     assert forwards["recorded"] < forwards["plain"]
 
 
-def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
+def test_each_prompt_waits_for_others_a_limited_number_of_steps(package, monkeypatch):
     """Two prompts arrive one after the other while a long game decodes: neither waits for its end."""
-    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=attend_from_offsets, shares_rows=False))
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel, shares_rows=False))
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
     decoded: list[int] = []  # tokens of the long game
     waited: list[int] = []  # how many of them were sampled while each prompt waited
@@ -252,7 +240,7 @@ def test_a_recorded_step_needs_nothing_from_the_host(any_shared, monkeypatch):
         engine._hidden_states,
         engine._sample,
         Arena(policy, 600),
-        decode_kernels.flash,
+        flash,
         longest=200,
         record=lambda step: step,
     )

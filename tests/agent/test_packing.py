@@ -1,18 +1,18 @@
 """Packed rows hold every game without padding, and attention in them equals attention game by game."""
 
 import sys
-from itertools import pairwise
 from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.agent.attention import PLAIN, ScoreRules
+from prompt_r1.agent.decode_kernels import CacheOffsets
 from prompt_r1.agent.packing import Group, fill, game_by_game, merged, pack, row_offsets, varlen
 from tests import tiny
+from tests.agent.conftest import flash_in_plain_torch
 from tests.games import CPU, siblings
 
 some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
@@ -70,52 +70,16 @@ def test_a_cpu_uses_merged_attention():
     assert tiny.policy().attention.packed is merged
 
 
-def test_the_offsets_for_a_gpu_describe_the_same_attention():
-    """FlashAttention's contract: queries [q, q_end), keys [k, k_end), causal at the bottom right."""
-    groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(heads, 116, 16) for heads in (4, 2, 2))
-    blocks, parts = row_offsets(groups, CPU), []
-    for (q, q_end), (k, k_end) in zip(
-        pairwise(blocks.queries.tolist()), pairwise(blocks.keys.tolist()), strict=True
-    ):
-        visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool).tril(k_end - k - (q_end - q))
-        columns = blocks.columns[k:k_end]
-        rows = query[None, :, q:q_end], key[None, :, columns], value[None, :, columns]
-        parts.append(F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=0.3, enable_gqa=True)[0])
-    assert torch.allclose(torch.cat(parts, 1), game_by_game(groups, query, key, value, 0.3), atol=1e-5)
-    assert blocks.longest_query == 40 and blocks.longest_key == 47
-
-
-def varlen_on_a_cpu(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    longest_query: int,
-    longest_key: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """The contract of torch.nn.attention.varlen.varlen_attn in plain torch: a window of (-1, 0) is causal,
-    aligned at the bottom right; (-1, -1) sees everything.
+def varlen_on_a_cpu(query, key, value, queries, keys, *longest, scale, window_size, enable_gqa=False):
+    """The contract of torch.nn.attention.varlen.varlen_attn: a window of (-1, 0) is causal, aligned at the
+    bottom right.
     """
     assert enable_gqa or query.shape[1] == key.shape[1]
-    parts = []
-    for (q, q_end), (k, k_end) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
-        assert q_end - q <= longest_query and k_end - k <= longest_key
-        left, right = window_size
-        visible = torch.ones(q_end - q, k_end - k, dtype=torch.bool)
-        shift = (k_end - k) - (q_end - q)
-        visible = visible if right < 0 else visible.tril(shift + right)
-        visible = visible if left < 0 else visible.triu(shift - left)
-        rows = [rows[None].transpose(1, 2) for rows in (query[q:q_end], key[k:k_end], value[k:k_end])]
-        part = F.scaled_dot_product_attention(*rows, attn_mask=visible, scale=scale, enable_gqa=True)
-        parts.append(part[0].transpose(0, 1))
-    return torch.cat(parts)
+    left, right = window_size
+    assert right == 0
+    offsets = CacheOffsets(queries, keys, keys.diff(), *longest)
+    window = None if left < 0 else left
+    return flash_in_plain_torch(query, key, value, offsets, causal=True, scale=scale, window=window)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -127,6 +91,8 @@ def test_varlen_attention_equals_attention_game_by_game(monkeypatch, kv_heads):
     groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
+    blocks = row_offsets(groups, CPU)
+    assert (blocks.longest_query, blocks.longest_key) == (40, 47)
     for rules in (PLAIN, ScoreRules(window=6), ScoreRules(softcap=2.0)):
         expected = game_by_game(groups, *rows, 0.3, rules)
         assert torch.allclose(varlen(groups, *rows, 0.3, rules), expected, atol=1e-5)
