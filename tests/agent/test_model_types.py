@@ -1,6 +1,6 @@
 """Types of models that are computed right or refused: each is built tiny with random weights, loaded as an
 agent is, and compared with the unmodified model: log-probabilities and gradients of packed games, and
-log-probabilities of two turns of the engine.
+log-probabilities of two turns of the engine and of rows without a cache.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion, Question, Trajectory
+from tests.games import CPU
 
 # Sizes of the tiny models, under every name that a config may have for them.
 SIZES: dict[str, object] = {
@@ -51,8 +52,11 @@ SIZES: dict[str, object] = {
 OPTIONAL = {"num_key_value_heads", "head_dim"}
 # Kinds of a type that its default config does not have, under the name in the table.
 VARIANTS: dict[str, dict[str, object]] = {
+    "cohere with larger logits": {"logit_scale": 0.3},
+    "gemma2 with small soft caps": {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
     "gemma2 without soft caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     "gpt_bigcode with several key heads": {"multi_query": False, "num_key_value_heads": 4},
+    "granite with smaller logits": {"logits_scaling": 3.0},
     "llama with RoPE llama3": {
         "rope_parameters": {
             "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
@@ -83,6 +87,7 @@ LARGEST = 20_000_000  # weights of a model that is small enough to test
 LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-3, 1e-2
 LENGTHS = (47, 30, 41)  # tokens of the packed games
 OPENING = 11
+TEMPERATURE = 0.8
 TURN = 12  # tokens sampled in a turn of the engine
 
 
@@ -146,11 +151,16 @@ def games(vocabulary: int) -> list[Trajectory]:
     return played
 
 
-def own_logprobs(policy: Policy, tokens: list[int]) -> Tensor:
-    """(T - 1,) log-probabilities of all tokens but the first, from the unmodified model."""
-    with eager_attention(policy.model):
-        logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
+def logprobs_of(policy: Policy, tokens: list[int]) -> Tensor:
+    """(T - 1,) log-probabilities of all tokens but the first, from one row without a cache."""
+    logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1] / TEMPERATURE
     return torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def own_logprobs(policy: Policy, tokens: list[int]) -> Tensor:
+    """The same from the unmodified model."""
+    with eager_attention(policy.model):
+        return logprobs_of(policy, tokens)
 
 
 def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
@@ -170,7 +180,9 @@ def engine_error(policy: Policy) -> float:
         tokens, worst = list(opening), 0.0
         for turn in range(2):
             start = len(tokens)
-            completion = await engine.generate(tokens, max_new=TURN, seed=f"{number}/{turn}")
+            completion = await engine.generate(
+                tokens, max_new=TURN, seed=f"{number}/{turn}", temperature=TEMPERATURE
+            )
             tokens += completion.tokens
             own = own_logprobs(policy, tokens)[start - 1 :]
             worst = max(worst, float((own - torch.tensor(completion.logprobs)).abs().max()))
@@ -186,9 +198,10 @@ def engine_error(policy: Policy) -> float:
 
 def measure(folder: Path) -> Errors:
     """Load the model as an agent, and compare. Raises UsageError if it is refused."""
-    policy = load_policy(folder, device=torch.device("cpu"), max_tokens=128)
+    policy = load_policy(folder, device=CPU, max_tokens=128, temperature=TEMPERATURE)
     played = games(policy.model.get_input_embeddings().weight.shape[0])
-    found = policy(pack([played], policy.device)).logprobs
+    packed = pack([played], CPU)
+    found = policy(packed).logprobs
     found_gradients = gradients(policy, found)
     own = torch.cat([own_logprobs(policy, game.tokens)[OPENING - 1 :] for game in played])
     own_gradients = gradients(policy, own)
@@ -196,7 +209,13 @@ def measure(folder: Path) -> Errors:
     for name, gradient in own_gradients.items():
         scale = max(gradient.norm(), 1e-3 * largest)  # the gradient of a key's bias, for example, is 0
         worst = max(worst, float((found_gradients[name] - gradient).norm() / scale))
-    return Errors(max(float((found - own).detach().abs().max()), engine_error(policy)), worst)
+    with torch.no_grad():
+        rows = torch.cat([logprobs_of(policy, game.tokens)[OPENING - 1 :] for game in played])
+    packed_error, row_error = (float((logprobs - own).detach().abs().max()) for logprobs in (found, rows))
+    errors = Errors(max(packed_error, row_error, engine_error(policy)), worst)
+    policy.checkpoint_activations()
+    assert torch.equal(policy(packed).logprobs, found), "activation checkpointing changes the result"
+    return errors
 
 
 @dataclass(frozen=True)
@@ -239,8 +258,15 @@ def _one_line(error: Exception) -> str:
 
 
 def test_right_refused_and_untestable_types_are_told_apart():
-    found = survey(["qwen3", "stablelm", "zamba2"])
-    assert list(found.right) == ["qwen3"] and not found.wrong
+    """Bugs: models without num_key_value_heads (GPT-2, GPT-NeoX, OPT) ended in a traceback, and soft caps and
+    sinks were swallowed.
+    """
+    right = [
+        "qwen3", "mistral", "qwen2 with windows", "gemma3_text", "gemma2 with small soft caps", "gpt_oss",
+        "cohere with larger logits", "granite with smaller logits", "gpt2", "gpt_neox", "opt",
+    ]  # fmt: skip
+    found = survey([*right, "stablelm", "zamba2"])
+    assert list(found.right) == right and not found.wrong, found
     assert "do not pass the cache on" in found.refused["stablelm"]
     assert "num_hidden_layers" in found.untested["zamba2"]
 
