@@ -82,29 +82,14 @@ class PlannedTurn:
     reply: int  # tokens
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Games, and limits of the engine."""
-
-    openings: list[int]  # tokens of the questions
-    turns: list[list[PlannedTurn]]  # of each game
-    temperature: float
-    max_games: int
-    kv_tokens: int
-    prefill_tokens: int
-    share_prompts: bool
-
-
 TURNS = st.builds(PlannedTurn, st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
-WORKLOADS = st.builds(
-    Workload,
-    openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    turns=st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),
-    temperature=st.sampled_from([0.0, 0.7, 1.0]),
-    max_games=st.integers(1, 16),
-    kv_tokens=st.integers(160, 900),
-    prefill_tokens=st.sampled_from([5, 32, 512]),
-    share_prompts=st.booleans(),
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_games": st.integers(1, 16),
+        "kv_tokens": st.integers(160, 900),
+        "prefill_tokens": st.sampled_from([5, 32, 512]),
+        "share_prompts": st.booleans(),
+    }
 )
 
 
@@ -131,48 +116,46 @@ class CheckedScheduler(Scheduler):
 
 
 @settings(max_examples=30)
-@given(WORKLOADS)
-def test_no_workload_changes_a_token_or_deadlocks(workload):
+@given(
+    openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),  # tokens of the questions
+    turns=st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),  # of each game
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    limits=LIMITS,
+)
+def test_no_workload_changes_a_token_or_deadlocks(openings, turns, temperature, limits):
     """Whatever is reused, moved, copied or evicted: each token has the log-probability of one forward over
     the whole text, and greedy tokens are the most likely ones.
     """
     policy = tiny.policy()
     model = sdpa_twin(policy)
-    engine = make_engine(
-        policy,
-        capacity=160,
-        max_games=workload.max_games,
-        kv_tokens=workload.kv_tokens,
-        prefill_tokens=workload.prefill_tokens,
-        share_prompts=workload.share_prompts,
-    )
+    engine = make_engine(policy, capacity=160, **limits)
     played: list[tuple[list[int], Completion]] = []
 
     async def game(number: int) -> None:
-        opening = number % len(workload.openings)
-        tokens = tiny.random_tokens(workload.openings[opening], seed=opening)
-        for index, turn in enumerate(workload.turns[number]):
+        opening = number % len(openings)
+        tokens = tiny.random_tokens(openings[opening], seed=opening)
+        for index, turn in enumerate(turns[number]):
             for _ in range(turn.pause):
                 await asyncio.sleep(0)
             completion = await engine.generate(
-                tokens, max_new=turn.max_new, seed=f"{number}/{index}", temperature=workload.temperature
+                tokens, max_new=turn.max_new, seed=f"{number}/{index}", temperature=temperature
             )
             played.append((list(tokens), completion))
             tokens += completion.tokens + tiny.random_tokens(turn.reply, seed=100 + number * 10 + index)
 
     async def play() -> None:
-        games = asyncio.gather(*(game(number) for number in range(len(workload.turns))))
+        games = asyncio.gather(*(game(number) for number in range(len(turns))))
         await asyncio.wait_for(games, timeout=20)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("prompt_r1.agent.engine.Scheduler", CheckedScheduler)
         asyncio.run(play())
-    assert len(played) == sum(map(len, workload.turns))
+    assert len(played) == sum(map(len, turns))
     for tokens, completion in played:
-        logprobs = recompute(model, tokens, completion, workload.temperature or 1.0)
+        logprobs = recompute(model, tokens, completion, temperature or 1.0)
         chosen = logprobs.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
-        if workload.temperature == 0:
+        if temperature == 0:
             assert completion.tokens == logprobs.argmax(1).tolist()
 
 
@@ -374,25 +357,6 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
 
 
-def test_log_probabilities_are_those_at_the_temperature():
-    policy = tiny.policy()
-    prompt = tiny.random_tokens(9, seed=4)
-    completion = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0", temperature=0.7))
-    recomputed = recompute(sdpa_twin(policy), prompt, completion, 0.7)
-    chosen = recomputed.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(completion.logprobs), chosen, atol=1e-4)
-
-
-def test_a_game_whose_prompt_is_cached_needs_no_prefill():
-    policy = tiny.policy()
-    question = tiny.random_tokens(60, seed=1)
-    engine = make_engine(policy)
-    first = asyncio.run(engine.generate(question, max_new=8, seed="a"))
-    again = asyncio.run(engine.generate(question, max_new=8, seed="a"))
-    assert engine.prefilled == len(question)
-    assert again.tokens == first.tokens
-
-
 def test_a_cached_sequence_that_cannot_grow_in_place_is_moved():
     policy = tiny.policy()
     model = sdpa_twin(policy)
@@ -488,17 +452,9 @@ def test_waiting_requests_are_served_in_order():
     assert order_of_first_tokens(engine, sizes) == list(sizes)
 
 
-class SmallDevice(Policy):
-    """A policy that runs out of memory in forwards of more than 15 tokens."""
-
-    def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
-        if ids.numel() > 15:
-            raise torch.OutOfMemoryError(f"no room for {ids.numel()} tokens")
-        return super().hidden_states(ids, **more)
-
-
-def test_after_out_of_memory_running_games_are_served_before_waiting_ones():
-    policy = SmallDevice(tiny.model(), compute=torch.float32)
+def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkeypatch):
+    policy = tiny.policy()
+    limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
     sizes = dict.fromkeys("abcd", (10, 3))
     with pytest.warns(UserWarning, match="in the rest of this rollout at most 1 games decode"):
@@ -587,32 +543,23 @@ def test_a_request_that_is_too_long_is_refused():
         asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
 
 
-def test_a_cancelled_game_frees_its_place_in_the_batch():
-    async def play():
-        engine = make_engine(tiny.policy(), max_games=1)
-        hopeless = asyncio.create_task(engine.generate(tiny.random_tokens(8, seed=0), max_new=200, seed="0"))
-        await asyncio.sleep(0.01)
-        hopeless.cancel()
-        return await asyncio.wait_for(engine.generate(tiny.random_tokens(8, seed=1), max_new=3, seed="0"), 5)
-
-    assert len(asyncio.run(play()).tokens) == 3
-
-
-def test_cancelled_games_leave_nothing_behind():
+@pytest.mark.parametrize("cleared", [True, False])
+def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
     engine = make_engine(tiny.policy(), max_games=1)
 
-    async def play() -> None:
+    async def play() -> Completion:
         calls = [engine.generate(tiny.random_tokens(8, seed=n), max_new=200, seed="0") for n in range(3)]
         games = [asyncio.create_task(call) for call in calls]
         await asyncio.sleep(0.01)
         for game in games:
             game.cancel()
         await asyncio.gather(*games, return_exceptions=True)
-        engine.clear_cache()
+        assert engine.sampled > 0
+        if cleared:
+            engine.clear_cache()
+        return await asyncio.wait_for(engine.generate([1, 2], max_new=3, seed="0"), timeout=5)
 
-    asyncio.run(play())
-    assert engine.sampled > 0
-    assert len(asyncio.run(engine.generate([1, 2], max_new=3, seed="0")).tokens) == 3
+    assert len(asyncio.run(play()).tokens) == 3
 
 
 def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
