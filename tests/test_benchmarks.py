@@ -15,7 +15,7 @@ from benchmarks.rollout import count_greedy_games, play_ours
 from benchmarks.workload import Lengths, plan, random_model, totals
 from prompt_r1.agent import cuda_graphs
 from tests import tiny
-from tests.agent.test_cuda_graphs import attend_from_offsets
+from tests.agent.conftest import kernel_in_plain_torch
 from tests.paths import ROOT
 
 SHORT = Lengths(prompt=24, turns=(1, 1, 1), new=(3, 6), reply=(2, 5), latency=0.01, sigma=0.5)
@@ -129,7 +129,7 @@ def recording_machine(monkeypatch):
     """A machine whose decode steps are recorded by a kernel in plain torch."""
     monkeypatch.setattr(gpu_check, "random_model", lambda *_, attention, **__: make_model(attention))
     monkeypatch.setattr(
-        gpu_check.Policy, "attention", SimpleNamespace(decode=attend_from_offsets, shares_rows=False)
+        gpu_check.Policy, "attention", SimpleNamespace(decode=kernel_in_plain_torch, shares_rows=False)
     )
     return gpu_check.Machine(ONE_RANK, record=lambda step: step)
 

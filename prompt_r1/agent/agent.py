@@ -36,7 +36,7 @@ class Agent:
         return self.engine.policy
 
     def clear_cache(self) -> None:
-        """Drop every cached sequence: call it when the weights have changed."""
+        """`Engine.clear_cache`, if the engine runs in this process."""
         if isinstance(self.engine, Engine):
             self.engine.clear_cache()
 

@@ -8,7 +8,7 @@ the arena. A step needs one upload, of its inputs, and one download, of tokens a
 
 All graphs share one pool of memory, because they never run at the same time. It is as large as the largest of
 them needs, above all for three or four matrices [batch × vocabulary] of the draw: about 0.3 GB for 128 rows
-of a vocabulary of 152k (calculated, not measured). Sizes are recorded when they first occur.
+of a vocabulary of 152k (calculated, not measured).
 
 Written for NVIDIA GPUs, and not yet run on one. Every recorded step is compared with the same step run
 directly; if recording fails or the results differ, decoding continues without graphs. If memory runs out
@@ -212,7 +212,7 @@ def step_recorder(kernel: Kernel, device: torch.device) -> Record | None:
 def _record_cuda_graph(
     step: DecodeStep, *, pool: "torch.cuda._POOL_HANDLE", stream: torch.cuda.Stream
 ) -> DecodeStep:
-    """Record a step as a CUDA graph. All sizes share one memory pool: they never run at the same time."""
+    """Record a step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream(stream.device)
     # This makes the stream's device the current one, on which the capture begins; and the stream of before

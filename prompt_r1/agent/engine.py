@@ -7,10 +7,8 @@ the turns of a game, and the question of a group is computed once.
 
 A step has three parts:
 
-    schedule      admit waiting jobs while the arena has room, evicting idle sequences if necessary, and
-                  preempting the newest games when older ones grow; then choose the tokens of the step: one
-                  for each job that decodes, and prompt tokens in chunks, few enough that decoding goes on
-                  beside them (scheduler.py)
+    schedule      admit waiting jobs while the arena has room, and choose the tokens of the step: one for
+                  each job that decodes, and prompt tokens in chunks (scheduler.py)
     run           one forward over these tokens, packed into one row
     postprocess   sample the next token of every job whose tokens are all cached; jobs that are finished
                   leave the batch at once
@@ -41,7 +39,7 @@ PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 class Engine:
-    """Generates for many games at once. Call `clear_cache` when the weights have changed."""
+    """Generates for many games at once."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class Engine:
         record: Record | None = None,
         share_prompts: bool | None = None,
     ) -> None:
-        """Memory is allocated at the first request.
+        """Memory is allocated at the first request: an engine that never plays takes none.
 
         `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
         that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
@@ -159,7 +157,6 @@ class Engine:
                     job.done.set_exception(error)
 
     def _allocate_arena(self) -> None:
-        """Called at the first request, so an engine that never plays takes no memory."""
         policy = self.policy
         self._arena = allocate_arena(
             policy,
@@ -187,8 +184,6 @@ class Engine:
             prompts_wait=self._graphs is not None,
             share_prompts=policy.attention.shares_rows if share is None else share,
         )
-
-    # Run
 
     def _step(self) -> None:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
@@ -257,8 +252,6 @@ class Engine:
 
     def _sample(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
         return draw(self.policy.logits(hidden), settings, mix)
-
-    # Postprocess
 
     def _postprocess(self, jobs: list[Job], decoded: Decoded) -> None:
         """Append the sampled token of each job, and resolve the jobs that are finished."""

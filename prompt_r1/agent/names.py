@@ -12,7 +12,6 @@ from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 
 RUNS = Path("runs")
-CACHE = RUNS / "cache"
 
 
 def find_agent(name: str, seed: int) -> str | Path:
@@ -27,7 +26,7 @@ def find_agent(name: str, seed: int) -> str | Path:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
         try:
-            return mini_agent(seed, CACHE, name)
+            return mini_agent(seed, RUNS / "cache", name)
         finally:
             torch.set_num_threads(threads)
     folder = Path(name)

@@ -171,8 +171,6 @@ class Scheduler:
         A job that does not fit waits, and so do all jobs behind it, so that none starves. It is not tried
         again before rows are released.
         """
-        if not self.waiting:
-            return
         for job in [*self.waiting]:
             if len(self.running) == self.max_games or job is self._does_not_fit:
                 break

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.decode_kernels import CacheOffsets
+from prompt_r1.agent.decode_kernels import CacheOffsets, _attend_to_both
 
 
 def flash_in_plain_torch(
@@ -47,6 +47,16 @@ def flash_in_plain_torch(
         scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * (scale or q.shape[-1] ** -0.5)
         logsumexp[:, columns] = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
     return out, logsumexp
+
+
+def kernel_in_plain_torch(query, keys, values, batch, scale, rules):
+    """A kernel that reads the batch from its offsets only, as a recorded one must."""
+
+    def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
+        rows = query, keys.transpose(0, 1), values.transpose(0, 1)
+        return flash_in_plain_torch(*rows, offsets, causal=offsets.causal, scale=scale)
+
+    return _attend_to_both(attend, batch, rules)
 
 
 def package_in_plain_torch(

@@ -12,18 +12,14 @@ from torch.utils._pytree import tree_leaves
 
 from prompt_r1.agent import cuda_graphs
 from prompt_r1.agent.cuda_graphs import DecodeGraphs, _padded
-from prompt_r1.agent.decode_kernels import flash, flash_package
+from prompt_r1.agent.decode_kernels import flash
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import SamplingMix
 from prompt_r1.agent.scheduler import MAX_PROMPT_WAIT
 from tests import tiny
-
-
-def kernel(*arguments):
-    """A kernel that reads the batch from its offsets only, and that the engine does not record by itself."""
-    return flash_package(*arguments)
+from tests.agent.conftest import kernel_in_plain_torch
 
 
 class Recorder:
@@ -48,9 +44,9 @@ class Recorder:
 
 
 @pytest.fixture
-def play(package, monkeypatch):
+def play(monkeypatch):
     """Play some greedy games of three turns with a tiny model; the tokens of each turn, and the engine."""
-    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel, shares_rows=False))
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel_in_plain_torch, shares_rows=False))
 
     def run(record, *, share_prompts=False, count=9):
         engine = Engine(
@@ -199,9 +195,9 @@ def test_prompts_wait_for_each_other_only_if_steps_are_recorded(play):
     assert forwards["recorded"] < forwards["plain"]
 
 
-def test_each_prompt_waits_for_others_a_limited_number_of_steps(package, monkeypatch):
+def test_each_prompt_waits_for_others_a_limited_number_of_steps(monkeypatch):
     """Two prompts arrive one after the other while a long game decodes: neither waits for its end."""
-    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel, shares_rows=False))
+    monkeypatch.setattr(Policy, "attention", SimpleNamespace(decode=kernel_in_plain_torch, shares_rows=False))
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=120, kv_tokens=480, record=Recorder())
     decoded: list[int] = []  # tokens of the long game
     waited: list[int] = []  # how many of them were sampled while each prompt waited

@@ -7,10 +7,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.agent.attention import PLAIN, AttentionShape, ScoreRules
-from prompt_r1.agent.attention_choice import Place, can_share_rows, choose_attention, why_not_decode
+from prompt_r1.agent.attention_choice import (
+    MIXED,
+    SHARED,
+    SHARED_SINGLE,
+    SINGLE,
+    Place,
+    can_share_rows,
+    choose_attention,
+    why_not_decode,
+)
 from prompt_r1.agent.decode_kernels import (
     CacheOffsets,
-    Chunk,
     flash,
     flash_package,
     one_by_one,
@@ -18,21 +26,6 @@ from prompt_r1.agent.decode_kernels import (
 )
 from tests.agent.conftest import flash_in_plain_torch, package_in_plain_torch
 from tests.games import CPU
-
-MIXED = [Chunk(0, 1, 60, 20), Chunk(1, 9, 0, 30), Chunk(10, 7, 81, 7), Chunk(17, 1, 40, 1)]
-SINGLE = [Chunk(0, 1, 60, 20), Chunk(1, 1, 0, 30), Chunk(2, 1, 40, 1)]
-# Sequences that share their first 12 tokens, in rows 30 to 42, and others.
-SHARED = [
-    Chunk(0, 1, 60, 32, shared=12, shared_start=30),
-    Chunk(1, 9, 0, 30),
-    Chunk(10, 7, 81, 19, shared=12, shared_start=30),
-    Chunk(17, 1, 50, 1),
-]
-SHARED_SINGLE = [
-    Chunk(0, 1, 60, 32, shared=12, shared_start=30),
-    Chunk(1, 1, 81, 19, shared=12, shared_start=30),
-    Chunk(2, 1, 50, 1),
-]
 
 
 class FlashInPlainTorch(TorchDispatchMode):
@@ -72,7 +65,7 @@ CASES = {
 def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(kernel, chunks, rules, package):
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16)
-    keys, values = torch.randn(2, 2, 90, 16).unbind(0)
+    keys, values = torch.randn(2, 2, 512, 16).unbind(0)
     batch = ragged_batch(chunks, kernel, CPU)
     with FlashInPlainTorch():
         found = kernel(query, keys, values, batch, 0.4, rules)
@@ -84,7 +77,7 @@ def test_a_new_token_attends_to_its_own_sequence_up_to_itself(chunks):
     """The oracle computes token by token: softmax over the keys of the visible rows."""
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16, dtype=torch.float64)
-    keys, values = torch.randn(2, 2, 90, 16, dtype=torch.float64).unbind(0)
+    keys, values = torch.randn(2, 2, 512, 16, dtype=torch.float64).unbind(0)
     found = one_by_one(query, keys, values, ragged_batch(chunks, one_by_one, CPU), 0.4)
     for chunk in chunks:
         own = chunk.length - chunk.shared
