@@ -42,11 +42,13 @@ def test_an_agent_that_only_plays_warns_of_slow_attention(caplog):
 def test_in_32_bits_there_is_nothing_to_report():
     line = describe_attention(policy_on("cuda", torch.float32).attention)
     assert line.count("16 bits only") == 2 and "slow" not in line
+    assert re.search("one_by_one in rollouts .*, game_by_game in updates", line)
 
 
 def test_a_cpu_uses_its_fastest_kernels():
-    line = describe_attention(tiny.policy().attention)
-    assert "one_by_one in rollouts (FlashAttention needs a GPU), merged in updates" in line
+    for dtype in (torch.float32, torch.bfloat16):
+        line = describe_attention(policy_on("cpu", dtype).attention)
+        assert "one_by_one in rollouts (FlashAttention needs a GPU), merged in updates" in line
 
 
 def test_a_kernel_with_another_result_is_rejected_with_the_reason():

@@ -107,12 +107,6 @@ def test_rows_are_shared_only_with_a_gpu_kernel_that_joins_them_rightly(package,
     assert not can_share_rows(flash_package, place)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
-def test_sequences_are_computed_one_by_one_without_a_gpu_or_in_32_bits(device, dtype):
-    shape = AttentionShape(2, 4, 2, 16, windows=False)
-    assert choose_attention(Place(shape, torch.device(device), dtype)).decode is one_by_one
-
-
 @pytest.mark.parametrize(("longest_query", "causal"), [(1, False), (2, True), (300, True)])
 def test_only_a_batch_of_single_tokens_is_not_causal_for_flash_attention(longest_query, causal):
     """The flag would disable its split over long keys; a single token sees the whole sequence anyway."""

@@ -173,12 +173,6 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("dropout", [1, 0.5])
-def test_dropout_is_off_whatever_the_type_of_its_number(tmp_path, dropout):
-    tiny.save_model(tmp_path, "opt", dropout=dropout, word_embed_proj_dim=32, ffn_dim=48)
-    assert load_policy(tmp_path, device=CPU).model.config.dropout == 0
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):
     tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
     tokenizer.add_tokens(["larger", "than", "before"])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from prompt_r1.agent.attention import PLAIN, ScoreRules
 from prompt_r1.agent.decode_kernels import CacheOffsets
 from prompt_r1.agent.packing import Group, fill, game_by_game, merged, pack, row_offsets, varlen
-from tests import tiny
 from tests.agent.conftest import flash_in_plain_torch
 from tests.games import CPU, siblings
 
@@ -64,10 +63,6 @@ def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_h
     for found, expected in zip(*results, strict=True):
         error = ((found - expected).norm() / expected.norm()).item()
         assert error < {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
-
-
-def test_a_cpu_uses_merged_attention():
-    assert tiny.policy().attention.packed is merged
 
 
 def varlen_on_a_cpu(query, key, value, queries, keys, *longest, scale, window_size, enable_gqa=False):

@@ -359,13 +359,6 @@ def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
         stop_ranks(ranks)
 
 
-class RanksWithAFailedPeer(Ranks):
-    """The first of two ranks; the other one has failed."""
-
-    def gather(self, item: list) -> list:
-        return [item, [Resumable("the budget is used up")]]
-
-
 @pytest.mark.parametrize(
     ("own", "first", "refused"),
     [("127.0.1.1", "10.0.0.1", True), ("10.0.0.2", "10.0.0.1", False), ("127.0.1.1", "127.0.0.1", False)],
@@ -409,30 +402,30 @@ def test_an_error_of_the_network_can_be_resumed():
         fail(RuntimeError("a bug"))
 
 
-def test_the_failure_of_another_rank_is_raised_on_a_rank_that_succeeded():
-    async def work() -> str:
-        return "done"
-
-    with asyncio.Runner() as runner:
-        assert run_on_all_ranks(work(), runner, ONE_RANK) == "done"
-        with pytest.raises(Resumable, match="the budget is used up"):
-            run_on_all_ranks(work(), runner, RanksWithAFailedPeer(rank=0, count=1, device=CPU))
-
-
-def test_a_failure_is_shared_with_the_other_ranks_before_it_is_raised():
+def test_a_failure_is_shared_with_the_other_ranks_and_raised_on_those_that_succeeded():
     shared: list[object] = []
+    failed_elsewhere: list[Exception] = []
 
-    class RecordingRanks(Ranks):
+    class FirstOfTwoRanks(Ranks):
         def gather(self, item: list) -> list:
             shared.append(item)
-            return [item, []]
+            return [item, failed_elsewhere]
 
-    async def work() -> str:
+    async def succeed() -> str:
+        return "done"
+
+    async def fail() -> str:
         raise FatalEnvError("the key is wrong")
 
-    with asyncio.Runner() as runner, pytest.raises(FatalEnvError, match="the key is wrong"):
-        run_on_all_ranks(work(), runner, RecordingRanks(rank=0, count=1, device=CPU))
-    assert len(shared) == 1 and "the key is wrong" in str(shared[0])
+    ranks = FirstOfTwoRanks(rank=0, count=1, device=CPU)
+    with asyncio.Runner() as runner:
+        assert run_on_all_ranks(succeed(), runner, ranks) == "done"
+        with pytest.raises(FatalEnvError, match="the key is wrong"):
+            run_on_all_ranks(fail(), runner, ranks)
+        assert len(shared) == 2 and "the key is wrong" in str(shared[1])
+        failed_elsewhere.append(Resumable("the budget is used up"))
+        with pytest.raises(Resumable, match="the budget is used up"):
+            run_on_all_ranks(succeed(), runner, ranks)
 
 
 def test_auto_chooses_parallelism_from_device_and_number_of_ranks():
