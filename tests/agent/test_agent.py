@@ -1,12 +1,11 @@
-"""What an agent passes to its engine, and what a user's names mean."""
+"""The settings of an agent's games, and what a user's names mean."""
 
 import asyncio
-from functools import partial
 
 import pytest
 import torch
 
-from prompt_r1.agent.agent import Agent, check_question_lengths, compute_dtype, make_agent
+from prompt_r1.agent.agent import check_question_lengths, compute_dtype, make_agent
 from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
@@ -14,7 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.rollout import play
-from prompt_r1.types import Completion, GameSettings, Question
+from prompt_r1.types import GameSettings, Question
 from tests import tiny
 from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
 
@@ -22,44 +21,29 @@ QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 
 
-class ScriptedEngine(ScriptedAgent):
-    """Records how it is called to sample."""
-
-    def __init__(self, texts: list[str]) -> None:
-        super().__init__(texts)
-        self.temperatures: list[float] = []
-
-    async def generate(self, tokens, *, max_new, seed, temperature, top_p, watch=None) -> Completion:
-        self.temperatures.append((temperature, top_p))
-        return await super().generate(tokens, max_new=max_new, seed=seed)
-
-
-def play_two_turns(**settings) -> ScriptedEngine:
-    """Play a game with the settings of a run; returns the engine, which records its calls."""
+def play_two_turns(**settings) -> ScriptedAgent:
+    """Play a game with the settings of a run; returns its agent, which records the calls."""
     sizes = {"max_turns": 2, "max_tokens": 900, "max_new": 64}
     config = TrainConfig(**{**PRESETS["mini"], **sizes, **settings})
-    engine = ScriptedEngine([think("1", prompt="a"), think("2", prompt="b")])
-    agent = Agent(engine, CODEC, config.game)
-    generate = partial(agent.engine.generate, temperature=0.25, top_p=0.8)
+    agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b")])
     ask = ScriptedEnvironment(["0123456"]).ask
-    game = asyncio.run(play(QUESTION, generate, ask, CODEC, agent.game, seed="7/q7/3"))
+    game = asyncio.run(play(QUESTION, agent.generate, ask, CODEC, config.game, seed="7/q7/3"))
     assert len(game.turns) == 2
-    assert engine.temperatures == [(0.25, 0.8)] * 2
-    assert engine.limits == [64, 64]
-    assert engine.seeds == ["7/q7/3/1", "7/q7/3/2"]
-    return engine
+    assert agent.limits == [64, 64]
+    assert agent.seeds == ["7/q7/3/1", "7/q7/3/2"]
+    return agent
 
 
 def test_a_game_has_the_settings_of_its_run():
-    engine = play_two_turns(max_reply_tokens=3, force_answer=True)
-    read = tiny.tokenizer().decode(engine.read[1])
+    agent = play_two_turns(max_reply_tokens=3, force_answer=True)
+    read = tiny.tokenizer().decode(agent.read[1])
     assert "012 [cut]" in read and "0123456" not in read
     assert LAST_TURN in read
 
 
 def test_a_game_without_these_settings_is_not_cut_short():
-    engine = play_two_turns(max_reply_tokens=0, force_answer=False)
-    read = tiny.tokenizer().decode(engine.read[1])
+    agent = play_two_turns(max_reply_tokens=0, force_answer=False)
+    read = tiny.tokenizer().decode(agent.read[1])
     assert "0123456" in read
     assert LAST_TURN not in read
 

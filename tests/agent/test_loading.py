@@ -164,15 +164,6 @@ def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_p
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_model_without_a_tokenizer_is_refused(tmp_path):
-    tiny.model().save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="no tokenizer at"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match="no tokenizer at"):
-        load_tokenizer(tmp_path)
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):
     tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
     tokenizer.add_tokens(["larger", "than", "before"])

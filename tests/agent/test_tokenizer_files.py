@@ -47,6 +47,7 @@ DAMAGES = [
     (lambda folder: remove(folder, "tokenizer.json"), "there is no tokenizer.json"),
     (sentencepiece_only, r"there is no tokenizer.json.*\(is sentencepiece installed\?\)"),
     (cut, "no tokenizer at .*Unterminated string"),
+    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no tokenizer at"),
     (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no tokenizer at"),
     (template(b""), "has no chat template: give it one"),
     (template(b"\xff\xfe"), "no tokenizer at .*utf-8"),
