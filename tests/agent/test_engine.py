@@ -655,22 +655,15 @@ def test_an_error_in_the_model_is_raised_in_every_waiting_game():
     assert all(isinstance(result, IndexError) for result in asyncio.run(play()))
 
 
-class FailsOnce(Policy):
-    """A policy whose first forward fails."""
-
-    failed = False
-
-    def hidden_states(self, ids: torch.Tensor, **more) -> torch.Tensor:
-        if not self.failed:
-            self.failed = True
-            raise RuntimeError("the device failed")
-        return super().hidden_states(ids, **more)
-
-
-def test_the_cache_of_a_failed_forward_is_not_used():
-    policy, prompt = FailsOnce(tiny.model(), compute=torch.float32), tiny.random_tokens(20, seed=0)
+def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
+    policy, prompt = tiny.policy(), tiny.random_tokens(20, seed=0)
     engine = make_engine(policy)
-    with pytest.raises(RuntimeError, match="the device failed"):
+
+    def fail(*_, **__):
+        raise RuntimeError("the device failed")
+
+    with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
+        failing.setattr(policy, "hidden_states", fail)
         asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
     again = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
