@@ -330,7 +330,7 @@ class _Collect(argparse.Action):
             if self.dest in ("val_data", "test_data") and {"none", HELD_OUT} & {value, *collected}:
                 collected.clear()
             collected.append(value)
-        setattr(given, self.dest, collected)
+        setattr(given, self.dest, tuple(collected))
 
 
 def _help_line(f: Field[Any], preset: dict[str, Any]) -> str:

@@ -114,7 +114,7 @@ def _check_value(f: Field[Any], value: object) -> None:
     flag, choices = flag_of(f.name), f.metadata["choices"]
     if isinstance(value, int | float):
         check_number(flag, value, f.metadata["range"])
-    for text in value if isinstance(value, tuple | list) else [value]:
+    for text in value if isinstance(value, tuple) else [value]:
         if not isinstance(text, str):
             continue
         if choices and text not in choices:

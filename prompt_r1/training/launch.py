@@ -92,19 +92,13 @@ def _finished_summary(folder: Path, config: TrainConfig) -> str:
         lines = read_metrics(folder)
     except (UsageError, OSError, ValueError):
         return ""  # the resumed run reports what is wrong
-    asked = replace(config, out=stored.out, resume=stored.resume)
-    same = all(_as_tuple(value) == _as_tuple(getattr(asked, name)) for name, value in vars(stored).items())
     checkpoints, best = checkpoints_of(folder), exported_step(folder / "agent")
     saved = bool(checkpoints) and checkpoints[-1].name == f"step-{config.steps:06d}"
     logged = bool(lines) and lines[-1]["step"] == config.steps
     tested = not config.test_data or (folder / TEST_FILE).exists()
+    same = stored == replace(config, out=stored.out, resume=stored.resume)
     if not (same and saved and logged and tested and best >= 0):
         return ""
     done = f"{folder} is finished: step {config.steps} of {config.steps}"
     more = "a larger --steps trains on, and --resume never begins a new run"
     return f"{done}; {more}\n\n{summary(folder, best, config)}"
-
-
-def _as_tuple(value: object) -> object:
-    """A tuple for a list of the command line."""
-    return tuple(value) if isinstance(value, list) else value

@@ -294,7 +294,7 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
 
 def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
     config, _ = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
-    assert config.data == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
     assert config.checkpointing is True and train_config([])[0].checkpointing is False
     with pytest.raises(UsageError, match="expected true or false, not 'yes'"):
         train_config(["--checkpointing", "yes"])
@@ -303,9 +303,9 @@ def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
 @pytest.mark.parametrize(
     ("line", "files"),
     [
-        ("--val-data none --val-data a b", ["a", "b"]),
-        ("--val-data held-out --val-data a --val-data b", ["a", "b"]),
-        ("--val-data a b --val-data held-out", ["held-out"]),
+        ("--val-data none --val-data a b", ("a", "b")),
+        ("--val-data held-out --val-data a --val-data b", ("a", "b")),
+        ("--val-data a b --val-data held-out", ("held-out",)),
         ("--val-data a --val-data none", ()),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_later_flag_replaces_none_and_held_out_and_these_replace_files(line, f
         config, _ = train_config(["--data", "own.jsonl", *line.replace("--val-data", flag).split()])
         assert (config.val_data if flag == "--val-data" else config.test_data) == files
     config = evaluate_config(["--env", "none", "--env", "mini"])
-    assert config.env == ["none", "mini"]
+    assert config.env == ("none", "mini")
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of
         return config.val_data, config.test_data
 
     assert split("") == split("--config paper") == (("held-out",), ())
-    assert split("--val-data none --test-data b.jsonl") == ((), ["b.jsonl"])
-    assert split("--val-data c.jsonl") == (["c.jsonl"], ())
+    assert split("--val-data none --test-data b.jsonl") == ((), ("b.jsonl",))
+    assert split("--val-data c.jsonl") == (("c.jsonl",), ())
 
 
 def test_a_settings_file_names_its_own_validation_and_test_files(tmp_path):

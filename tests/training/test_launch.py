@@ -27,7 +27,7 @@ def run(tmp_path) -> Path:
 
 
 def test_a_complete_run_is_summed_up_wherever_it_lies_and_however_it_is_named(run):
-    for config in (CONFIG, replace(CONFIG, out=str(run), resume="never"), replace(CONFIG, data=["mini"])):
+    for config in (CONFIG, replace(CONFIG, out=str(run), resume="never"), replace(CONFIG, data=("mini",))):
         first, _, *rest = _finished_summary(run, config).splitlines()
         assert first == (
             f"{run} is finished: step 4 of 4; a larger --steps trains on, and --resume never begins a new run"
