@@ -43,9 +43,8 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import Ranks, make_mesh, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
-from prompt_r1.training.logprob_gap import limit_of
 from prompt_r1.training.memory import Setup, shape_of, state_bytes, update_bytes
-from prompt_r1.training.update import Update
+from prompt_r1.training.update import Update, limit_of
 from prompt_r1.types import ScoredGame
 from prompt_r1.version import installed_version
 

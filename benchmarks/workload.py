@@ -14,9 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.training.logprob_gap import NAME, Limit
 from prompt_r1.training.parts import make_objective
-from prompt_r1.training.update import Update
+from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from train import learn
 
@@ -191,7 +190,7 @@ def make_update(policy: Policy, ranks: Ranks, *, tokens_per_batch: int) -> Updat
         grad_clip=1.0,
         token_mean=False,
         tokens_per_batch=tokens_per_batch,
-        gap_limit=Limit(NAME, math.inf, math.inf),  # no engine played these games
+        gap_limit=Limit(GAP, math.inf, math.inf),  # no engine played these games
     )
 
 

@@ -14,9 +14,8 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.options.advantages import compare_games
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
-from prompt_r1.training.logprob_gap import NAME, Limit
 from prompt_r1.training.parts import make_objective
-from prompt_r1.training.update import Update
+from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests import tiny
 from tests.tiny import think
@@ -24,7 +23,7 @@ from train import learn
 
 CPU = torch.device("cpu")
 ONE_RANK = Ranks(rank=0, count=1, device=CPU)
-ANY_GAP = Limit(NAME, math.inf, math.inf)
+ANY_GAP = Limit(GAP, math.inf, math.inf)
 SETTINGS: dict[str, Any] = {
     "clip": 0.2,
     "clip_high": 0.0,

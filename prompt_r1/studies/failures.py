@@ -24,7 +24,7 @@ from prompt_r1.studies.faults import FAULTS
 from prompt_r1.studies.programs import Flags, add_seeds, train
 from prompt_r1.studies.study import Line, pooled_validations, validations
 from prompt_r1.training.alarms import Watchdog
-from prompt_r1.training.logprob_gap import limit_of
+from prompt_r1.training.update import limit_of
 
 START_STEPS = 10  # of the default run whose agent every run starts from
 # Half a step of the mini preset, and a validation every second step.

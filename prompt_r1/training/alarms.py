@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from prompt_r1.training.logprob_gap import NAME as GAP
-from prompt_r1.training.logprob_gap import Limit
+from prompt_r1.training.update import GAP, Limit
 
 WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
 LEARNED_EM = 0.9  # of the sampled games: groups without spread are then right, and no alarm
@@ -94,45 +93,36 @@ class Watchdog:
         that is not finite is a collapse at once. A step whose games the environment broke says nothing about
         the agent, and one whose answers are nearly all right needs no spread.
         """
-        alarms: list[str] = []
         if line.get("groups/dropped") == 1:
-            return alarms
-        if self.gap is not None and self.gap.metric in line:
-            sign = Sign(self.gap.alarm, "engine and policy disagree")
-            alarms += self._see_sign(self.gap.metric, sign, line[self.gap.metric])
-        for name, sign in SIGNS.items():
+            return []
+        signs: dict[str, Sign] = {}
+        if self.gap is not None:
+            signs[self.gap.metric] = Sign(self.gap.alarm, "engine and policy disagree")
+        wrong: dict[str, str] = {}  # what is wrong with each metric of the line; "": nothing
+        for name, sign in (signs | SIGNS).items():
             if name in line:
-                alarms += self._see_sign(name, sign, line[name])
-        for name in [name for name in RULES if name in line]:
-            if name == "groups/no_spread" and line.get("em", 0.0) >= LEARNED_EM:
-                continue
-            value = line[name]
-            now, before = self._add(name, value)
-            collapsed = not math.isfinite(value) or (bool(before) and RULES[name](now, before))
-            if not collapsed:
-                self.alarming.discard(name)
-            elif name not in self.alarming:
-                self.alarming.add(name)
-                usual = f"; its median over the run is {median(before):.3g}" if before else ""
-                alarms.append(f"{name} is {now if math.isfinite(value) else value:.3g}{usual}")
+                alarm = f"{name} is {line[name]:.3g}, above {sign.highest:g}: {sign.meaning}"
+                wrong[name] = "" if line[name] <= sign.highest else alarm
+        right = line.get("em", 0.0) >= LEARNED_EM
+        for name in RULES:
+            if name in line and not (right and name == "groups/no_spread"):
+                wrong[name] = self._judge_window(name, line[name])
+        alarms = [text for name, text in wrong.items() if text and name not in self.alarming]
+        self.alarming -= wrong.keys()
+        self.alarming |= {name for name, text in wrong.items() if text}
         return alarms
 
-    def _see_sign(self, name: str, sign: Sign, value: float) -> list[str]:
-        if value <= sign.highest:
-            self.alarming.discard(name)
-        elif name not in self.alarming:
-            self.alarming.add(name)
-            return [f"{name} is {value:.3g}, above {sign.highest:g}: {sign.meaning}"]
-        return []
-
-    def _add(self, name: str, value: float) -> tuple[float, list[float]]:
-        """The median of the window that ends with `value`, and the medians of the windows before it."""
+    def _judge_window(self, name: str, value: float) -> str:
+        """Judge the median of the window that ends with `value` by those of the windows before it."""
         recent, medians = self.recent.setdefault(name, []), self.medians.setdefault(name, [])
+        before = list(medians)
         if math.isfinite(value):
             recent.append(value)
             del recent[:-WINDOW]
-        before = list(medians)
         now = median(recent) if recent else value
         if len(recent) == WINDOW:
             medians.append(now)
-        return now, before
+        usual = f"; its median over the run is {median(before):.3g}" if before else ""
+        if not math.isfinite(value):
+            return f"{name} is {value:.3g}{usual}"
+        return f"{name} is {now:.3g}{usual}" if before and RULES[name](now, before) else ""

@@ -21,11 +21,11 @@ from prompt_r1.storage.run_folder import REPLACED, count_rollbacks, set_metrics_
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.alarms import NOT_THE_AGENT, SIGNS, Watchdog
 from prompt_r1.training.console import nothing_to_learn, summary
-from prompt_r1.training.logprob_gap import limit_of
 from prompt_r1.training.memory import reserve_memory
 from prompt_r1.training.metrics import spending, step_metrics
 from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
+from prompt_r1.training.update import limit_of
 from prompt_r1.training.validation import compare_on_test, validation_metrics
 from prompt_r1.types import ScoredGame
 

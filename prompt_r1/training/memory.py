@@ -26,7 +26,7 @@ from prompt_r1.config.fields import MINI_AGENTS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import local_tensor
 from prompt_r1.distributed.ranks import Ranks
-from prompt_r1.training.models import Models
+from prompt_r1.training.parts import Models
 
 GPUS = (40, 80, 141)  # GB: A100, A100 or H100, H200
 SMALL_GPU = 24  # GB: a consumer GPU, shown for adapters

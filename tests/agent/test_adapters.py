@@ -15,7 +15,7 @@ from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.training.logprob_gap import MEAN, gap_metrics, limit_of
+from prompt_r1.training.update import GAP_MEAN, gap_metrics, limit_of
 from prompt_r1.types import Question, Trajectory
 from tests import tiny
 from tests.games import CPU, siblings
@@ -147,7 +147,7 @@ def test_the_engine_samples_from_the_policy_within_the_limits_of_the_gap(compute
             for game in games
         ]
     metrics, limit = gap_metrics(differences, cap=2.0), limit_of(compute)
-    assert metrics[limit.metric] < limit.alarm, metrics[MEAN]
+    assert metrics[limit.metric] < limit.alarm, metrics[GAP_MEAN]
 
 
 def test_models_that_adapters_do_not_fit_are_usage_errors():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prompt_r1.training.alarms import SIGNS, Watchdog
-from prompt_r1.training.logprob_gap import limit_of
+from prompt_r1.training.update import limit_of
 
 Curve = Callable[[int], float]  # the value of a metric in a step
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.training.logprob_gap import HIGH, IMPORTANCE, MEAN, NAME, TRUNCATED, gap_metrics, limit_of
+from prompt_r1.training.update import GAP, GAP_MEAN, gap_metrics, limit_of
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 from tests import tiny
 from tests.games import Learner
@@ -78,7 +78,7 @@ def learn_from_engine(
 def test_the_gap_of_a_right_engine_is_below_the_alarm(compute):
     metrics = learn_from_engine(compute)
     limit = limit_of(compute)
-    assert 0 < metrics[MEAN] < metrics[HIGH] <= metrics[NAME]
+    assert 0 < metrics[GAP_MEAN] < metrics[f"{GAP}_p99"] <= metrics[GAP]
     assert metrics[limit.metric] < limit.alarm
 
 
@@ -106,14 +106,14 @@ def test_an_engine_of_a_plainly_other_model_stops_the_run_in_bfloat16():
 
 def test_the_gap_has_the_mean_the_99th_percentile_and_the_maximum_of_all_tokens():
     metrics = gap_metrics([torch.arange(0.0, 150.0), -torch.arange(150.0, 200.0)], cap=0)
-    assert {name: metrics[name] for name in (NAME, MEAN, HIGH)} == {NAME: 199.0, MEAN: 99.5, HIGH: 197.0}
-    assert math.isnan(gap_metrics([torch.tensor([math.nan, 1.0])], cap=0)[NAME])
+    assert (metrics[GAP], metrics[GAP_MEAN], metrics[f"{GAP}_p99"]) == (199.0, 99.5, 197.0)
+    assert math.isnan(gap_metrics([torch.tensor([math.nan, 1.0])], cap=0)[GAP])
 
 
 def test_the_mean_importance_weight_and_the_share_that_is_truncated():
     ratios = torch.tensor([0.5, 1.0, 2.0, 3.0, 5.0])
     metrics = gap_metrics([ratios.log()], cap=2.5)
-    assert metrics[IMPORTANCE] == pytest.approx((0.5 + 1 + 2 + 2.5 + 2.5) / 5)
-    assert metrics[TRUNCATED] == pytest.approx(2 / 5)
+    assert metrics["engine/importance_mean"] == pytest.approx((0.5 + 1 + 2 + 2.5 + 2.5) / 5)
+    assert metrics["engine/importance_truncated"] == pytest.approx(2 / 5)
     for uncorrected in (gap_metrics([ratios.log()], cap=0), gap_metrics([], cap=2.0)):
-        assert uncorrected[IMPORTANCE] == 1 and uncorrected[TRUNCATED] == 0
+        assert uncorrected["engine/importance_mean"] == 1 and uncorrected["engine/importance_truncated"] == 0

@@ -38,7 +38,7 @@ from prompt_r1.training.memory import (
     table_of,
     update_bytes,
 )
-from prompt_r1.training.models import Models
+from prompt_r1.training.parts import Models
 from tests import tiny
 from tests.games import CPU, ONE_RANK, random_game
 from tests.paths import ROOT

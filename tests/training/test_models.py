@@ -14,7 +14,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig, check
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import UsageError
-from prompt_r1.training.models import Models, load_models, load_reference
+from prompt_r1.training.parts import Models, load_models, load_reference
 from prompt_r1.training.run import Run
 from tests import tiny
 from tests.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
