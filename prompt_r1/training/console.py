@@ -29,64 +29,73 @@ RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of steps: a right-aligned metric under its label."""
+    """A right-aligned column of the table of steps."""
 
     label: str
-    metric: str
-    digits: int  # after the decimal point
     width: int
+    text: Callable[[Mapping[str, float]], str]  # of the metrics of a step; "" if it was not measured
 
     @property
     def header(self) -> str:
         return self.label.rjust(self.width)
 
-    def cell(self, metrics: dict[str, float]) -> str:
-        """The metric of a step; blank if it was not measured."""
-        text = f"{metrics[self.metric]:.{self.digits}f}" if self.metric in metrics else ""
-        return text.rjust(self.width)
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        return self.text(metrics).rjust(self.width)
+
+
+def _number(metric: str, digits: int) -> Callable[[Mapping[str, float]], str]:
+    """A metric with so many digits after the decimal point."""
+    return lambda metrics: f"{metrics[metric]:.{digits}f}" if metric in metrics else ""
+
+
+def _as_dollars(usd: float) -> str:
+    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
+
+
+def _dollars(metrics: Mapping[str, float]) -> str:
+    """The dollars that the run has spent on replies so far."""
+    return _as_dollars(metrics.get("env/usd", 0.0))
+
+
+def _lost_dollars(metrics: Mapping[str, float]) -> str:
+    """What lost attempts have cost at most, with a plus; "" if there were none."""
+    usd = metrics.get("env/lost_usd", 0.0)
+    return f"+{_as_dollars(usd)}" if usd else ""
 
 
 COLUMNS = (
-    Column("reward", "reward/mean", digits=3, width=6),
-    Column("EM", "em", digits=3, width=5),
-    Column("format", "format", digits=3, width=6),
-    Column("turns", "turns", digits=2, width=5),
-    Column("KL", "kl", digits=4, width=6),
-    Column("games/s", "games/s", digits=1, width=7),
+    Column("step", 4, _number("step", 0)),
+    Column("reward", 6, _number("reward/mean", 3)),
+    Column("EM", 5, _number("em", 3)),
+    Column("format", 6, _number("format", 3)),
+    Column("turns", 5, _number("turns", 2)),
+    Column("KL", 6, _number("kl", 4)),
 )
+SPEED = (Column("games/s", 7, _number("games/s", 1)),)
+DOLLARS = (Column("spent", 7, _dollars), Column("lost", 8, _lost_dollars))  # in place of the speed
 VALIDATION = (
-    Column("EM", "val/em", digits=3, width=5),
-    Column("reward", "val/reward", digits=3, width=6),
-    Column("format", "val/format", digits=3, width=6),
+    Column("EM", 5, _number("val/em", 3)),
+    Column("reward", 6, _number("val/reward", 3)),
+    Column("format", 6, _number("val/format", 3)),
 )
-BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}  # label: metric
-TRAINING = {"EM": "em", "reward": "reward/mean", "format": "format"}  # of the summary
-STEP_WIDTH, DOLLARS_WIDTH, LOST_WIDTH = 4, 7, 8
+# Label: metric, beside the bar and in the summary.
+BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}
+TRAINED = {"EM": "em", "reward": "reward/mean", "format": "format"}
+VALIDATED = {"EM": "val/em", "reward": "val/reward", "format": "val/format"}
 
 
 def header(*, priced: bool) -> str:
     """The labels above the rows, in 80 columns; `priced` shows dollars in place of the speed."""
-    labels = ["step".rjust(STEP_WIDTH), *(column.header for column in _columns(priced))]
-    if priced:
-        labels += ["spent".rjust(DOLLARS_WIDTH), "lost".rjust(LOST_WIDTH)]
+    labels = [column.header for column in (*COLUMNS, *(DOLLARS if priced else SPEED))]
     return " ".join([*labels, "| val", *(column.header for column in VALIDATION)])
 
 
-def row(metrics: dict[str, float], *, priced: bool) -> str:
+def row(metrics: Mapping[str, float], *, priced: bool) -> str:
     """One step under `header`; blank where a metric is missing, as in step 0, which only validates."""
-    cells = [
-        str(int(metrics["step"])).rjust(STEP_WIDTH),
-        *(column.cell(metrics) for column in _columns(priced)),
-    ]
-    if priced:
-        cells += [_dollars(metrics).rjust(DOLLARS_WIDTH), _lost_dollars(metrics).rjust(LOST_WIDTH)]
+    cells = [column.cell(metrics) for column in (*COLUMNS, *(DOLLARS if priced else SPEED))]
     if "val/em" in metrics:
-        cells += ["|".ljust(len("| val")), *(column.cell(metrics) for column in VALIDATION)]
+        cells += ["|    ", *(column.cell(metrics) for column in VALIDATION)]
     return " ".join(cells).rstrip()
-
-
-def _columns(priced: bool) -> Sequence[Column]:
-    return COLUMNS[:-1] if priced else COLUMNS
 
 
 class Console:
@@ -158,7 +167,7 @@ class Console:
             self._bar.set_description_str(text.ljust(15))
 
 
-def bar_metrics(metrics: dict[str, float], *, priced: bool) -> str:
+def bar_metrics(metrics: Mapping[str, float], *, priced: bool) -> str:
     """The newest metrics beside the bar; the important ones first, because a narrow terminal cuts the end."""
     shown = [f"{label} {metrics[name]:.2f}" for label, name in BAR.items() if name in metrics]
     if priced:
@@ -166,21 +175,6 @@ def bar_metrics(metrics: dict[str, float], *, priced: bool) -> str:
     if "games/s" in metrics:
         shown.append(f"{metrics['games/s']:.1f} games/s")
     return "  ".join(shown)
-
-
-def _dollars(metrics: dict[str, float]) -> str:
-    """The dollars that the run has spent on replies so far."""
-    return _as_dollars(metrics.get("env/usd", 0.0))
-
-
-def _lost_dollars(metrics: dict[str, float]) -> str:
-    """What lost attempts have cost at most, with a plus; "" if there were none."""
-    usd = metrics.get("env/lost_usd", 0.0)
-    return f"+{_as_dollars(usd)}" if usd else ""
-
-
-def _as_dollars(usd: float) -> str:
-    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}"
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
@@ -291,12 +285,8 @@ def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:
     if len(validated) < 2 or best_step not in validated:
         return ""
     first = min(validated)
-    changes = [
-        _change(column.label, validated[first][column.metric], validated[best_step][column.metric])
-        for column in VALIDATION
-    ]
-    steps = f"from step {first} to step {best_step}, the best"
-    return f"  validation   {'   '.join(changes)}\n               {steps}"
+    changes = _changes(validated[first], validated[best_step], VALIDATED)
+    return f"  validation   {changes}\n               from step {first} to step {best_step}, the best"
 
 
 def _training_change(lines: list[dict[str, float]]) -> str:
@@ -304,17 +294,17 @@ def _training_change(lines: list[dict[str, float]]) -> str:
     steps = [line for line in lines if "reward/mean" in line]
     if len(steps) < 2 * RECENT:
         return ""
-    changes = []
-    for label, name in TRAINING.items():
-        first = mean(line[name] for line in steps[:RECENT])
-        last = mean(line[name] for line in steps[-RECENT:])
-        changes.append(_change(label, first, last))
+    first, last = (
+        {name: mean(line[name] for line in part) for name in TRAINED.values()}
+        for part in (steps[:RECENT], steps[-RECENT:])
+    )
     means = f"sampled games, means of the first and the last {RECENT} steps"
-    return f"  in training  {'   '.join(changes)}\n               {means}"
+    return f"  in training  {_changes(first, last, TRAINED)}\n               {means}"
 
 
-def _change(label: str, first: float, last: float) -> str:
-    return f"{label} {first:.3f} → {last:.3f}"
+def _changes(first: Mapping[str, float], last: Mapping[str, float], metrics: Mapping[str, str]) -> str:
+    changes = [f"{label} {first[name]:.3f} → {last[name]:.3f}" for label, name in metrics.items()]
+    return "   ".join(changes)
 
 
 def _time_to_good_em(lines: list[dict[str, float]]) -> str:
