@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 HEADER_EVERY = 25  # rows
-GOOD_EM = 0.9  # the summary shows how long the run took to validate so well
 RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
 
@@ -188,14 +187,14 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     if lines and lines[-1].get("env/usd"):
         lost = _lost_dollars(lines[-1])
         totals.append(_dollars(lines[-1]) + (f" (at most {lost} for lost attempts)" if lost else ""))
-    totals.append(_duration(_seconds(lines)))
+    phases = [value for line in lines for name, value in line.items() if name.startswith("time/")]
+    totals.append(_duration(sum(phases)))
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     other = "mini:ood" if mini else " ".join(config.test_data) or "FILE"
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),
         f"  took         {', '.join(totals)}",
-        *filter(None, [_time_to_good_em(lines)]),
         *([f"  calls        {calls}"] if calls.total else []),
         *([f"  late         {late:,} games left their groups (--game-deadline)"] if late else []),
         "Where it is",
@@ -305,20 +304,6 @@ def _training_change(lines: list[dict[str, float]]) -> str:
 def _changes(first: Mapping[str, float], last: Mapping[str, float], metrics: Mapping[str, str]) -> str:
     changes = [f"{label} {first[name]:.3f} → {last[name]:.3f}" for label, name in metrics.items()]
     return "   ".join(changes)
-
-
-def _time_to_good_em(lines: list[dict[str, float]]) -> str:
-    """When training first raised the validation EM to GOOD_EM; "" if it never did, or began there."""
-    good = [number for number, line in enumerate(lines) if line.get("val/em", 0.0) >= GOOD_EM]
-    if not good or good[0] == 0:
-        return ""
-    taken = _duration(_seconds(lines[: good[0] + 1]))
-    return f"               validation EM {GOOD_EM:.2f} after {taken}, at step {lines[good[0]]['step']:.0f}"
-
-
-def _seconds(lines: list[dict[str, float]]) -> float:
-    """The time of all phases of these steps."""
-    return sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
 
 
 def _duration(seconds: float) -> str:

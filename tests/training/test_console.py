@@ -14,7 +14,7 @@ from dataclasses import fields
 import pytest
 
 from infer import InferConfig
-from prompt_r1.cli.command_line import run_program, train_config
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig
@@ -127,18 +127,6 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     assert f"python evaluate.py --agent {tmp_path} --data test.jsonl" in shown
 
 
-def test_the_summary_shows_the_time_to_a_good_validation(tmp_path):
-    def shown(*ems: float) -> str:
-        line = {"val/reward": 0.5, "val/format": 1.0, "time/rollout": 20.0, "time/validation": 5.0}
-        lines = [{"step": 20 * n, "val/em": em, **line} for n, em in enumerate(ems)]
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return summary(tmp_path, 20, TrainConfig(env="mini"))
-
-    assert "               validation EM 0.90 after 75 s, at step 40\n" in shown(0.2, 0.89, 0.9, 0.95)
-    assert "0.90 after" not in shown(0.2, 0.89)  # never
-    assert "0.90 after" not in shown(0.9, 0.95)  # from the start
-
-
 def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
     """Every line, with commands that can be typed as they stand."""
     lines = [
@@ -157,7 +145,6 @@ def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
         "               from step 0 to step 2, the best",
         "  took         2 steps, 1,600 games, 3,005 calls of mini, "
         "$0.5000 (at most +$0.2500 for lost attempts), 2.0 h",
-        "               validation EM 0.90 after 2.0 h, at step 2",
         "  calls        3,000 in training + 5 in validation",
         "               = 2,005 sent + 1,000 from the journal",
         "  late         1,200 games left their groups (--game-deadline)",
@@ -178,24 +165,13 @@ def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [
-        (0, "0 s"),
-        (119.4, "119 s"),
-        (120, "2 min"),
-        (150.1, "3 min"),
-        (7169, "119 min"),
-        (7170.1, "2.0 h"),
-        (9000, "2.5 h"),
-    ],
+    [(119.4, "119 s"), (120, "2 min"), (150.1, "3 min"), (7169, "119 min"), (7170.1, "2.0 h")],
 )
 def test_a_duration_is_in_the_unit_that_suits_it(seconds, shown):
     assert console_module._duration(seconds) == shown
 
 
-@pytest.mark.parametrize(
-    ("usd", "shown"),
-    [(0.0, "$0.0000"), (0.00004, "$0.0000"), (0.99994, "$0.9999"), (1, "$1.00"), (1234.567, "$1,234.57")],
-)
+@pytest.mark.parametrize(("usd", "shown"), [(0.99994, "$0.9999"), (1, "$1.00"), (1234.567, "$1,234.57")])
 def test_less_than_a_dollar_has_four_digits(usd, shown):
     assert console_module._as_dollars(usd) == shown
 
@@ -301,7 +277,3 @@ def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeyp
         line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
         assert line.search(shown["--help-all"])
         assert bool(line.search(shown["--help"])) == field.metadata["everyday"]
-
-
-def test_a_flag_that_only_help_all_shows_can_be_given():
-    assert train_config(["--grad-clip", "2.5"])[0].grad_clip == 2.5
