@@ -4,8 +4,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.frame_file import kept_frame
@@ -91,14 +89,7 @@ class Lifecycle:
         if ranks.device.type == "cuda":
             run.log.say(describe_attention(policy.attention))
         self.rollbacks = ranks.from_first(lambda: count_rollbacks(run.folder))
-        self.checkpoints = Checkpoints(
-            run.folder,
-            policy,
-            parts.optimizer,
-            config,
-            ranks,
-            say=run.log.say,
-        )
+        self.checkpoints = Checkpoints(run.folder, policy, parts.optimizer, config, ranks, say=run.log.say)
         self._resume()
         self.watchdog = Watchdog(limit_of(policy.compute))
         for line in read_metrics(run.folder) if ranks.first else []:
@@ -157,22 +148,22 @@ class Lifecycle:
 
     def _complete(self) -> None:
         """Validate, log and save the step, and check whether the run must stop or go back."""
-        run, state = self.run, self.state
-        line = dict(state.line)
-        if run.is_validated(state.step):
+        run, state, config = self.run, self.state, self.run.config
+        line, last = dict(state.line), state.step == config.steps
+        if config.val_data and (last or state.step % config.val_every == 0):
             with run.clock.phase("validation"):
                 line |= validation_metrics(run, self.parts, step=state.step)
         line |= run.clock.take() | spending(self.parts.environment, run.ranks)
         line = run.log.metrics(line)
         run.console.row(line)
-        due = run.is_saved(state.step)
+        due = last or (state.step > 0 and state.step % config.save_every == 0)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         # A reward of the user's own comes first: EM may know only one of several right answers.
-        order = -1 if run.config.reward else 1
+        order = -1 if config.reward else 1
         best = (state.best_em, state.best_reward)
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
-        export = better or (due and not run.config.val_data)  # without validation, the newest agent counts
+        export = better or (due and not config.val_data)  # without validation, the newest agent counts
         if export:
             self._export_or_stop(state.step)
             state.best_step, state.best_em, state.best_reward = state.step, *score
@@ -180,7 +171,7 @@ class Lifecycle:
         if due or better:
             self.save()
             # In a long run the report takes longer: at most a twentieth of the time.
-            if state.step == run.config.steps or time.monotonic() >= self.next_report:
+            if last or time.monotonic() >= self.next_report:
                 self.update_report()
         self._check_stop_conditions(line)
         run.console.at(state.step)
@@ -190,11 +181,24 @@ class Lifecycle:
 
         Raises Resumable at the second failure in a row, and at one in the last step.
         """
-        with self.run.clock.phase("save"):
-            failed = self._export(step)
+        run, config, models = self.run, self.run.config, self.parts.models
+        lines = [line for line in read_metrics(run.folder) if line["step"] <= step]
+        with run.clock.phase("save"):
+            failed = export_agent(
+                models.policy,
+                models.start,
+                config,
+                run.folder / "agent",
+                metrics=lines[-1] if lines else {},  # only the first rank may see the file
+                ranks=run.ranks,
+                frame=kept_frame(run.folder),
+                card=lambda base: model_card(
+                    config.agent, config.env, config.described(step), seed=config.seed, base=base
+                ),
+            )
         self._report_write_failure(failed)
         self.failed_exports = self.failed_exports + 1 if failed else 0
-        if self.failed_exports >= 2 or (failed and self.state.step == self.run.config.steps):
+        if self.failed_exports >= 2 or (failed and self.state.step == config.steps):
             again = ", for the second time in a row" if self.failed_exports >= 2 else ""
             raise Resumable(f"{failed}{again}: make room, and the same command exports it")
 
@@ -270,24 +274,6 @@ class Lifecycle:
             set_metrics_aside(self.run.folder, best + 1, number=number)
         self.run.ranks.barrier()
         raise RolledBack
-
-    def _export(self, step: int) -> str:
-        run, models = self.run, self.parts.models
-        lines = [line for line in read_metrics(run.folder) if line["step"] <= step]
-        return export_agent(
-            models.policy,
-            models.start,
-            run.config,
-            run.folder / "agent",
-            metrics=lines[-1] if lines else {},  # only the first rank may see the file
-            ranks=run.ranks,
-            frame=kept_frame(run.folder),
-            card=partial(self._model_card, step),
-        )
-
-    def _model_card(self, step: int, base: Path) -> str:
-        config = self.run.config
-        return model_card(config.agent, config.env, config.described(step), seed=config.seed, base=base)
 
     def _repair_export(self) -> None:
         """Export the best agent from its checkpoint, if the export failed or a kill came before it."""

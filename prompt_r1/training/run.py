@@ -43,12 +43,3 @@ class Run:
         UsageError.
         """
         return run_on_all_ranks(self.interrupt.guard(work), self.runner, self.ranks)
-
-    def is_validated(self, step: int) -> bool:
-        """Whether the agent is validated after this step."""
-        config = self.config
-        return bool(config.val_data) and (step % config.val_every == 0 or step == config.steps)
-
-    def is_saved(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step; a better agent is saved in any case."""
-        return step > 0 and (step % self.config.save_every == 0 or step == self.config.steps)
