@@ -46,15 +46,10 @@ class ModelShape:
     query: int  # heads × head dim
     key: int  # key-value heads × head dim
     vocabulary: int
-    tied: bool = True  # the head is the embedding
-    sizes: tuple[int, ...] = ()  # of the single weights
-    per_rank: int = 0  # weights of adapters of rank 1
-    in_blocks: int = 0  # weights of all blocks; 0: the blocks are alike
-
-    @property
-    def root(self) -> int:
-        """Weights outside the blocks: embedding, last norm and head."""
-        return self.weights - (self.in_blocks or self.layers * self.block)
+    root: int  # weights outside the blocks: embedding, last norm and head
+    tied: bool  # the head is the embedding
+    sizes: tuple[int, ...]  # of the single weights
+    per_rank: int  # weights of adapters of rank 1
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,11 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in blocks_of(model)]
+    sizes = tuple(weight.numel() for weight in model.parameters())
     attention = attention_shape(config)
     text = config.get_text_config()  # of a model that also sees images, for example
     return ModelShape(
-        weights=sum(weight.numel() for weight in model.parameters()),
+        weights=sum(sizes),
         block=max(blocks),
         layers=len(blocks),
         hidden=text.hidden_size,
@@ -87,10 +83,10 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
         query=attention.heads * attention.dim,
         key=attention.kv_heads * attention.dim,
         vocabulary=text.vocab_size,
+        root=sum(sizes) - sum(blocks),
         tied=config.tie_word_embeddings,
-        sizes=tuple(weight.numel() for weight in model.parameters()),
+        sizes=sizes,
         per_rank=adapter_weights(model, 1),
-        in_blocks=sum(blocks),
     )
 
 
@@ -110,26 +106,17 @@ def block_activations(shape: ModelShape, *, width: int, kept: int) -> int:
 def state_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     """Bytes that a run holds all the time."""
     if setup.adapter_rank:  # one copy of the frozen weights plays, learns and is the reference
-        adapters = setup.adapter_rank * shape.per_rank
-        return {
-            "float32 weights": 4 * adapters,
-            "copy that plays": setup.width * shape.weights,
-            "frozen reference": 0.0,
-            "gradients": 4 * adapters,
-            "AdamW's moments": 8 * adapters,
-        }
-    share = shape.weights / setup.shards
-    trained = 0.0 if setup.offload == "all" else share
-    # With full float32 weights, the policy that learns also plays.
-    same = setup.full and setup.width == 4
-    playing = 0 if same else setup.width * shape.weights
-    reference = 0.0
-    if setup.reference and setup.offload == "none":
-        reference = share * (4 if setup.full else setup.width)
+        trained: float = setup.adapter_rank * shape.per_rank
+        same = referenced = False
+    else:
+        trained = 0.0 if setup.offload == "all" else shape.weights / setup.shards
+        same = setup.full and setup.width == 4  # the policy that learns also plays
+        referenced = setup.reference and setup.offload == "none"
+    reference = shape.weights / setup.shards * (4 if setup.full else setup.width)
     return {
         "float32 weights": 4 * trained,
-        "copy that plays": playing,
-        "frozen reference": reference,
+        "copy that plays": 0 if same else setup.width * shape.weights,
+        "frozen reference": reference if referenced else 0.0,
         "gradients": 4 * trained,
         "AdamW's moments": 8 * trained,
     }
@@ -167,9 +154,8 @@ def _with_weights(shape: ModelShape, setup: Setup, *, head: float, block: float)
         moments["tied"] = shape.root * 4 * width + shape.block * 2 * width
     if half and not sharded:  # autocast keeps all cast weights until the forward ends
         moments["cast"] = shape.weights * width
-    if (
-        setup.device == "cpu"
-    ):  # AdamW is not fused: two temporary tensors for each weight, at most an embedding
+    # On a CPU AdamW is not fused: two temporary tensors for each weight, at most an embedding.
+    if setup.device == "cpu":
         moments["step"] = 8 * shape.vocabulary * shape.hidden / setup.shards
     return moments
 
@@ -202,11 +188,8 @@ def later_bytes(policy: Policy, config: TrainConfig, ranks: Ranks) -> float:
         shape = shape_of(policy.model.config)
     except (AttributeError, KeyError, ValueError):
         return 0.0
-    return _added_by_update(state_bytes(shape, setup), _update_bytes(shape, config, setup))
-
-
-def _update_bytes(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, float]:
-    return update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
+    return _added_by_update(state_bytes(shape, setup), update)
 
 
 def _added_by_update(states: Mapping[str, float], update: Mapping[str, float]) -> float:
@@ -273,7 +256,8 @@ def _setup(config: TrainConfig, shards: int) -> Setup:
 
 def _column(shape: ModelShape, config: TrainConfig, setup: Setup) -> dict[str, str]:
     """The cells for one number of shards, from top to bottom."""
-    states, update = state_bytes(shape, setup), _update_bytes(shape, config, setup)
+    states = state_bytes(shape, setup)
+    update = update_bytes(shape, setup, tokens=max(config.tokens_per_batch, config.max_tokens))
     if setup.device == "cpu":  # where --offload moves nothing
         cache = config.kv_tokens * 2 * shape.layers * shape.key * setup.width
         states = state_bytes(shape, replace(setup, offload="none"))
