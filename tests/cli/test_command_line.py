@@ -65,12 +65,6 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> o
             "resumes from the last checkpoint\n",
         ),
         (
-            OSError(errno.ENOSPC, "No space left on device"),
-            75,
-            "train.py: [Errno 28] No space left on device: free some space; the same command resumes from "
-            "the last checkpoint\n",
-        ),
-        (
             OSError(errno.EDQUOT, "Disk quota exceeded"),
             75,
             f"train.py: [Errno {errno.EDQUOT}] Disk quota exceeded: free some space; the same command "
@@ -190,24 +184,15 @@ def test_a_file_that_cannot_be_opened_is_reported_in_one_sentence(tmp_path, monk
     assert capsys.readouterr().err == expected
 
 
-OUT_OF_RANGE = [
-    (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
-    (EvaluateConfig, "--env-concurrency", "0", "--env-concurrency must be above 0, not 0"),
-    (EvaluateConfig, "--env-timeout", "0", "--env-timeout must be above 0, not 0.0"),
-    (EvaluateConfig, "--repeats", "-1", "--repeats must be above 0, not -1"),
-    (EvaluateConfig, "--repeats", "0", "--repeats must be above 0, not 0"),
-    (EvaluateConfig, "--temperature", "-0.5", "--temperature must be 0 (none) or more, not -0.5"),
-    (EvaluateConfig, "--shots", "0", "--shots must be above 0, not 0"),
-    (EvaluateConfig, "--env-timeout", "nan", "--env-timeout must be a finite number, not nan"),
-    (InferConfig, "--temperature", "-1", "--temperature must be 0 (none) or more, not -1.0"),
-    (InferConfig, "--env-timeout", "0", "--env-timeout must be above 0, not 0.0"),
-    (SftConfig, "--rank", "0", "--rank must be above 0, not 0"),
-    (SftConfig, "--lr", "inf", "--lr must be a finite number, not inf"),
-    (SftConfig, "--lr", "1e38", "--lr must be below 1000, not 1e+38"),
-]
-
-
-@pytest.mark.parametrize(("kind", "flag", "value", "sentence"), OUT_OF_RANGE)
+@pytest.mark.parametrize(
+    ("kind", "flag", "value", "sentence"),
+    [
+        (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
+        (EvaluateConfig, "--repeats", "0", "--repeats must be above 0, not 0"),
+        (InferConfig, "--env-timeout", "nan", "--env-timeout must be a finite number, not nan"),
+        (SftConfig, "--lr", "1e38", "--lr must be below 1000, not 1e+38"),
+    ],
+)
 def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sentence, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["/somewhere/program.py", f"{flag}={value}"])
     with pytest.raises(SystemExit) as left:
@@ -219,14 +204,8 @@ def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sen
 @pytest.mark.parametrize(
     ("flag", "value", "sentence"),
     [
-        ("--beta2", "-0.1", "--beta2 must be 0 (none) or more, not -0.1"),
         ("--clip", "0", "--clip must be above 0, not 0.0"),
-        ("--beta2", "2", "--beta2 must be below 1, not 2.0"),
-        ("--weight-decay", "-1", "--weight-decay must be 0 (none) or more, not -1.0"),
-        ("--threads", "-1", "--threads must be 0 (none) or more, not -1"),
-        ("--temperature", "0", "--temperature must be 1e-06 or more, not 0.0"),
         ("--temperature", "1e-300", "--temperature must be 1e-06 or more, not 1e-300"),
-        ("--temperature", "nan", "--temperature must be a finite number, not nan"),
         ("--group-size", "1", "--group-size must be 2 or more, not 1"),
     ],
 )

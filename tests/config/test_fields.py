@@ -9,10 +9,12 @@ from infer import InferConfig
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import EnvironmentConfig, Range, ServedConfig, check_number
-from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
+from prompt_r1.config.methods import MethodConfig, SftConfig
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.options.objectives import RATIOS
+from prompt_r1.reward import RULES
 
 CONFIGS = (ServedConfig, EnvironmentConfig, AgentConfig, TrainConfig)
 CONFIGS += (MethodConfig, EvaluateConfig, InferConfig, ServeConfig, SftConfig)
@@ -25,11 +27,6 @@ def names(config: type[Any], mark: str) -> set[str]:
 def own_fields(config: type[Any], *types: object) -> list[Field[Any]]:
     """The fields that a config declares itself, of these types (none: of all)."""
     return [f for f in fields(config) if f.name in config.__annotations__ and (not types or f.type in types)]
-
-
-def marked(mark: str) -> dict[str, Any]:
-    """What the fields of all configs say under this mark, except those that say nothing."""
-    return {f.name: f.metadata[mark] for config in CONFIGS for f in own_fields(config) if f.metadata[mark]}
 
 
 def interval(allowed: Range) -> str:
@@ -61,27 +58,6 @@ def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_tem
         "route",
         "temperature",
     }
-
-
-@pytest.mark.parametrize(
-    ("config", "everyday"),
-    [
-        (
-            TrainConfig,
-            "agent env data val_data test_data out resume seed max_turns steps questions lr dry_run "
-            "env_price max_env_usd",
-        ),
-        (EvaluateConfig, "data method agent env limit out dry_run seed env_price max_env_usd"),
-        (
-            ServeConfig,
-            "agent env host port model_name max_sessions request_calls request_usd request_seconds seed "
-            "env_price max_env_usd",
-        ),
-        (InferConfig, "question questions agent env json save seed temperature env_price max_env_usd"),
-    ],
-)
-def test_the_short_help_shows_the_everyday_flags(config, everyday):
-    assert names(config, "everyday") == set(everyday.split())
 
 
 def test_training_has_the_defaults_of_table_6_and_the_released_run_script():
@@ -161,83 +137,30 @@ def test_only_the_switches_for_memory_and_speed_are_on_by_default():
     assert on == {"TrainConfig.checkpointing", "SftConfig.checkpointing"}
 
 
-@pytest.mark.parametrize(
-    ("config", "ranges"),
-    [
-        (
-            EnvironmentConfig,
-            {
-                "above 0": "env_timeout env_concurrency",
-                "at least 0": "env_rpm max_env_calls max_env_usd",
-            },
-        ),
-        (
-            AgentConfig,
-            {
-                "any": "seed",
-                "above 0": "max_turns max_new max_tokens",
-                "at least 0": "max_reply_tokens threads kv_tokens",
-                "at least 1e-06": "temperature",
-            },
-        ),
-        (
-            TrainConfig,
-            {
-                "above 0, below 100001": "questions",
-                "above 0": "steps mini_batch grad_clip clip val_every val_limit save_every tokens_per_batch",
-                "at least 0": "game_deadline weight_decay clip_high dual_clip adapter_rank kl_coef "
-                "importance_cap",
-                "at least 2, below 10001": "group_size",
-                "above 0, below 1000": "lr",
-                "at least 0, below 1": "beta2",
-                "above 0, below 1000000000": "rank_timeout",
-            },
-        ),
-        (
-            MethodConfig,
-            {
-                "above 0": "shots opro_steps opro_per_step opro_train textgrad_epochs "
-                "textgrad_updates textgrad_batch gepa_batch best_of rft_calls rft_rounds",
-                "at least 0": "samples optimize_calls optimize_val gepa_calls",
-                "above 0, below 1000": "sft_lr imitation_lr",
-            },
-        ),
-        (
-            EvaluateConfig,
-            {
-                "any": "seed",
-                "above 0": "repeats",
-                "at least 0": "limit temperature max_turns kv_tokens",
-                "above 0, below 1.000000001": "top_p",
-            },
-        ),
-        (InferConfig, {"any": "seed", "at least 0": "temperature"}),
-        (
-            ServeConfig,
-            {
-                "any": "seed",
-                "above 0": "max_sessions request_seconds",
-                "at least 0": "request_turns request_calls request_usd temperature kv_tokens",
-                "at least 0, below 65536": "port",
-            },
-        ),
-        (
-            SftConfig,
-            {
-                "any": "seed",
-                "above 0": "rank alpha epochs batch_size accumulate cutoff",
-                "above 0, below 1000": "lr",
-            },
-        ),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_number_is_refused_outside_the_range_of_its_setting(config, ranges):
-    """Sizes are above 0; where 0 means no limit, it is allowed; a group needs two games to compare."""
-    found: dict[str, set[str]] = {}
+UNUSUAL = {
+    "AgentConfig.temperature": "at least 1e-06",
+    "TrainConfig.questions": "above 0, below 100001",
+    "TrainConfig.group_size": "at least 2, below 10001",  # it needs two games to compare
+    **dict.fromkeys(
+        ("TrainConfig.lr", "SftConfig.lr", "MethodConfig.sft_lr", "MethodConfig.imitation_lr"),
+        "above 0, below 1000",
+    ),
+    "TrainConfig.beta2": "at least 0, below 1",
+    "TrainConfig.weight_decay": "at least 0",
+    "TrainConfig.rank_timeout": "above 0, below 1000000000",
+    "MethodConfig.gepa_calls": "at least 0",
+    "EvaluateConfig.top_p": "above 0, below 1.000000001",
+    "ServeConfig.port": "at least 0, below 65536",
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_number_is_above_0_unless_0_is_its_default_or_explained_in_its_help(config):
     for f in own_fields(config, int, float):
-        found.setdefault(interval(f.metadata["range"]), set()).add(f.name)
-    assert found == {words: set(names.split()) for words, names in ranges.items()}
+        zero = f.default == 0 or "0:" in f.metadata["help"]
+        usual = "any" if f.name == "seed" else "at least 0" if zero else "above 0"
+        expected = UNUSUAL.get(f"{config.__name__}.{f.name}", usual)
+        assert interval(f.metadata["range"]) == expected, f.name
 
 
 @pytest.mark.parametrize(
@@ -257,40 +180,9 @@ def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, out
             check_number("--x", value, allowed)
 
 
-def test_texts_are_chosen_from_the_documented_names():
-    assert marked("choices") == {
-        "agent_prompts": ("tokens", "text"),
-        "env_thinking": ("strip", "keep"),
-        "journal": ("live", "reuse", "replay"),
-        "instruction": ("paper", "paper-50", "short", "alone", "answer"),
-        "rule": ("paper", "release", "alone"),
-        "ratio": ("token", "sequence"),
-        "advantages": ("group", "group-mean-batch-std", "no-std", "turn"),
-        "loss": ("sequence-mean", "token-mean"),
-        "on_collapse": ("warn", "stop", "rollback"),
-        "track": ("none", "tensorboard", "wandb"),
-        "parallel": ("auto", "none", "ddp", "fsdp", "hsdp"),
-        "offload": ("none", "reference", "all"),
-        "dtype": ("float32", "bfloat16"),
-        "answer_format": ("auto", "tags", "only"),
-        "method": METHODS,
-        "metrics": ("strict", "official"),
-        "protocol": ("ours", "release"),
-    }
-
-
-def test_the_long_help_has_these_headings():
-    assert marked("group") == {
-        "out": "the run",
-        "steps": "the algorithm",
-        "game_deadline": "instruments",
-        **dict.fromkeys(("device", "dtype"), "the machine"),
-        "agent": "agent, environment and data",
-        "instruction": "the game",
-        "env_args": "calls of the environment",
-        "agent_tokenizer": "agents behind an endpoint",
-        "answer_format": "compared methods",
-    }
+def test_the_named_choices_are_those_that_the_method_knows():
+    choices = {f.name: f.metadata["choices"] for f in fields(TrainConfig)}
+    assert choices["rule"] == tuple(RULES) and choices["ratio"] == tuple(RATIOS)
 
 
 def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid():
