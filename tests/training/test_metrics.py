@@ -1,14 +1,10 @@
 """The metrics of a game, of a training step and of its spending, against numbers computed by hand."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
-from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.reward import RULES, Rule
@@ -23,9 +19,10 @@ from prompt_r1.training.metrics import (
     step_metrics,
 )
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
-from tests.games import CPU, GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.played import play_game
 from tests.tiny import think
+from tests.training.thread_ranks import on_each_rank
 
 RULE = RULES["release"]
 QUESTION = Question("q7", "bridge", "Who made it?", ("Anna Keller",))
@@ -192,23 +189,6 @@ def test_the_same_reply_to_most_questions_is_counted(replies, share):
     assert metrics["env/same_reply"] == pytest.approx(share)
 
 
-class RankInThread(Ranks):
-    """One of two ranks that run in threads of this process."""
-
-    meeting = threading.Barrier(2)
-    items: ClassVar[list[object]] = [None, None]
-
-    def gather(self, item):
-        self.items[self.rank] = item
-        self.meeting.wait()
-        gathered = [*self.items]
-        self.meeting.wait()
-        return gathered
-
-    def sum(self, values: list[float]) -> list[float]:
-        return [sum(column) for column in zip(*self.gather(values), strict=True)]
-
-
 def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     """A mean of the means of the ranks would weigh the games of the smaller share more."""
     right, half, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG)
@@ -220,11 +200,8 @@ def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     games_PG = score_and_compare([*games, *same], replace(RULE, own=pays_for_turns))
     one = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
     assert all(one[name] > 0 for name in one if name.startswith(("groups/", "env/same", "reward/mis")))
-    shares, ranks = (games_PG[:2], games_PG[2:]), [RankInThread(rank=n, count=2, device=CPU) for n in (0, 1)]
-    with ThreadPoolExecutor(2) as threads:
-        two = list(
-            threads.map(lambda share, rank: step_metrics(share, rank, rollout_seconds=2.0), shares, ranks)
-        )
+    shares = games_PG[:2], games_PG[2:]
+    two = on_each_rank(2, lambda ranks: step_metrics(shares[ranks.rank], ranks, rollout_seconds=2.0))
     assert two == [pytest.approx(one)] * 2
 
 

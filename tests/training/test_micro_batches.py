@@ -2,17 +2,14 @@
 
 import itertools
 import random
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.training.micro_batches import (
     GameSize,
     assign_games,
@@ -25,6 +22,7 @@ from prompt_r1.training.micro_batches import (
 from prompt_r1.types import Reward, ScoredGame
 from tests import tiny
 from tests.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
+from tests.training.thread_ranks import on_each_rank
 
 Assigned = list[list[list[int]]]  # numbers of games, by rank and micro-batch
 
@@ -122,38 +120,14 @@ def test_micro_batches_are_as_few_as_fit_and_of_equal_size():
     assert assign_games([], ranks=2, tokens_per_batch=80) == [[], []]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThreadRanks(Ranks):
-    """Ranks that are threads of this process: their two collectives of objects go through a common list."""
-
-    board: list[object]
-    barrier_of_all: threading.Barrier
-
-    def gather(self, item):
-        self.board[self.rank] = item
-        self.barrier_of_all.wait(timeout=30)
-        items = list(self.board)
-        self.barrier_of_all.wait(timeout=30)
-        return items
-
-    def exchange(self, items):
-        return [sent[self.rank] for sent in self.gather(items)]
-
-
 Shares = list[list[list[list[ScoredGame]]]]  # by rank, mini-batch, micro-batch
 
 
 def shares_of(played: list[list[list[ScoredGame]]], *, tokens_per_batch: int) -> Shares:
     """What each rank trains on, after it played these games (by rank and mini-batch)."""
-    count = len(played)
-    board, barrier = [None] * count, threading.Barrier(count)
-
-    def on_rank(rank: int) -> list[list[list[ScoredGame]]]:
-        ranks = ThreadRanks(rank=rank, count=count, device=CPU, board=board, barrier_of_all=barrier)
-        return share_games(played[rank], ranks, tokens_per_batch=tokens_per_batch)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(on_rank, range(count)))
+    return on_each_rank(
+        len(played), lambda ranks: share_games(played[ranks.rank], ranks, tokens_per_batch=tokens_per_batch)
+    )
 
 
 def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[ScoredGame]]]:
