@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,30 +44,30 @@ def crash_report_in(folder: Path | None = None) -> Iterator[None]:
             raise
         if out_of_memory(error):
             raise
-        report = crash_report(error, sys.argv, os.environ)
+        report = _report(error)
         where = (folder and _write(report, folder)) or _write(report, None)
-        first_line = scrub_secrets(f"{type(error).__name__}: {error}".splitlines()[0], os.environ)
+        first_line = scrub_secrets(f"{type(error).__name__}: {error}".splitlines()[0])
         raise InternalError(
             f"internal error ({first_line}): this is a bug; please report it with "
             + (f"the file {where}, which has the traceback" if where else f"this traceback:\n{report}")
         ) from None
 
 
-def crash_report(error: BaseException, command: list[str], environment: Mapping[str, str]) -> str:
-    """Command, versions and traceback, without the secrets of the environment variables."""
+def _report(error: BaseException) -> str:
+    """Command, versions and traceback, without secrets."""
     lines = [
-        shlex.join(command),
+        shlex.join(sys.argv),
         f"Python {platform.python_version()}, torch {installed_version('torch') or 'not installed'}, "
         f"transformers {installed_version('transformers') or 'not installed'}, {platform.platform()}",
         "",
         "".join(traceback.format_exception(error)),
     ]
-    return scrub_secrets("\n".join(lines), environment)
+    return scrub_secrets("\n".join(lines))
 
 
-def scrub_secrets(text: str, environment: Mapping[str, str]) -> str:
+def scrub_secrets(text: str) -> str:
     """The text without the values of environment variables that hold a secret."""
-    for name, value in environment.items():
+    for name, value in os.environ.items():
         if SECRET_NAME.search(name) and len(value.strip()) >= SHORTEST_SECRET:
             text = scrub(text, value.strip())
     return text

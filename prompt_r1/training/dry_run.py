@@ -68,7 +68,6 @@ def estimate(config: TrainConfig) -> str:
 def parts_of_run(config: TrainConfig, *, validation: int, test: int) -> list[Part]:
     """The parts of a run with so many validation and test questions."""
     validations = 1 + config.steps // config.val_every + (config.steps % config.val_every > 0)
-    validation = min(validation, config.val_limit)
     asked = config.steps * config.questions
     return [
         Part("training", asked, asked * config.group_size),

@@ -252,21 +252,14 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["train.py"])
     shown = help_of(["--help-all"], capsys)
     assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
-    assert shown["--steps"] == "--steps N training steps (320, mini: 80)"
-    assert shown["--seed"] == "--seed N seed of the mini world, question order and sampling (0)"
-    assert shown["--out"] == "--out TEXT run folder (runs/CONFIG-seedN)"
     assert shown["--data"] == "--data NAME ... mini, or JSONL/parquet files to train on (mini: mini)"
     assert shown["--force-answer"] == "--force-answer tell the agent when its last turn has come"
     assert shown["--checkpointing"].startswith(
         "--checkpointing true|false gradient checkpointing (True, mini: False)"
     )
-    assert shown["--journal"] == (
-        "--journal TEXT recorded calls: live: send again; reuse; replay: send nothing (reuse)"
-    )
     assert shown["--track"] == (
         "--track TEXT log metrics to this tracker too: none, tensorboard, wandb (none)"
     )
-    assert shown["--config"] == "--config mini|paper|FILE preset or YAML file (mini)"
     assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
     assert "--version" not in shown and len(shown) == len(fields(TrainConfig)) + 2
 

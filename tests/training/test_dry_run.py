@@ -21,7 +21,7 @@ PAPER = TrainConfig()
 
 def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_last():
     """320 steps with validations every 20: 17 of them. Test questions are played three times."""
-    assert parts_of_run(PAPER, validation=1000, test=30) == [
+    assert parts_of_run(PAPER, validation=256, test=30) == [
         Part("training", 320 * 128, 320 * 128 * 5),
         Part("validation", 256, 256 * 17),
         Part("test", 30, 90),
