@@ -23,7 +23,8 @@ from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.options import advantages
 from prompt_r1.playing import PlaySettings
-from prompt_r1.training import lifecycle, parts, update
+from prompt_r1.training import lifecycle, update
+from prompt_r1.training import parts as run_parts
 from prompt_r1.training.micro_batches import Batch
 from prompt_r1.training.parts import Models, Parts
 from prompt_r1.training.run import Run
@@ -201,18 +202,18 @@ def _play_with_a_copy() -> None:
     validate = lifecycle.validation_metrics
 
     def load_learner(start: Any, agent: Agent, ranks: Ranks, **settings: Any) -> Policy:
-        return parts._load_share(start, agent, ranks, weights=torch.float32, offload=False)
+        return run_parts._load_share(start, agent, ranks, weights=torch.float32, offload=False)
 
-    def validate_learner(run: Run, of_run: Parts, *, step: int) -> dict[str, float]:
-        agent = of_run.models.agent
+    def validate_learner(run: Run, parts: Parts, *, step: int) -> dict[str, float]:
+        agent = parts.models.agent
         played = {name: weight.clone() for name, weight in agent.policy.state_dict().items()}
-        agent.policy.copy_weights_from(of_run.models.policy)
+        agent.policy.copy_weights_from(parts.models.policy)
         agent.clear_cache()
-        metrics = validate(run, of_run, step=step)
+        metrics = validate(run, parts, step=step)
         agent.policy.load_state_dict(played)
         return metrics
 
-    parts.load_learner = load_learner
+    run_parts.load_learner = load_learner
     lifecycle.validation_metrics = validate_learner
     _train_in_spite_of_a_gap()
 

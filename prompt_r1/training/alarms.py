@@ -19,38 +19,19 @@ def _halved(now: float, history: Sequence[float]) -> bool:
     return now < 0.5 * max(history) and max(history) > 0.2
 
 
-def _fell(now: float, history: Sequence[float]) -> bool:
-    """By more than a quarter of the range of rewards, -1 to 1."""
-    return now < max(history) - 0.5
-
-
-def _far(now: float, history: Sequence[float]) -> bool:
-    """In nats per token: the text has lost the language of the start model."""
-    return now > 1.0
-
-
-def _extreme(now: float, history: Sequence[float]) -> bool:
-    """In nats per token. Too low: all games of a group are the same. Too high: the text is noise."""
-    return now < 1e-3 or now > max(1.0, 3 * history[0])
-
-
-def _exploded(now: float, history: Sequence[float]) -> bool:
-    return now > 10 * median(history) > 0
-
-
-def _everywhere(now: float, history: Sequence[float]) -> bool:
-    """In all groups: every advantage is 0, and nothing is learned."""
-    return now >= 1.0
-
-
+# Whether a metric has collapsed, from the median of its window and those of the windows before.
 RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "format": _halved,
     "stop/answered": _halved,
-    "reward/mean": _fell,
-    "kl": _far,
-    "entropy": _extreme,
-    "grad_norm": _exploded,
-    "groups/no_spread": _everywhere,
+    # By more than a quarter of the range of rewards, -1 to 1.
+    "reward/mean": lambda now, history: now < max(history) - 0.5,
+    # In nats per token: the text has lost the language of the start model.
+    "kl": lambda now, history: now > 1.0,
+    # In nats per token. Too low: all games of a group are the same. Too high: the text is noise.
+    "entropy": lambda now, history: now < 1e-3 or now > max(1.0, 3 * history[0]),
+    "grad_norm": lambda now, history: now > 10 * median(history) > 0,
+    # In all groups: every advantage is 0, and nothing is learned.
+    "groups/no_spread": lambda now, history: now >= 1.0,
 }
 
 
