@@ -39,6 +39,7 @@ class Column:
         return self.label.rjust(self.width)
 
     def cell(self, metrics: Mapping[str, float]) -> str:
+        """The text of a step under the label."""
         return self.text(metrics).rjust(self.width)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,26 +15,21 @@ from prompt_r1.training.console import Console
 T = TypeVar("T")
 
 
+@dataclass
 class Run:
     """A training run on this rank. Every method is called by every rank or by none."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        ranks: Ranks,
-        runner: asyncio.Runner,
-        interrupt: Interrupt,
-        on_metrics: OnMetrics | None = None,
-    ) -> None:
-        """`on_metrics` gets each line of metrics.jsonl, on the first rank."""
-        self.config = config
-        self.folder = folder
-        self.ranks = ranks
-        self.runner = runner
-        self.interrupt = interrupt
-        self.log = Log(folder, quiet=not ranks.first, track=config.track, on_metrics=on_metrics)
-        self.console = Console(self.log, steps=config.steps, priced=bool(config.env_price))
+    config: TrainConfig
+    folder: Path
+    ranks: Ranks
+    runner: asyncio.Runner
+    interrupt: Interrupt
+    on_metrics: OnMetrics | None = None  # gets each line of metrics.jsonl, on the first rank
+
+    def __post_init__(self) -> None:
+        quiet, priced = not self.ranks.first, bool(self.config.env_price)
+        self.log = Log(self.folder, quiet=quiet, track=self.config.track, on_metrics=self.on_metrics)
+        self.console = Console(self.log, steps=self.config.steps, priced=priced)
         self.clock = Clock(self.console.phase)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:

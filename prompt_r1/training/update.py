@@ -5,7 +5,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -107,36 +107,25 @@ def check_gap(metrics: Mapping[str, float], limit: Limit) -> None:
         )
 
 
+@dataclass
 class Update:
     """Prepares the micro-batches of a training step, and takes its optimiser steps."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        optimizer: Optimizer,
-        ranks: Ranks,
-        *,
-        grad_clip: float,
-        token_mean: bool,
-        tokens_per_batch: int,
-        importance_cap: float = 0.0,
-        least_games: int = 0,
-        gap_limit: Limit | None = None,
-    ) -> None:
-        """`token_mean` averages the loss over tokens, not over games (eq. 17). `importance_cap` is that of
-        the loss. A mini-batch of fewer games than `least_games` counts as if the others had no loss, so that
-        few games take a small step (--drop-even-groups). `gap_limit` None: that of the compute dtype.
-        """
-        self.policy = policy
-        self.optimizer = optimizer
+    policy: Policy
+    optimizer: Optimizer
+    ranks: Ranks
+    _: KW_ONLY
+    grad_clip: float
+    token_mean: bool  # average the loss over tokens, not over games (eq. 17)
+    tokens_per_batch: int
+    importance_cap: float = 0.0  # of the loss
+    # A mini-batch of fewer games counts as if the others had no loss, so that few games take a small step
+    # (--drop-even-groups).
+    least_games: int = 0
+    gap_limit: Limit | None = None  # None: that of the compute dtype
+
+    def __post_init__(self) -> None:
         self.skipped_in_a_row = 0  # optimiser steps that were not taken
-        self._ranks = ranks
-        self._grad_clip = grad_clip
-        self._token_mean = token_mean
-        self._tokens_per_batch = tokens_per_batch
-        self._importance_cap = importance_cap
-        self._least_games = least_games
-        self._gap_limit = gap_limit or limit_of(policy.compute)
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -159,7 +148,7 @@ class Update:
         never be the same twice.
         """
         self._forget_step()
-        shares = share_games(mini_batches, self._ranks, tokens_per_batch=self._tokens_per_batch)
+        shares = share_games(mini_batches, self.ranks, tokens_per_batch=self.tokens_per_batch)
         first, *later = [self._micro_batches(share) for share in shares if share] or [[]]
         later = [[self._with_old(batch) for batch in batches] for batches in later]
         return [self._in_turn(batches) for batches in [first, *later] if batches]
@@ -178,12 +167,12 @@ class Update:
         """
         games = [game for batch in share for game in batch]
         tokens = sum(sum(game.trajectory.sampled) for game in games)
-        all_games, all_tokens = self._ranks.sum([len(games), tokens])
+        all_games, all_tokens = self.ranks.sum([len(games), tokens])
 
         def weight(trajectory: Trajectory) -> float:
             """Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|; or all tokens alike."""
-            mean = all_tokens if self._token_mean else all_games * sum(trajectory.sampled)
-            return min(1.0, all_games / self._least_games) / mean if self._least_games else 1 / mean
+            mean = all_tokens if self.token_mean else all_games * sum(trajectory.sampled)
+            return min(1.0, all_games / self.least_games) / mean if self.least_games else 1 / mean
 
         device = self.policy.device
         return [make_batch(batch, weight, device) if batch else empty_batch(device) for batch in share]
@@ -218,12 +207,12 @@ class Update:
         """
         if self._gap is None:  # the first step: the weights have not moved yet
             self._gap = self._measure_gap()
-            check_gap(self._gap, self._gap_limit)
+            check_gap(self._gap, self.gap_limit or limit_of(self.policy.compute))
         step, self._current = self._current, Sums()
-        self._ranks.sum_gradients(self.policy)
-        step.grad_norm = self._ranks.clip_gradients(self.policy, self._grad_clip)
+        self.ranks.sum_gradients(self.policy)
+        step.grad_norm = self.ranks.clip_gradients(self.policy, self.grad_clip)
         broken = not (math.isfinite(step.grad_norm) and math.isfinite(step.loss))
-        if self._ranks.max([broken])[0]:
+        if self.ranks.max([broken])[0]:
             self._skipped += 1
             self.skipped_in_a_row += 1
         else:
@@ -232,16 +221,16 @@ class Update:
             self._sums.add(step)
             self.skipped_in_a_row = 0
         self.optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(self._ranks.weight_norm(self.policy)):  # the same number on every rank
+        if not math.isfinite(self.ranks.weight_norm(self.policy)):  # the same number on every rank
             raise UsageError(
                 "the weights are not finite after an optimiser step: they are not saved, and the last "
                 "checkpoint is kept; start a new run with a smaller --lr"
             )
 
     def _measure_gap(self) -> dict[str, float]:
-        shares = self._ranks.gather(self._differences)
+        shares = self.ranks.gather(self._differences)
         differences = [tokens for share in shares for tokens in share]
-        return gap_metrics(differences, cap=self._importance_cap)
+        return gap_metrics(differences, cap=self.importance_cap)
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
@@ -255,8 +244,8 @@ class Update:
         """Means over the optimiser steps that were taken and over all ranks."""
         sums, count = self._sums, max(1, self._taken)
         own = [sums.loss, sums.kl, sums.clip_frac, sums.entropy, sums.moved, sums.moved_tokens]
-        loss, kl, clip_frac, entropy, moved, tokens = self._ranks.sum(own)
-        token_kl = [tokens for share in self._ranks.gather(sums.token_kl) for tokens in share]
+        loss, kl, clip_frac, entropy, moved, tokens = self.ranks.sum(own)
+        token_kl = [tokens for share in self.ranks.gather(sums.token_kl) for tokens in share]
         return {
             "loss": loss / count,
             "kl": kl / count,
