@@ -10,20 +10,11 @@ from contextlib import suppress
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
-from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import (
-    HELD_OUT,
-    MINI_AGENTS,
-    MINI_ENVIRONMENTS,
-    check_ranges,
-    flag_of,
-    type_name,
-)
+from prompt_r1.config.fields import HELD_OUT, MINI_AGENTS, MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.infer import InferConfig
 from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
 from prompt_r1.config.yaml_files import read_yaml
@@ -38,6 +29,10 @@ from prompt_r1.errors import (
 )
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
+
+if TYPE_CHECKING:  # a program imports the settings of no other one
+    from prompt_r1.config.evaluate import EvaluateConfig
+    from prompt_r1.config.infer import InferConfig
 
 Config = TypeVar("Config")
 CONSOLE_COMMAND = "prompt-r1"
@@ -203,14 +198,18 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     return values
 
 
-def infer_config(arguments: list[str]) -> InferConfig:
+def infer_config(arguments: list[str]) -> "InferConfig":
     """Read the settings of infer.py."""
+    from prompt_r1.config.infer import InferConfig
+
     about = "Ask a question: the agent questions the environment, and answers."
     return parse_arguments(InferConfig, "infer.py", about, arguments)
 
 
-def evaluate_config(arguments: list[str]) -> EvaluateConfig:
+def evaluate_config(arguments: list[str]) -> "EvaluateConfig":
     """Read the settings of evaluate.py."""
+    from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
+
     config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
     return with_protocol(config)
 

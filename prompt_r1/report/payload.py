@@ -15,11 +15,10 @@ from typing import Any
 
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number
-from prompt_r1.metrics.statistics import wilson
+from prompt_r1.foreign import check_no_links
 from prompt_r1.metrics.text import exact_match, math_match
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
-from prompt_r1.report.verdict import Columns, Verdict, verdict
+from prompt_r1.report.verdict import Columns, Verdict, columns, verdict
 from prompt_r1.reward import RULES
 
 MEGABYTES = 120  # of trajectory files at most: they are read into memory
@@ -144,26 +143,6 @@ def _read_settings(path: Path) -> Row:
         return read_mapping(path)
     except UsageError:
         raise UsageError(f"{path} is not a file of settings; give a run folder of train.py") from None
-
-
-def columns(lines: Sequence[Row]) -> dict[str, list[float | None]]:
-    """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
-    lines = [
-        {name: number if is_finite_number(number) else None for name, number in line.items()}
-        for line in lines
-    ]
-    names = sorted({name for line in lines for name in line})
-    table = {name: [line.get(name) for line in lines] for name in names}
-    for name in ("val/em", "val/format"):
-        if name in table and "val/n" in table and f"{name}_low" not in table:
-            bounds = [_wilson(line.get(name), line.get("val/n")) for line in lines]
-            table[f"{name}_low"] = [low for low, _ in bounds]
-            table[f"{name}_high"] = [high for _, high in bounds]
-    return table
-
-
-def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | None]:
-    return wilson(min(round(rate * n), n), int(n)) if rate is not None and n else (None, None)
 
 
 def choose_steps(files: Mapping[int, Sequence[Path]], *, games: int) -> list[int]:

@@ -5,10 +5,31 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
+from prompt_r1.foreign import is_finite_number
 from prompt_r1.metrics.statistics import mean_interval, wilson
 
 WINDOW = 5  # steps at each end of a curve, where nothing was validated
 Columns = Mapping[str, Sequence[float | None]]
+
+
+def columns(lines: Sequence[Mapping[str, object]]) -> dict[str, list[float | None]]:
+    """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
+    lines = [
+        {name: number if is_finite_number(number) else None for name, number in line.items()}
+        for line in lines
+    ]
+    names = sorted({name for line in lines for name in line})
+    table = {name: [line.get(name) for line in lines] for name in names}
+    for name in ("val/em", "val/format"):
+        if name in table and "val/n" in table and f"{name}_low" not in table:
+            bounds = [_wilson(line.get(name), line.get("val/n")) for line in lines]
+            table[f"{name}_low"] = [low for low, _ in bounds]
+            table[f"{name}_high"] = [high for _, high in bounds]
+    return table
+
+
+def _wilson(rate: float | None, n: float | None) -> tuple[float | None, float | None]:
+    return wilson(min(round(rate * n), n), int(n)) if rate is not None and n else (None, None)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import ParamSpec, TypeVar
 from tqdm import tqdm
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.report.payload import columns
-from prompt_r1.report.verdict import verdict
+from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.storage.run_log import Log, read_metrics
 from prompt_r1.types import ScoredGame
 

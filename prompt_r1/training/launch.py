@@ -21,7 +21,6 @@ from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.storage.run_log import OnMetrics, read_metrics
 from prompt_r1.terminal import printable
 from prompt_r1.training.console import TEST_FILE, summary
-from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.lifecycle import RolledBack
 from prompt_r1.training.run import Run
 
@@ -45,6 +44,8 @@ def start(
     """
     note = toy_note(config)
     if config.dry_run:
+        from prompt_r1.training.dry_run import estimate  # only here: a training needs no estimate
+
         print("\n".join(filter(None, [note, estimate(config)])))
         return Path(config.out or f"runs/{name}-seed{config.seed}")
     if config.threads:

@@ -11,7 +11,6 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.report.page import write_report
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, model_card
@@ -19,7 +18,6 @@ from prompt_r1.storage.run_folder import REPLACED, count_rollbacks, set_metrics_
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.alarms import NOT_THE_AGENT, SIGNS, Watchdog
 from prompt_r1.training.console import nothing_to_learn, summary
-from prompt_r1.training.memory import reserve_memory
 from prompt_r1.training.metrics import spending, step_metrics
 from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
@@ -79,6 +77,8 @@ class Lifecycle:
         self.next_report = -math.inf  # monotonic seconds: at a save before this, the report is not updated
         config, ranks, policy = run.config, run.ranks, parts.models.policy
         if ranks.device.type == "cuda":
+            from prompt_r1.training.memory import reserve_memory  # an estimate, for GPUs and --dry-run
+
             reserve_memory(parts.models, parts.optimizer, config, ranks)
         size = sum(parameter.numel() for parameter in policy.parameters())
         trained = sum(parameter.numel() for parameter in policy.trained_parameters())
@@ -218,6 +218,8 @@ class Lifecycle:
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.run.ranks.first:
+            from prompt_r1.report.page import write_report  # not part of a step
+
             begin = time.monotonic()
             try:
                 write_report(self.run.folder)

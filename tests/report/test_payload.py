@@ -11,7 +11,7 @@ from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import page, payload
 from prompt_r1.report.payload import RunData, ShownGame
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
-from prompt_r1.report.verdict import verdict
+from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 from tests import tiny
@@ -26,15 +26,15 @@ def test_metrics_become_columns_with_wilsons_interval_of_each_validation():
         {"step": 2, "val/em": 0.26, "val/format": 0.0, "val/n": 10.0, "kl": 1e301},
         {"step": 3, "val/em": 1.04, "val/n": 10.0},
     ]
-    table = payload.columns(lines)
+    table = columns(lines)
     assert table["step"] == [0, 1, 2, 3] and table["kl"] == [None] * 4
     em = [wilson(5, 10), (None, None), wilson(3, 10), wilson(10, 10)]
     assert list(zip(table["val/em_low"], table["val/em_high"], strict=True)) == em
     formed = [wilson(10, 10), (None, None), wilson(0, 10), (None, None)]
     assert list(zip(table["val/format_low"], table["val/format_high"], strict=True)) == formed
-    known = payload.columns([{"val/em": 0.5, "val/n": 10.0, "val/em_low": 0.4}])
+    known = columns([{"val/em": 0.5, "val/n": 10.0, "val/em_low": 0.4}])
     assert known["val/em_low"] == [0.4] and "val/em_high" not in known, "the run's own intervals are kept"
-    assert "val/em_low" not in payload.columns([{"val/em": 0.5}]) and payload.columns([]) == {}
+    assert "val/em_low" not in columns([{"val/em": 0.5}]) and columns([]) == {}
 
 
 @pytest.mark.parametrize(
