@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
-from prompt_r1.agent.agent import Agent
+from prompt_r1.agent.engine import Engine
 from prompt_r1.cli.dialogue import Dialogue, blocks
 from prompt_r1.cli.question_input import read_questions
 from prompt_r1.config.yaml_files import GAME_FILE
@@ -219,7 +219,7 @@ def python_handles_sigint():
 
 @pytest.mark.usefixtures("python_handles_sigint")
 def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, capsys):
-    generate = Agent.generate
+    generate = Engine.generate
 
     async def interrupted(self, tokens, *, watch, **options):
         completion = await generate(self, tokens, watch=lambda token: None, **options)
@@ -228,7 +228,7 @@ def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, 
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(10)
 
-    monkeypatch.setattr(Agent, "generate", interrupted)
+    monkeypatch.setattr(Engine, "generate", interrupted)
     with pytest.raises(SystemExit) as left:
         ask("--question", "abc def?", "--json")
     assert left.value.code == 130

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Literal
+from typing import Any, Literal
 
 from prompt_r1.foreign import is_finite_number
 from prompt_r1.metrics.statistics import mean_interval, wilson
@@ -12,7 +12,7 @@ WINDOW = 5  # steps at each end of a curve, where nothing was validated
 Columns = Mapping[str, Sequence[float | None]]
 
 
-def columns(lines: Sequence[Mapping[str, object]]) -> dict[str, list[float | None]]:
+def columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The metric lines as one list per metric (None: not in a line), with Wilson intervals of validation."""
     lines = [
         {name: number if is_finite_number(number) else None for name, number in line.items()}
