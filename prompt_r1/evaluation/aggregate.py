@@ -7,7 +7,7 @@ from statistics import mean
 from prompt_r1.config.functions import Metric
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
-from prompt_r1.metrics.statistics import cluster_means, macro_interval, mean_interval
+from prompt_r1.metrics.statistics import cluster_means, macro_interval
 from prompt_r1.metrics.text import Rules, score_text
 from prompt_r1.types import Kind
 
@@ -107,11 +107,7 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
     if not groups or not all(groups.values()):
         return None
     pooled = [score for scores in groups.values() for score in scores]
-    # Resampling equal scores gives an interval of width 0; Wilson's interval of zeros or ones does not.
-    if len(groups) == 1 or len(set(pooled)) == 1:
-        low, high = mean_interval(pooled)
-    else:
-        low, high = macro_interval(groups)
+    low, high = macro_interval(groups)
     return Rate(mean(map(mean, groups.values())), low, high, len(pooled), errors)
 
 

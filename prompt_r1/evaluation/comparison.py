@@ -18,7 +18,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions
-from prompt_r1.metrics.statistics import holm, macro_interval, mcnemar, paired_bootstrap, sign_flip
+from prompt_r1.metrics.statistics import difference_interval, holm, macro_interval, mcnemar, sign_flip
 
 POOLED = "pooled"
 Floats = NDArray[np.float64]
@@ -125,10 +125,8 @@ def _compare(name: str, metric: str, pairs: Mapping[str, _Pairs]) -> Comparison:
     share = {dataset: n / (len(pairs) * len(pair.first)) for dataset, pair in pairs.items()}
     first = np.concatenate([share[dataset] * pair.first for dataset, pair in pairs.items()])
     second = np.concatenate([share[dataset] * pair.second for dataset, pair in pairs.items()])
-    if len(pairs) > 1:
-        low, high = macro_interval({dataset: pair.first - pair.second for dataset, pair in pairs.items()})
-    else:
-        low, high = paired_bootstrap(first, second)
+    differences = {dataset: pair.first - pair.second for dataset, pair in pairs.items()}
+    low, high = macro_interval(differences, difference_interval)
     binary = bool(np.isin([first, second], (0, 1)).all())
     return Comparison(
         name,

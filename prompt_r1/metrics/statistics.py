@@ -7,7 +7,7 @@ neither intervals widened for small samples nor a correction for few differences
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,30 +61,46 @@ def mean_interval(
     return _percentiles(means, len(numbers))
 
 
-def macro_interval(groups: Mapping[str, ArrayLike], *, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The interval of the mean of the datasets' means, from a bootstrap within each dataset.
+def macro_interval(
+    groups: Mapping[str, ArrayLike], interval: Callable[[Floats], tuple[float, float]] = mean_interval
+) -> tuple[float, float]:
+    """The interval of the mean of the datasets' means, from the `interval` of each (Zou and Donner 2008).
 
-    `groups` maps each dataset to one value per question (a score or a paired difference). Datasets are not
-    resampled: the interval is about other questions from the same datasets.
+    `groups` maps each dataset to one value per question: scores, or with `difference_interval` paired
+    differences. Datasets are not resampled: the interval is about other questions from the same datasets.
     """
     assert groups, "no datasets"
-    rng = np.random.default_rng(0)
     numbers = [_floats(values) for values in groups.values()]
-    means = np.mean([_resampled_means(values, resamples, rng) for values in numbers], axis=0)
-    return _percentiles(means, min(map(len, numbers)))
+    means = np.array([values.mean() for values in numbers])
+    low, high = np.transpose([interval(values) for values in numbers])
+    # Distances of independent estimates add up like standard deviations.
+    below, above = (float(np.linalg.norm(end - means)) / len(means) for end in (low, high))
+    return float(means.mean()) - below, float(means.mean()) + above
 
 
-def paired_bootstrap(a: ArrayLike, b: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The percentile interval of mean(a) - mean(b); a[i] and b[i] are scores of the same question.
+def difference_interval(differences: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """The percentile interval of the mean of paired differences: of two scores of each question.
 
     If fewer than ten questions differ, resampling underestimates the spread. One win for each side is then
     added to the sample, as Bonett and Price (2012) do for rates.
     """
-    differences = _differences(a, b)
-    few = np.count_nonzero(differences) < FEW_DIFFERENCES
-    drawn_from = np.append(differences, (1.0, -1.0)) if few else differences
+    observed = _floats(differences)
+    few = np.count_nonzero(observed) < FEW_DIFFERENCES
+    drawn_from = np.append(observed, (1.0, -1.0)) if few else observed
     means = _resampled_means(drawn_from, resamples, np.random.default_rng(0))
-    return _percentiles(means, len(differences))
+    return _percentiles(means, len(observed))
+
+
+def seeds_interval(means: Sequence[float], questions: tuple[float, float]) -> tuple[float, float]:
+    """The interval of the mean over seeds, each of which has its own training and its own questions.
+
+    Student's interval of the seeds' `means`, but not narrower than `questions`, the interval over the
+    questions of these seeds, which alone remains for a single one.
+    """
+    if len(means) == 1:
+        return questions
+    half = student_quantile(len(means) - 1) * stdev(means) / math.sqrt(len(means))
+    return min(questions[0], fmean(means) - half), max(questions[1], fmean(means) + half)
 
 
 def mcnemar(a: ArrayLike, b: ArrayLike) -> float:

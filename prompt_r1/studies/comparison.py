@@ -9,15 +9,16 @@ The same command resumes after a kill, and makes no run and no call twice.
 import argparse
 import json
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from prompt_r1.agent.names import RUNS
+from prompt_r1.baselines.ask_once import task_score
 from prompt_r1.baselines.optimise import draw_questions
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.markdown import markdown_table
@@ -26,9 +27,16 @@ from prompt_r1.config.methods import METHODS
 from prompt_r1.data.questions import find_questions
 from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, read_predictions
-from prompt_r1.metrics.statistics import macro_interval, student_quantile
-from prompt_r1.miniworld import make_world
+from prompt_r1.metrics.statistics import (
+    difference_interval,
+    macro_interval,
+    mean_interval,
+    seeds_interval,
+)
+from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.demonstrations import decompose
+from prompt_r1.miniworld.environment import MiniReply
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.ceiling import score_every_prompt
 from prompt_r1.studies.programs import Flags, add_seeds, run, train
@@ -42,6 +50,8 @@ KINDS = {
 ALL_KINDS = [kind for kinds in KINDS.values() for kind in kinds]
 PRICE = "0.15,0.60"  # dollars per million tokens, of both models
 CEILING = "best prompt of all"  # by its score on the training questions that the searches see
+SCRIPT = "scripted decomposition"
+PREDICTIONS = "predictions.jsonl"
 BOUND = "upper bound of prompts"  # by its score on the test questions themselves
 
 
@@ -138,6 +148,7 @@ def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
     """The tables as Markdown texts."""
     rows = [measure(settings, method, seeds) for method in settings.methods]
     rows += best_prompts(settings, seeds)
+    rows.append(scripted_decomposition(settings, seeds))
     texts = [introduction(settings, seeds)]
     for title, wanted in KINDS.items():
         kinds = kinds_of(rows, wanted, seeds)
@@ -169,11 +180,14 @@ may make {settings.budget:,} calls of both models, and scores prompts on up to {
 There is one search for each kind of question, and one on all kinds for the questions out of distribution.
 Dollars are at {PRICE} per million tokens, at 4 characters a token.
 
-- *Mean*: the mean over the kinds (EM; F1 for gen), in percent, with a 95 % bootstrap interval over questions.
-- *By seed*: the mean of each seed; ± is the half width of Student's 95 % interval of their mean.
+- *Mean*: the mean over the kinds (EM; F1 for gen), in percent, with a 95 % interval over questions and seeds.
+- *By seed*: the mean of each seed.
 - *Below the best prompt*: the difference to the prompt that exhaustive search finds best on the training
-  questions that the searches see; its interval is over paired questions. The *upper bound* is the best prompt
-  on the test questions themselves: no static prompt scores more.
+  questions that the searches see (out of distribution: on those of the sister kind); its interval is over
+  paired questions and seeds. The *upper bound* is the best prompt on the test questions themselves: no static
+  prompt scores more.
+- *Scripted decomposition* asks one clear question per step and answers with the last reply. It reads the
+  meaning of a question, which no method sees, and is what asking step by step can reach here.
 - *Before*: calls (of both models) and dollars before the first answer: searches, examples, training.
 - Table 4 has means over all kinds."""
 
@@ -190,8 +204,8 @@ def table(
         groups = [(seed, kind) for seed in seeds for kind in kinds]
         scores = {key: list(row.scores[key].values()) for key in groups}
         gaps = {key: gap(best.scores[key], row.scores[key]) for key in groups}
-        by_seed = [fmean(fmean(scores[seed, kind]) for kind in kinds) for seed in seeds]
-        cells = [row.name, percent(scores), spread(by_seed), "" if row is best else percent(gaps, sign="+")]
+        by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(scores))
+        cells = [row.name, percent(scores), by_seed, "" if row is best else percent(gaps, difference=True)]
         cells += [f"{row.calls_before:,.0f}", f"{row.dollars_before:.3f}"]
         cells += [f"{row.calls:.2f}", f"{row.dollars:.4f}"]
         cells += [percent({(seed, kind): scores[seed, kind] for seed in seeds}) for kind in kinds]
@@ -205,21 +219,24 @@ def gap(ceiling: Mapping[str, float], scores: Mapping[str, float]) -> list[float
     return [ceiling[question] - score for question, score in scores.items()]
 
 
-def percent(groups: Mapping[tuple[int, str], Sequence[float]], *, sign: str = "") -> str:
-    """The mean of the groups' means in percent, with its interval over questions."""
+def percent(groups: Mapping[tuple[int, str], Sequence[float]], *, difference: bool = False) -> str:
+    """The mean of the groups' means in percent, with its interval over questions and seeds."""
     names = {f"{seed} {kind}": values for (seed, kind), values in groups.items()}
-    low, high = macro_interval(names)
-    value = 100 * fmean(map(fmean, groups.values()))
-    return f"{value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    questions = macro_interval(names, difference_interval if difference else mean_interval)
+    means = means_of_seeds(groups)
+    low, high = seeds_interval(means, questions)
+    if not difference:
+        low, high = max(0.0, low), min(1.0, high)
+    sign = "+" if difference else ""
+    return f"{100 * fmean(means):{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def spread(by_seed: Sequence[float]) -> str:
-    """The value of each seed, and the half width of Student's interval of their mean, in percent."""
-    shown = ", ".join(f"{100 * value:.1f}" for value in by_seed)
-    if len(by_seed) == 1:
-        return shown
-    half = student_quantile(len(by_seed) - 1) * stdev(by_seed) / sqrt(len(by_seed))
-    return f"{shown} (± {100 * half:.1f})"
+def means_of_seeds(groups: Mapping[tuple[int, str], Sequence[float]]) -> list[float]:
+    """The mean of the kinds' means with each seed."""
+    means: dict[int, list[float]] = defaultdict(list)
+    for (seed, _), values in groups.items():
+        means[seed].append(fmean(values))
+    return list(map(fmean, means.values()))
 
 
 def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
@@ -238,7 +255,7 @@ def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
 
 def newest_answers(folder: Path, method: str) -> list[Prediction]:
     """The answers of a method with its newest settings."""
-    predictions = read_predictions(folder / "predictions.jsonl")
+    predictions = read_predictions(folder / PREDICTIONS)
     found = [one for one in predictions if one.system.method == method]
     return [one for one in found if one.setting == found[-1].setting]
 
@@ -274,19 +291,40 @@ def best_prompts(settings: Settings, seeds: Sequence[int]) -> list[Measured]:
     for seed in seeds:
         environment = AdvisedEnvironment(make_world(seed), seed=seed)
         train = find_questions(["mini"], "train", seed)
-        predictions = read_predictions(settings.folder("results", seed) / "predictions.jsonl")
+        predictions = read_predictions(settings.folder("results", seed) / PREDICTIONS)
         test = list(dict.fromkeys(one.question for one in predictions))
         on_test = score_every_prompt(environment, test)
         asked = {question.dataset for question in test}  # --limit may leave none of a kind
         for kind in [kind for kind in ALL_KINDS if kind in asked]:
-            # As for the searches: a kind without training questions gets the best prompt for all others.
-            own = [question for question in train if question.dataset == kind] or train
+            # A kind without training questions has the best prompt of its sister.
+            own = [question for question in train if question.dataset == kind.removesuffix("_ood")]
             seen = draw_questions(own, settings.examples, seed)
             datasets = list(dict.fromkeys(question.dataset for question in seen))
             best = score_every_prompt(environment, seen).best(datasets)
             ceiling[seed, kind] = on_test.of(best, [kind])
             bound[seed, kind] = on_test.of(on_test.best([kind]), [kind])
     return [Measured(CEILING, ceiling, calls=1.0), Measured(BOUND, bound, calls=1.0)]
+
+
+def scripted_decomposition(settings: Settings, seeds: Sequence[int]) -> Measured:
+    """The test scores of a script that knows each question's meaning and asks one clear question per step."""
+    scores: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
+    asked = []
+    for seed in seeds:
+        world = make_world(seed)
+        environment = AdvisedEnvironment(world, seed=seed)
+        answered = {
+            one.question.id for one in read_predictions(settings.folder("results", seed) / PREDICTIONS)
+        }
+        minis = [*make_questions(world, "test", 320, seed), *make_questions(world, "ood", 128, seed)]
+        for mini in (mini for mini in minis if mini.question.id in answered):
+            plan, reply = decompose(mini.slots), MiniReply("", "")
+            for turn in plan:
+                reply = environment.reply(turn.prompt.format(value=reply.value))
+            score = task_score(Prediction(mini.question, reply.value))
+            scores[seed, mini.question.dataset][mini.question.id] = score
+            asked.append(len(plan))
+    return Measured(SCRIPT, scores, calls=fmean(asked))
 
 
 if __name__ == "__main__":

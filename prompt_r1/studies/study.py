@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from prompt_r1.metrics.statistics import wilson
+from prompt_r1.metrics.statistics import seeds_interval, wilson
 from prompt_r1.report.svg import Plot, Point
 
 Line = Mapping[str, float]  # of metrics.jsonl
@@ -26,9 +27,12 @@ class Study:
         return f"# {title}\n\n> {self.claim}\n\n![{title}]({self.name}.svg)\n\n{self.table}\n\n{notes}\n"
 
 
-def rate_point(x: float, right: float, n: int) -> Point:
-    """The share of right answers, with Wilson's interval."""
-    return Point(x, right / n, *wilson(right, n), n)
+def rate_point(x: float, by_seed: Sequence[Sequence[float]]) -> Point:
+    """The mean of the answers' EM over the seeds, with its interval over questions and seeds."""
+    scores = [score for answers in by_seed for score in answers]
+    means = [fmean(answers) for answers in by_seed]
+    low, high = seeds_interval(means, wilson(sum(scores), len(scores)))
+    return Point(x, fmean(means), max(0.0, low), min(1.0, high), len(scores))
 
 
 def validations(run: Sequence[Line]) -> dict[int, Line]:
@@ -41,7 +45,9 @@ def pooled_validations(runs: Sequence[Sequence[Line]]) -> list[Point]:
     validated = [validations(run) for run in runs]
     points = []
     for step in sorted(set.intersection(*map(set, validated))):
-        lines = [found[step] for found in validated]
-        right = sum(round(line["val/em"] * line["val/n"]) for line in lines)
-        points.append(rate_point(step, right, int(sum(line["val/n"] for line in lines))))
+        by_seed = []
+        for line in (found[step] for found in validated):
+            right, n = round(line["val/em"] * line["val/n"]), int(line["val/n"])
+            by_seed.append([1.0] * right + [0.0] * (n - right))
+        points.append(rate_point(step, by_seed))
     return points

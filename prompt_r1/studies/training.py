@@ -33,11 +33,10 @@ def study_training(folders: Sequence[Path]) -> Study:
         rows.append([f"{point.x}", f"{point.n}", rate_text(point), *by_seed])
     header = ["validation at step", "n", "all seeds", *(folder.name for folder in folders)]
     notes = (
-        f"Validation: EM [95 % Wilson interval], greedy games of held-out questions, {len(folders)} seeds "
-        "pooled.",
+        "Validation: EM of greedy games of held-out questions, with 95 % intervals over questions and "
+        f"{len(folders)} seeds.",
         f"Sampled: the games that the agent was trained on, {STEPS_PER_POINT} steps per point; bootstrap "
         "over questions, because the games of one question are not independent.",
-        "The intervals are about other questions for these seeds; the columns show how the seeds differ.",
     )
     series = [
         Series("validation", pooled, joined=False),

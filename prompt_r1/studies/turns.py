@@ -114,27 +114,28 @@ def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Tr
 
 def study_turns(runs: Sequence[StudiedRun]) -> Study:
     """EM after 0 to MOST interactions: both agents on all questions, the trained one also by kind."""
-    scores: dict[tuple[str, int], list[float]] = defaultdict(list)  # row, interactions → EM of each game
-    for run in runs:
+    # row, interactions → run → EM of each game
+    scores: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, run in enumerate(runs):
         for name, agent in run.agents.items():
             for interactions in range(MOST + 1):
                 for game in play_and_answer(run, agent, interactions):
                     apart = [game.question.dataset] if name == "trained" else []
                     for label in (f"{name}, all", *apart):
                         em = exact_match(game.answer or "", game.question.answers)
-                        scores[label, interactions].append(em)
+                        scores[label, interactions][number].append(em)
     agents = ["trained, all", "untrained, all"]
     kinds = sorted({label for label, _ in scores} - set(agents))
     series, rows = [], []
     for label in (*agents, *kinds):
         columns = [scores[label, count] for count in range(MOST + 1)]
-        points = [rate_point(count, sum(column), len(column)) for count, column in enumerate(columns)]
+        points = [rate_point(count, list(column.values())) for count, column in enumerate(columns)]
         rows.append([label, str(points[0].n), *map(rate_text, points)])
         series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
     header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(MOST + 1)]
     notes = (
-        f"EM [95 % Wilson interval], greedy games of test questions, {len(runs)} seeds pooled.",
+        f"EM of greedy games of test questions, with 95 % intervals over questions and {len(runs)} seeds.",
         "After t interactions the agent is forced to answer; an agent that answers earlier keeps its answer.",
         "Kinds: the trained agent. By construction, pop and gen need one interaction; bridge, compare and "
         "math need two.",

@@ -138,7 +138,7 @@ def test_the_interval_of_only_zeros_has_a_width():
     """A bootstrap of zeros gives [0, 0], but 2 × 16 questions are compatible with a rate of 10 %."""
     results = score_predictions(predict_all({"towns": [False] * 16, "rivers": [False] * 16}))
     rate = results.average(DIRECT, ["towns", "rivers"], "em")
-    assert rate.mean == 0 and 0.08 < rate.high < 0.13
+    assert rate.mean == 0 and 0.08 < rate.high < 0.14
 
 
 def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path):

@@ -5,20 +5,20 @@ import random
 import re
 from itertools import islice
 from pathlib import Path
-from statistics import stdev
 
 import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
 from prompt_r1.metrics.text import exact_match, f1
-from prompt_r1.miniworld import make_questions, make_world
+from prompt_r1.miniworld import make_questions, make_world, mini_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
 from prompt_r1.miniworld.mini_optimizer import ANYTHING
 from prompt_r1.spending import Spending
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import comparison, programs
 from prompt_r1.studies.ceiling import PromptScores, score_every_prompt
+from prompt_r1.types import Question
 
 WORLD = make_world(0)
 ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
@@ -55,13 +55,12 @@ def test_no_prompt_of_the_optimiser_scores_more_than_the_best_of_all(found):
     assert sum(scores("").values()) < max(tried) <= best + 1e-4
 
 
-def test_a_spread_over_seeds_is_students_interval_of_their_mean():
-    assert comparison.spread([0.5]) == "50.0"
-    # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of these three values
-    assert comparison.spread([0.5, 0.6, 0.61]) == "50.0, 60.0, 61.0 (± 15.1)"
-    assert comparison.spread([0.4, 0.6]) == f"40.0, 60.0 (± {10 * 12.706:.1f})"
-    ten = [0.1, 0.2] * 5
-    assert comparison.spread(ten).endswith(f"(± {100 * 2.2622 * stdev(ten) / 10**0.5:.1f})")
+def test_an_interval_of_several_seeds_is_over_seeds_and_questions():
+    scores = {(seed, "pop"): [1.0] * right + [0.0] * (100 - right) for seed, right in enumerate((50, 60, 61))}
+    # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of the seeds' means
+    assert comparison.percent(scores) == "57.0 [41.9, 72.1]"
+    assert comparison.percent({(0, "pop"): [1.0] * 50 + [0.0] * 50}) == "50.0 [40.4, 59.6]"  # Wilson's
+    assert comparison.percent({(seed, "pop"): [0.0] * 9 for seed in range(3)}).startswith("0.0 [0.0, 1")
 
 
 def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch):
@@ -94,8 +93,12 @@ def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_pa
     assert (program, log) == ("evaluate", tmp_path / "results-seed4.log")
 
 
-FIRST = [next(one for one in QUESTIONS if one.dataset == kind) for kind in KINDS]
-SECOND = [next(one for one in QUESTIONS[::-1] if one.dataset == kind) for kind in KINDS]
+def two_of_each_kind(seed: int) -> tuple[list[Question], list[Question]]:
+    """A test question of each kind, and another."""
+    test = mini_world(seed).test
+    first = [next(one for one in test if one.dataset == kind) for kind in KINDS]
+    second = [next(one for one in test[::-1] if one.dataset == kind) for kind in KINDS]
+    return first, second
 
 
 class FakePrograms:
@@ -118,18 +121,20 @@ class FakePrograms:
             return
         file = PredictionFile(out / "predictions.jsonl")
         # opro is right on one half of the questions with seed 0, and on the other with seed 1.
-        right = {"direct": (), "opro": [FIRST, SECOND][seed], "prompt-r1": FIRST + SECOND}
+        first, second = two_of_each_kind(seed)
+        asked = first + second
+        right = {"direct": (), "opro": [first, second][seed], "prompt-r1": asked}
         for method, known in right.items():
             system = System(method, "mini-advice")
-            self.add(file, system, f"old {method}", known=())
-            self.add(file, system, f"new {method}", known)
+            self.add(file, system, f"old {method}", asked, known=())
+            self.add(file, system, f"new {method}", asked, known)
         file.close()
         spent = {"task_calls": 100 + seed, "optimizer_calls": 20, "usd": 0.125}
         (out / "preparation.json").write_text(json.dumps({"opro (mini-advice)": spent}))
 
-    def add(self, file: PredictionFile, system: System, setting: str, known) -> None:
+    def add(self, file: PredictionFile, system: System, setting: str, asked, known) -> None:
         """Answers to all questions, right for those that are known."""
-        for question in FIRST + SECOND:
+        for question in asked:
             said = question.answers[0] if question in known else "?"
             file.add(Prediction(question, said, spent=Spending(3, usd=0.002), system=system, setting=setting))
 
@@ -166,14 +171,15 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     table2 = text.split("## Table 2")[1].split("##")[0].strip().split("\n\n")[-1]
     cells = rows_of(table2)
     assert "## Table 3" not in text, "no question out of distribution was asked"
-    assert cells["direct"][0].startswith("0.0 [") and cells["direct"][1] == "0.0, 0.0 (± 0.0)"
-    assert cells["opro"][0].startswith("50.0 [") and cells["opro"][1] == "50.0, 50.0 (± 0.0)"
+    assert cells["direct"][0].startswith("0.0 [") and cells["direct"][1] == "0.0, 0.0"
+    assert cells["opro"][0].startswith("50.0 [") and cells["opro"][1] == "50.0, 50.0"
     assert cells["prompt-r1"][0].startswith("100.0 [")
     assert cells["prompt-r1"][3:7] == ["40", "0.500", "3.00", "2.0000"]
     assert cells["opro"][3:5] == ["120", "0.125"] and cells["direct"][3:5] == ["0", "0.000"]
     best = float(cells[comparison.CEILING][0].split()[0])
     assert cells["direct"][2].startswith(f"+{best:.1f} [") and cells[comparison.CEILING][2] == ""
     assert float(cells[comparison.BOUND][0].split()[0]) >= best > 0
+    assert float(cells[comparison.SCRIPT][0].split()[0]) >= 90, "clear questions are nearly always answered"
     assert cells["method"][-5:] == list(KINDS) and cells["direct"][-5].startswith("0.0 [")
     table4 = rows_of(text.split("## Table 4 (ablations)")[1].strip().split("\n\n")[0])
     assert list(table4)[2:] == ["direct", "prompt-r1"], "agent-only and untrained did not play"
@@ -221,8 +227,8 @@ def test_the_comparison_joins_the_seeds_and_reuses_what_is_there(tmp_path, monke
     assert ran == ["evaluate", "evaluate"]
     assert "## Table 2" in first and "## Table 3" in first
     rows = dict(re.findall(r"^\| ([\w ]+) \| ([\d.]+) \[", first.split("## Table 3")[0], re.MULTILINE))
-    assert list(rows) == ["direct", "gepa", comparison.CEILING, comparison.BOUND]
-    assert all(float(rows[comparison.BOUND]) >= float(rows[name]) for name in rows)
+    assert list(rows) == ["direct", "gepa", comparison.CEILING, comparison.BOUND, comparison.SCRIPT]
+    assert all(float(rows[comparison.BOUND]) >= float(rows[name]) for name in list(rows)[:-1])
     spent = [
         json.loads((tmp_path / f"results-seed{seed}/preparation.json").read_text())["gepa (mini-advice)"]
         for seed in (0, 1)

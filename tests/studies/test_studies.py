@@ -11,7 +11,6 @@ import pytest
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.statistics import wilson
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.report.svg import Plot, Point, Series, svg
@@ -175,13 +174,17 @@ def write_curves(folder, rates: list[float]) -> None:
 
 
 def test_the_training_study_pools_all_seeds(tmp_path):
-    write_curves(tmp_path / "a", [0.1, 0.5])
-    write_curves(tmp_path / "b", [0.3, 0.9])
+    write_curves(tmp_path / "a", [0.1, 0.68])
+    write_curves(tmp_path / "b", [0.3, 0.72])
     study = study_training([tmp_path / "a", tmp_path / "b"])
     validation, sampled = study.plot.series
-    assert [(point.x, point.mean, point.n) for point in validation.points] == [(0, 0.2, 100), (20, 0.7, 100)]
-    assert (validation.points[1].low, validation.points[1].high) == wilson(70, 100)
-    assert "| 20 | 100 | 0.700 [0.60, 0.78] | 0.500 | 0.900 |" in study.table
+    assert [(point.x, point.mean, point.n) for point in validation.points] == [
+        (0, 0.2, 100),
+        (20, pytest.approx(0.7), 100),
+    ]
+    half = 12.706 * 0.02  # Student's t of one degree of freedom × the standard error of 0.68 and 0.72
+    assert (validation.points[1].low, validation.points[1].high) == pytest.approx((0.7 - half, 0.7 + half))
+    assert "| 20 | 100 | 0.700 [0.45, 0.95] | 0.680 | 0.720 |" in study.table
     # Validations are 20 steps apart: a line would claim an EM for every step between them.
     assert not validation.joined and sampled.joined
     # Five steps per point, four questions per step and run; broken games are not counted.
