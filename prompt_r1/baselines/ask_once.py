@@ -1,16 +1,15 @@
-"""`direct`, `cot` and `cot-few-shot`: the environment is asked once; answer formats.
+"""`direct`, `cot` and `cot-few-shot`: the environment is asked without an agent; answer formats.
 
-Zero-shot: "Let's think step by step." (Kojima et al. 2022); the answer comes in the same call, where the
-original extracts it with a second one. Few-shot: the prompt starts with answered training questions, with
-rationales that the environment itself wrote and that led to the correct answer, because published examples
-exist for only one of the datasets.
+Zero-shot: "Let's think step by step.", and a second call that extracts the answer (Kojima et al. 2022).
+Few-shot: the prompt starts with answered training questions, with rationales that the environment itself
+wrote and that led to the correct answer, because published examples exist for only one of the datasets.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prompt_r1.baselines.method import Method
 from prompt_r1.environments.pool import Pool
@@ -24,6 +23,7 @@ from prompt_r1.types import Message, Question
 logger = logging.getLogger(__name__)
 
 STEP_BY_STEP = "Let's think step by step."
+EXTRACT = "Therefore, the answer is"
 TRIES_PER_SHOT = 20  # training questions that are asked at most, for each example
 CORRECT = 0.5  # minimum score of an example; a free text never scores 1
 
@@ -60,6 +60,7 @@ FORMATS = {
     # The only format request that the rules of the mini world understand.
     "only": AnswerFormat("Answer only.", separator=" ", tagged=False),
 }
+FREE = AnswerFormat("", separator="", tagged=False)
 
 
 async def ask_once(
@@ -72,6 +73,24 @@ async def ask_once(
         return Prediction(question, None, stop="env_error", error=str(error), spent=Spending(calls=1))
     answer, formatted = answer_format.read(reply.text)
     return Prediction(question, answer, reply.text, format=formatted, spent=reply.spent)
+
+
+@dataclass
+class ThinkThenAnswer(Method):
+    """Asks for reasoning, and in a second call for the answer that it leads to (Kojima et al. 2022)."""
+
+    environment: Pool
+    answer_format: AnswerFormat
+
+    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
+        messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
+        thought = await ask_once(self.environment, messages, FREE, question, sample)
+        if thought.error:
+            return thought
+        messages.append({"role": "assistant", "content": thought.raw})
+        messages.append(self.answer_format.user_message(EXTRACT))
+        said = await ask_once(self.environment, messages, self.answer_format, question, sample)
+        return replace(said, raw=f"{thought.raw}\n\n{said.raw}", spent=thought.spent + said.spent)
 
 
 @dataclass

@@ -87,7 +87,7 @@ class SystemCost:
         # What the optimiser writes: replies, and in them prompts.
         fields = parse_fields(config.optimizer_args, flag="--optimizer-args") or OPTIMIZER_FIELDS.get(method)
         limit = _limit_of(fields or {})
-        longest = ceil(MAX_LENGTH / 3) if method == "opro" else LONGEST_PROMPT
+        longest = ceil(MAX_LENGTH / 3) if method in ("random-search", "opro") else LONGEST_PROMPT
         written = texts_of_call(spec, prompt=longest, reply=limit, high=high)
         self._prompt, self._written = min(written.prompt, limit), written.reply
 
@@ -100,6 +100,8 @@ class SystemCost:
             one = self._game * config.best_of
         elif self.method == "self-consistency":
             one = self._call(questions) * (config.samples or self._game.calls)
+        elif self.method == "cot":  # the second call reads the first one's reply
+            one = self._call(questions) + self._call(questions, also=self._reply)
         elif self.method == "cot-few-shot":
             examples = config.shots * self._case(questions) if self._high else 0
             one = self._call(questions, also=examples)
@@ -131,7 +133,7 @@ class SystemCost:
         """One search for a prompt, within --optimize-calls."""
         config, high = self._config, self._high
         train, validation = len(part.train), min(config.optimize_val, len(part.validation))
-        if self.method == "opro":
+        if self.method in ("random-search", "opro"):
             first = min(config.opro_train, train)  # calls that are made in any case
             optimizer = config.opro_steps * config.opro_per_step
             task = (1 + optimizer) * first if high else first
@@ -169,7 +171,7 @@ class SystemCost:
         """The mean call of the optimiser. It sees prompts, and questions with their replies and answers."""
         config, case = self._config, self._case(questions)
         frame = 250 if self._high else 30  # tokens besides what it quotes
-        if self.method == "opro":
+        if self.method in ("random-search", "opro"):
             quoted = EXEMPLARS * case + (SHOWN * self._prompt if self._high else 0)
         elif self.method == "textgrad":
             # The criticism of each reply, then that of the prompt, then the rewrite with all of them.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from prompt_r1.agent.agent import Agent, open_agent
 from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
 from prompt_r1.agent.remote import parse_remote
-from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce
+from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce, ThinkThenAnswer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.imitation import Imitation, RejectionSampling
@@ -35,18 +35,23 @@ from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
 SAMPLED = PlaySettings(temperature=1.0)  # greedy games of a question are all the same
-ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+ALGORITHMS: dict[str, Callable[..., Awaitable[str]]] = {
+    "random-search": partial(opro, informed=False),
+    "opro": opro,
+    "textgrad": textgrad,
+    "gepa": gepa,
+}
 # Request fields of the environment that answers, as in the authors' code or paper; other methods: --env-args.
 TASK_FIELDS: dict[str, Mapping[str, object]] = {
     "cot": {"temperature": 0.0},
     "cot-few-shot": {"temperature": 0.0},
     "self-consistency": {"temperature": 0.7},
-    "opro": {"temperature": 0.0, "max_tokens": 1024},
+    **{key: {"temperature": 0.0, "max_tokens": 1024} for key in ("random-search", "opro")},
     "textgrad": {"temperature": 0.0, "max_tokens": 2000},
 }
 # Request fields of the model that writes prompts, as in the authors' code.
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
-    "opro": {"temperature": 1.0, "max_tokens": 512},
+    **{key: {"temperature": 1.0, "max_tokens": 512} for key in ("random-search", "opro")},
     "textgrad": {"temperature": 0.0, "max_tokens": 2000},
     "gepa": {},
 }
@@ -130,7 +135,7 @@ def make_method(name: str, context: MethodContext) -> Method:
         case "direct":
             return AskOnce(environment, answer_format)
         case "cot":
-            return AskOnce(environment, answer_format, hint=STEP_BY_STEP)
+            return ThinkThenAnswer(environment, answer_format)
         case "cot-few-shot":
             shots, seed = config.shots, context.seed
             return AskOnce(environment, answer_format, hint=STEP_BY_STEP, shots=shots, seed=seed)
@@ -138,7 +143,7 @@ def make_method(name: str, context: MethodContext) -> Method:
             chain = AskOnce(environment, answer_format, hint=STEP_BY_STEP)
             agent = context.agent_method(agents.trained, environment, rule=rule)
             return SelfConsistency(chain, agent, samples=config.samples)
-        case "opro" | "textgrad" | "gepa":
+        case "random-search" | "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
         case "sft" if config.sft_agent:
             load = partial(agents.load, resolve_agent(config.sft_agent, kv_tokens=0))
@@ -206,7 +211,7 @@ def fine_tuned(name: str, context: MethodContext) -> Method:
 
 
 def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:
-    """`opro`, `textgrad` or `gepa`, with the model that writes prompts."""
+    """A search for a prompt, with the model that writes prompts."""
     config = context.config
     spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
     if config.optimizer_args:

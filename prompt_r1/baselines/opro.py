@@ -4,6 +4,9 @@
 score of at least 30 %, worst first, and three training questions. The instruction with the best training
 score wins. Calls: 8 of the optimiser per step; of the environment, one per training question for the seed
 prompt and for each new instruction.
+
+`random-search` is the same search, but the optimiser sees random numbers in place of the scores: what the
+feedback of any search must beat.
 """
 
 import asyncio
@@ -31,8 +34,13 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
-    """The instruction with the best score on the training questions. Validation questions are not used."""
+async def opro(
+    search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int, informed: bool = True
+) -> str:
+    """The instruction with the best score on the training questions. Validation questions are not used.
+
+    Unless `informed`, the optimiser sees random numbers in place of the scores.
+    """
     train = draw_questions(part.train, config.opro_train, seed)
     if not train:
         raise UsageError("opro needs training questions: give --train-data")
@@ -48,8 +56,10 @@ async def opro(search: PromptSearch, part: SearchPart, *, config: MethodConfig, 
     for step in range(1, config.opro_steps + 1):
         if not search.can_afford(config.opro_per_step):
             break
-        examples = random.Random(f"opro {seed} {step}").sample(train, min(EXEMPLARS, len(train)))
-        request = meta_prompt(scores, examples)
+        rng = random.Random(f"opro {seed} {step}")
+        examples = rng.sample(train, min(EXEMPLARS, len(train)))
+        shown = scores if informed else {instruction: rng.random() for instruction in scores}
+        request = meta_prompt(shown, examples)
         # The request is the same each time: the sample number makes each of them a call of its own.
         first = step * config.opro_per_step
         samples = range(first, first + config.opro_per_step)

@@ -9,6 +9,7 @@ METHODS = (
     "cot",
     "cot-few-shot",
     "self-consistency",
+    "random-search",
     "opro",
     "textgrad",
     "gepa",
@@ -21,8 +22,9 @@ METHODS = (
     "agent-only",
     "prompt-r1",
 )
-RIVALS = ("best-of-n", "bc", "rft")  # of training by GRPO; not in the paper
-SEARCHES = ("opro", "textgrad", "gepa")  # for a better prompt
+RIVALS = ("best-of-n", "bc", "rft")  # of training by GRPO
+NOT_IN_PAPER = ("random-search", *RIVALS)
+SEARCHES = ("random-search", "opro", "textgrad", "gepa")  # for a better prompt
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,11 @@ class MethodConfig:
         "system message that a prompt search starts from",
         methods=SEARCHES,
     )
-    opro_steps: int = setting(200, "most steps", range=POSITIVE)
-    opro_per_step: int = setting(8, "new instructions per step", range=POSITIVE)
-    opro_train: int = setting(261, "training questions that score an instruction", range=POSITIVE)
+    opro_steps: int = setting(200, "most steps", range=POSITIVE, methods=SEARCHES[:2])
+    opro_per_step: int = setting(8, "new instructions per step", range=POSITIVE, methods=SEARCHES[:2])
+    opro_train: int = setting(
+        261, "training questions that score an instruction", range=POSITIVE, methods=SEARCHES[:2]
+    )
     textgrad_epochs: int = setting(3, "epochs", range=POSITIVE)
     textgrad_updates: int = setting(4, "updates per epoch", range=POSITIVE)
     textgrad_batch: int = setting(3, "training questions per update", range=POSITIVE)

@@ -15,7 +15,7 @@ from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolv
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import HELD_OUT
-from prompt_r1.config.methods import METHODS, RIVALS, MethodConfig
+from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
 from prompt_r1.data.files import load_questions, question_key
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
@@ -27,7 +27,7 @@ WITHOUT_ENVIRONMENT = ("sft", "grpo-only", "agent-only")
 FROM_START = ("sft", "untrained", *RIVALS)  # the agent before training
 WITH_AGENT = (*WITHOUT_ENVIRONMENT, "untrained", *RIVALS, "prompt-r1")
 # These learn from training questions.
-LEARNING = ("cot-few-shot", "self-consistency", "opro", "textgrad", "gepa", "sft", "rft")
+LEARNING = ("cot-few-shot", "self-consistency", *SEARCHES, "sft", "rft")
 GAMES = ("untrained", "agent-only", "prompt-r1")  # not affected by other methods' settings
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 AGENT_FILES = (
@@ -81,7 +81,7 @@ def methods_of(config: EvaluateConfig) -> tuple[str, ...]:
     if config.method:
         return config.method
     if config.tables:
-        left_out = RIVALS if config.grpo_agent else (*RIVALS, "grpo-only")
+        left_out = NOT_IN_PAPER if config.grpo_agent else (*NOT_IN_PAPER, "grpo-only")
         return tuple(name for name in METHODS if name not in left_out)
     return DEFAULT_METHODS
 

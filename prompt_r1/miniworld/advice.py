@@ -21,7 +21,7 @@ from functools import cache
 from itertools import combinations
 
 from prompt_r1.miniworld.beliefs import SKILLS, Skills
-from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply
+from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply, is_extraction
 from prompt_r1.miniworld.understanding import understand
 from prompt_r1.miniworld.world import World
 from prompt_r1.types import Message
@@ -143,6 +143,9 @@ class AdvisedEnvironment:
     async def ask(self, messages: list[Message]) -> str:
         instructions = [message["content"] for message in messages if message["role"] == "system"]
         prompts = [message["content"] for message in messages if message["role"] == "user"]
+        if is_extraction(prompts):
+            reply = self.reply(prompts[-2], instructions)
+            return reply.value or reply.text
         return self.reply(prompts[-1], instructions).text
 
     def reply(self, prompt: str, instructions: Iterable[str] = ()) -> MiniReply:

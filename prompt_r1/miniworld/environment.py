@@ -1,11 +1,13 @@
 """The large language model of the mini world, as rules.
 
 It knows the facts of the world but no gold answer. Its reply is a pure function of the seed, the style and
-the last user message, so every process gets the same reply to the same prompt.
+the last user message (of the last two, where the last asks only for the answer in the reply before), so every
+process gets the same reply to the same prompt.
 """
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from prompt_r1.miniworld.beliefs import SKILLS, Skills, Style, believe, interpret
@@ -37,6 +39,9 @@ class MiniEnvironment:
 
     async def ask(self, messages: list[Message]) -> str:
         prompts = [message["content"] for message in messages if message["role"] == "user"]
+        if is_extraction(prompts):
+            reply = self.reply(prompts[-2])
+            return reply.value or reply.text
         return self.reply(prompts[-1]).text
 
     def reply(self, prompt: str, skills: Skills | None = None) -> MiniReply:
@@ -60,6 +65,11 @@ class MiniEnvironment:
             return MiniReply(value, value)
         sentence = rng.choice(_sentences(wordings, request, value))
         return MiniReply(sentence.format(value=value, **_fields(request)), value)
+
+
+def is_extraction(prompts: Sequence[str]) -> bool:
+    """Whether the last user message only asks for the answer in the reply to the one before."""
+    return len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is")
 
 
 def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, ...]:

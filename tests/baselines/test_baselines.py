@@ -9,6 +9,9 @@ from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.self_consistency import vote
 from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.metrics.text import exact_match
+from prompt_r1.miniworld import MiniEnvironment, make_world
+from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.playing import GREEDY
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
@@ -95,11 +98,28 @@ def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_a
     assert "I have nothing to say about this." in prediction.raw
 
 
-def test_the_request_for_a_chain_of_thought_is_a_line_of_its_own():
-    source = PricedSource(lambda _: "First a, then b: <answer>Anna</answer>")
+def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to():
+    """Kojima et al. 2022: first the reasoning, without a format, then the answer."""
+    replies = iter(["First a, then b.", "<answer>Anna</answer>"])
+    source = PricedSource(lambda _: next(replies))
     prediction = answer("cot", pool(source))
-    assert source.asked[0][0]["content"].splitlines()[:2] == ["abc def?", "Let's think step by step."]
-    assert prediction.answer == "Anna" and prediction.spent.calls == 1
+    [first], [*before, last] = source.asked
+    assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
+    assert before == [first, {"role": "assistant", "content": "First a, then b."}]
+    assert last["content"].startswith("Therefore, the answer is\n") and "<answer>" in last["content"]
+    assert prediction.answer == "Anna" and prediction.spent.calls == 2
+
+
+def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
+    world = make_world(0)
+    right = 0
+    for environment in (MiniEnvironment(world, seed=0), AdvisedEnvironment(world, seed=0)):
+        for film in world.test.films[:20]:
+            question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
+            cot = method("cot", pool(FreeSource(environment, seed=0)), answer_format="only")
+            found = asyncio.run(cot.answer(question, sample=0, seed="0"))
+            right += exact_match(found.answer, question.answers)
+    assert right >= 36, "clear questions are nearly always answered right"
 
 
 def test_few_shot_examples_are_training_questions_that_the_environment_answered_correctly():

@@ -186,7 +186,7 @@ def test_the_named_choices_are_those_that_the_method_knows():
 
 
 def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid():
-    searches = {"opro", "textgrad", "gepa"}
+    searches = {"random-search", "opro", "textgrad", "gepa"}
     with_agent = {"sft", "grpo-only", "untrained", "bc", "rft", "agent-only", "prompt-r1"}
     found = {f.name: f.metadata["methods"] for f in fields(EvaluateConfig)}
     assert {name: set(methods) for name, methods in found.items() if methods is not None} == {
@@ -200,6 +200,7 @@ def test_a_setting_of_some_methods_leaves_the_kept_answers_of_the_others_valid()
         **dict.fromkeys(("optimizer_env", "optimizer_args"), searches),
         **dict.fromkeys(("optimize_calls", "seed_prompt"), searches),
         "optimize_val": {"textgrad", "gepa"},
+        **{key: {"random-search", "opro"} for key in ("opro_steps", "opro_per_step", "opro_train")},
         "temperature": {"self-consistency", *with_agent},
         "top_p": {"self-consistency", *with_agent},
         **{name: set() for name in ("optimizer_price", "grpo_agent", "max_turns", "protocol")},

@@ -65,7 +65,7 @@ def test_answers_are_reused_if_another_setting_changes(agents, change):
 
 
 AFFECTED = [
-    ({"opro_steps": 3}, "opro"),
+    ({"opro_steps": 3}, "random-search opro"),
     ({"gepa_batch": 4}, "gepa"),
     ({"textgrad_epochs": 4}, "textgrad"),
     ({"shots": 2}, "cot-few-shot"),
@@ -75,7 +75,7 @@ AFFECTED = [
     ({"rft_calls": 99}, "rft"),
     ({"imitation_lr": 1e-3}, "bc rft"),
     ({"optimize_val": 20}, "textgrad gepa"),
-    ({"optimizer_env": "other"}, "opro textgrad gepa"),
+    ({"optimizer_env": "other"}, "random-search opro textgrad gepa"),
     ({"optimizer_price": ("1", "2")}, ""),
     ({"top_p": 0.8}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
     ({"temperature": 1.0}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
@@ -84,7 +84,7 @@ AFFECTED = [
         " ".join(method for method in METHODS if method not in WITHOUT_ENVIRONMENT),
     ),
     ({"method_args": '{"cot": {"temperature": 0.5}}'}, "cot"),
-    ({"answer_format": "only"}, "direct cot cot-few-shot self-consistency opro textgrad gepa"),
+    ({"answer_format": "only"}, "direct cot cot-few-shot self-consistency random-search opro textgrad gepa"),
 ]
 
 
@@ -104,7 +104,7 @@ def test_a_rewritten_training_file_is_not_the_same_setting(agents, tmp_path):
         digest_of.cache_clear()
         digests.append(settings_of(agents, methods=METHODS, train_data=(str(file),)))
     changed = {method for method in METHODS if digests[0][method] != digests[1][method]}
-    assert changed == {"cot-few-shot", "opro", "textgrad", "gepa", "sft", "rft"}
+    assert changed == {"cot-few-shot", "random-search", "opro", "textgrad", "gepa", "sft", "rft"}
 
 
 def test_another_tokenizer_or_local_environment_is_not_the_same_setting(agents, tmp_path):
