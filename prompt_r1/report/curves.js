@@ -6,6 +6,7 @@ const FAMILIES = [
   ["Does it learn?", [
     { title: "Validation EM", word: "EM", names: ["val/em"], floor: 0, ceiling: 1, about: "Share of exactly right answers in greedy games of held-out questions." },
     { title: "Reward", word: "reward", names: ["reward/mean"], ceiling: 1, about: "Mean of the sampled games. The answer counts only in games of the right form." },
+    { title: "Sampled EM", word: "EM", names: ["em", "em/any"], labels: ["of a game", "of the best game of a question"], floor: 0, ceiling: 1, about: "Does training teach, or choose? At the end the first curve may have reached the start of the second: what some game could do before." },
     { title: "Well-formed games", word: "well-formed", names: ["format"], floor: 0, ceiling: 1, about: "Share of games with a think block and one action in every turn, and an answer in the last." },
     { title: "Parts of the reward", word: "format", names: ["reward/format", "reward/answer"], labels: ["format (eq. 12)", "answer (eq. 14)"], floor: 0, about: "A falling format with a rising answer is a sign of reward hacking." },
     { title: "Groups without spread", word: "spread", names: ["groups/no_spread"], floor: 0, ceiling: 1, about: "Share of questions whose games all have the same reward: nothing is learned from them. Normal once most are right." },

@@ -290,15 +290,17 @@ def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:
 
 def _training_change(lines: list[dict[str, float]]) -> str:
     """Means of the sampled games over the first and the last steps; "" if these overlap."""
-    steps = [line for line in lines if "reward/mean" in line]
+    steps = [line for line in lines if "em/any" in line]
     if len(steps) < 2 * RECENT:
         return ""
+    names = [*TRAINED.values(), "em/any"]
     first, last = (
-        {name: mean(line[name] for line in part) for name in TRAINED.values()}
+        {name: mean(line[name] for line in part) for name in names}
         for part in (steps[:RECENT], steps[-RECENT:])
     )
+    can = f"of a question's games at least one right: {first['em/any']:.3f} → {last['em/any']:.3f}"
     means = f"sampled games, means of the first and the last {RECENT} steps"
-    return f"  in training  {_changes(first, last, TRAINED)}\n               {means}"
+    return f"  in training  {_changes(first, last, TRAINED)}\n               {can}\n               {means}"
 
 
 def _changes(first: Mapping[str, float], last: Mapping[str, float], metrics: Mapping[str, str]) -> str:

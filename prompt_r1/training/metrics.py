@@ -77,6 +77,8 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         of_kind = [group for group in rows_PG if (kind == "whole") == all("em" in row for row in group)]
         rewards = [row["reward/mean"] for group in of_kind for row in group if "em" in row]
         metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
+    # What the agent can do beside what it does: pass@k with k games of a question, beside pass@1 ("em").
+    metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
     for name in WITH_INTERVAL if scored_PG else ():
         values = [row[name] for group in scored_PG for row in group]
         questions = [number for number, group in enumerate(scored_PG) for _ in group]

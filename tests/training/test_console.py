@@ -111,7 +111,16 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     lines = [{"step": 0, "val/em": 0.1, "val/reward": 0.2, "val/format": 0.9, "time/validation": 30.0}]
     constant = {"format": 1.0, "games": 8.0, "env/paid": 9.0, "time/rollout": 60.0}
     for n in range(1, 11):
-        lines.append({"step": n, "em": n / 10, "reward/mean": n / 20, "env/usd": n * 0.25, **constant})
+        lines.append(
+            {
+                "step": n,
+                "em": n / 10,
+                "em/any": 0.5 + n / 20,
+                "reward/mean": n / 20,
+                "env/usd": n * 0.25,
+                **constant,
+            }
+        )
     lines[6] |= {"val/em": 0.8, "val/reward": 0.7, "val/format": 1.0}
     lines[10] |= {"val/em": 0.3, "val/reward": 0.7, "val/format": 1.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -122,6 +131,7 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     best = "EM 0.100 → 0.800   reward 0.200 → 0.700   format 0.900 → 1.000\n"
     assert f"{best}               from step 0 to step 6, the best" in shown
     assert "EM 0.300 → 0.800   reward 0.150 → 0.400   format 1.000 → 1.000" in shown  # steps 1-5, 6-10
+    assert "of a question's games at least one right: 0.650 → 0.900\n" in shown
     assert "10 steps, 80 games, 90 calls of gpt-4o-mini, $2.50, 10 min" in shown
     assert f"python infer.py --agent {tmp_path}\n" in shown
     assert f"python evaluate.py --agent {tmp_path} --data test.jsonl" in shown
@@ -192,7 +202,7 @@ def test_a_number_that_was_not_measured_is_not_shown_beside_the_bar():
 
 
 def test_sampled_games_are_compared_from_ten_steps_on_and_validations_from_two(tmp_path):
-    steps = [{"step": n, "reward/mean": 0.1, "em": 0.1, "format": 0.1} for n in range(10)]
+    steps = [{"step": n, "reward/mean": 0.1, "em": 0.1, "em/any": 0.2, "format": 0.1} for n in range(10)]
     assert console_module._training_change(steps[:9]) == "" != console_module._training_change(steps)
     validated = [{"step": n, "val/em": 0.1, "val/reward": 0.1, "val/format": 0.1} for n in range(2)]
     assert console_module._validation_change(validated[:1], 0) == ""

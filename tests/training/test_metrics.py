@@ -128,6 +128,12 @@ def test_the_intervals_of_a_step_count_questions_not_games():
     assert "em_low" in once and "reward/mean_high" in once and "format_low" in once
 
 
+def test_a_question_counts_as_within_reach_when_one_of_its_games_is_right():
+    right, wrong = row(game_of_turns(GOOD, RIGHT)), row(game_of_turns(GOOD, WRONG))
+    metrics = game_metrics([[right, wrong, wrong], [wrong, wrong, wrong], [right, right, right]], [])
+    assert metrics["em/any"] == pytest.approx(2 / 3) and metrics["em"] == pytest.approx(4 / 9)
+
+
 def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones():
     """One of three groups is broken; one of the other two has equal rewards."""
     right, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)
