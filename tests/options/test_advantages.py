@@ -4,6 +4,7 @@ from statistics import mean, stdev
 
 import pytest
 
+from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.grpo import group_advantages
 from prompt_r1.options.advantages import compare_games, has_spread
 from prompt_r1.reward import RULES
@@ -11,6 +12,7 @@ from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests import tiny
 from tests.games import ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
+from tests.training.thread_ranks import on_each_rank
 
 REWARDS: list[list[float | None]] = [
     [1.0, -0.25, 0.5, 1.0],
@@ -22,8 +24,10 @@ REWARDS: list[list[float | None]] = [
 INTACT = [[1.0, -0.25, 0.5, 1.0], [0.3, 0.3, 0.3, 0.3], [-1.0, 1.0, 0.9], [], [-1.0, -1.0, -1.0, -0.9]]
 
 
-def advantages_of(name: str, rewards_PG: list[list[float | None]]) -> list[list[float | None]]:
-    """The advantages of games with these rewards."""
+def advantages_of(
+    name: str, rewards_PG: list[list[float | None]], ranks: Ranks = ONE_RANK
+) -> list[list[float | None]]:
+    """The advantages of games with these rewards, which are this rank's."""
     trajectories_PG = [[random_game(number) for number in range(len(rewards))] for rewards in rewards_PG]
     scores_PG = [
         [None if reward is None else Reward(1, 0, reward) for reward in rewards] for rewards in rewards_PG
@@ -33,7 +37,7 @@ def advantages_of(name: str, rewards_PG: list[list[float | None]]) -> list[list[
         scores_PG,
         advantages=name,
         rule=RULES["paper"],
-        sum_over_ranks=ONE_RANK.sum,
+        sum_over_ranks=ranks.sum,
     )
     return [[game.advantage for game in group] for group in games_PG]
 
@@ -56,6 +60,15 @@ def test_other_advantages_are_those_of_their_formulas(name):
         values = [value for value in advantages if value is not None]
         assert values == pytest.approx(expected, rel=1e-12, abs=1e-12)
     assert got[1] == [0.0] * 4
+
+
+def test_advantages_do_not_depend_on_how_the_questions_are_divided_over_ranks():
+    """The rewards of the second rank are far from those of the first: its own mean is another."""
+    name = "group-mean-batch-std"
+    divided = on_each_rank(2, lambda ranks: advantages_of(name, REWARDS[4 * ranks.rank :][:4], ranks))
+    together = advantages_of(name, REWARDS)
+    for one, other in zip([*divided[0], *divided[1]], together, strict=True):
+        assert [value or 0 for value in one] == pytest.approx([value or 0 for value in other], rel=1e-12)
 
 
 def test_an_empty_share_of_a_rank_and_a_step_without_spread_have_finite_advantages():

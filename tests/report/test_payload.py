@@ -100,6 +100,26 @@ def test_the_answers_of_an_evaluation_are_shown_from_the_newest_backwards(tmp_pa
         payload.read_run(tmp_path, games=3)
 
 
+def test_test_questions_of_two_datasets_keep_their_own_games_though_their_ids_are_equal(tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(Question("1", "a", "Who?", ("Anna",)))]])
+    [path] = (run / "trajectories").iterdir()
+    row = json.loads(path.read_text().splitlines()[0])
+    questions = [
+        {**row["question"], "dataset": name, "text": text} for name, text in (("a", "Who?"), ("b", "When?"))
+    ]
+    for agent in ("untrained", "trained"):
+        lines = "".join(
+            json.dumps({**row, "group": number, "question": one}) + "\n"
+            for number, one in enumerate(questions)
+        )
+        path.with_name(f"test-{agent}-rank0.jsonl").write_text(lines)
+    tests = [group for group in payload.read_run(run, games=9).groups if group.kind == "test"]
+    assert [(group.dataset, group.question, len(group.games)) for group in tests] == [
+        ("a", "Who?", 2),
+        ("b", "When?", 2),
+    ]
+
+
 def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
     question = Question("q0", "maths", "Who?", ("Anna",))
     run = write_run(tmp_path / "run", [[group_of(question)]])
