@@ -7,10 +7,9 @@ The same command resumes after a kill, and makes no run and no call twice.
 """
 
 import argparse
-import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,25 +20,17 @@ from prompt_r1.agent.names import RUNS
 from prompt_r1.baselines.ask_once import task_score
 from prompt_r1.baselines.optimise import draw_questions
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.config.methods import METHODS
 from prompt_r1.data.questions import find_questions
-from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, read_predictions
-from prompt_r1.metrics.statistics import (
-    difference_interval,
-    macro_interval,
-    mean_interval,
-    seeds_interval,
-)
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.miniworld.demonstrations import decompose
 from prompt_r1.miniworld.environment import MiniReply
-from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.ceiling import score_every_prompt
 from prompt_r1.studies.programs import Flags, add_seeds, run, train
+from prompt_r1.studies.seeds import PREDICTIONS, Measured, measure, table
 
 ENVIRONMENT = "mini-advice"
 ABLATIONS = ("agent-only", "untrained", "direct", "prompt-r1")  # the rows of Table 4
@@ -51,7 +42,6 @@ ALL_KINDS = [kind for kinds in KINDS.values() for kind in kinds]
 PRICE = "0.15,0.60"  # dollars per million tokens, of both models
 CEILING = "best prompt of all"  # by its score on the training questions that the searches see
 SCRIPT = "scripted decomposition"
-PREDICTIONS = "predictions.jsonl"
 BOUND = "upper bound of prompts"  # by its score on the test questions themselves
 
 
@@ -69,19 +59,6 @@ class Settings:
     def folder(self, name: str, seed: int) -> Path:
         """The run of an agent (that asks `mini-advice`, or is "alone"), or the "results" of evaluate.py."""
         return self.out / f"{name}-seed{seed}"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One row of the tables."""
-
-    name: str
-    # (seed, dataset) → question → score
-    scores: Mapping[tuple[int, str], Mapping[str, float]]
-    calls_before: float = 0.0  # mean over the seeds: task and optimiser calls, or those of the training
-    dollars_before: float = 0.0
-    calls: float = 0.0  # per question
-    dollars: float = 0.0  # per 1,000 questions
 
 
 def main(arguments: list[str]) -> None:
@@ -146,7 +123,8 @@ def compare(settings: Settings, seed: int) -> None:
 
 def join(settings: Settings, seeds: Sequence[int]) -> list[str]:
     """The tables as Markdown texts."""
-    rows = [measure(settings, method, seeds) for method in settings.methods]
+    results = {seed: settings.folder("results", seed) for seed in seeds}
+    rows = [measure(results, method) for method in settings.methods]
     rows += best_prompts(settings, seeds)
     rows.append(scripted_decomposition(settings, seeds))
     texts = [introduction(settings, seeds)]
@@ -190,99 +168,6 @@ Dollars are at {PRICE} per million tokens, at 4 characters a token.
   meaning of a question, which no method sees, and is what asking step by step can reach here.
 - *Before*: calls (of both models) and dollars before the first answer: searches, examples, training.
 - Table 4 has means over all kinds."""
-
-
-def table(
-    rows: Sequence[Measured], kinds: Sequence[str], seeds: Sequence[int], reference: str, below: str
-) -> str:
-    """A row for each method: quality, how far it is below the row `reference`, costs, and each kind."""
-    header = ["method", "mean [95 %]", "by seed", f"{below} [95 %]"]
-    header += ["calls before", "$ before", "calls / question", "$ / 1,000"]
-    best = next(row for row in rows if row.name == reference)
-    lines = []
-    for row in rows:
-        groups = [(seed, kind) for seed in seeds for kind in kinds]
-        scores = {key: list(row.scores[key].values()) for key in groups}
-        gaps = {key: gap(best.scores[key], row.scores[key]) for key in groups}
-        by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(scores))
-        cells = [row.name, percent(scores), by_seed, "" if row is best else percent(gaps, difference=True)]
-        cells += [f"{row.calls_before:,.0f}", f"{row.dollars_before:.3f}"]
-        cells += [f"{row.calls:.2f}", f"{row.dollars:.4f}"]
-        cells += [percent({(seed, kind): scores[seed, kind] for seed in seeds}) for kind in kinds]
-        lines.append(cells)
-    return markdown_table([*header, *kinds], lines)
-
-
-def gap(ceiling: Mapping[str, float], scores: Mapping[str, float]) -> list[float]:
-    """The differences to the ceiling, question by question."""
-    assert ceiling.keys() == scores.keys(), "not the same questions"
-    return [ceiling[question] - score for question, score in scores.items()]
-
-
-def percent(groups: Mapping[tuple[int, str], Sequence[float]], *, difference: bool = False) -> str:
-    """The mean of the groups' means in percent, with its interval over questions and seeds."""
-    names = {f"{seed} {kind}": values for (seed, kind), values in groups.items()}
-    questions = macro_interval(names, difference_interval if difference else mean_interval)
-    means = means_of_seeds(groups)
-    low, high = seeds_interval(means, questions)
-    if not difference:
-        low, high = max(0.0, low), min(1.0, high)
-    sign = "+" if difference else ""
-    return f"{100 * fmean(means):{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
-
-
-def means_of_seeds(groups: Mapping[tuple[int, str], Sequence[float]]) -> list[float]:
-    """The mean of the kinds' means with each seed."""
-    means: dict[int, list[float]] = defaultdict(list)
-    for (seed, _), values in groups.items():
-        means[seed].append(fmean(values))
-    return list(map(fmean, means.values()))
-
-
-def measure(settings: Settings, method: str, seeds: Sequence[int]) -> Measured:
-    """A method's scores and costs over the seeds, from the results folders."""
-    found = {seed: newest_answers(settings.folder("results", seed), method) for seed in seeds}
-    before = [preparation(settings, method, seed) for seed in seeds]
-    return Measured(
-        method,
-        scores_of(found),
-        fmean(calls for calls, _ in before),
-        fmean(dollars for _, dollars in before),
-        fmean(fmean(one.spent.calls for one in of) for of in found.values()),
-        1000 * fmean(fmean(one.spent.usd for one in of) for of in found.values()),
-    )
-
-
-def newest_answers(folder: Path, method: str) -> list[Prediction]:
-    """The answers of a method with its newest settings."""
-    predictions = read_predictions(folder / PREDICTIONS)
-    found = [one for one in predictions if one.system.method == method]
-    return [one for one in found if one.setting == found[-1].setting]
-
-
-def scores_of(found: Mapping[int, list[Prediction]]) -> dict[tuple[int, str], dict[str, float]]:
-    """(seed, dataset) → question → score, of the answers of each seed."""
-    scores = {}
-    for seed, predictions in found.items():
-        results = score_predictions(predictions)
-        [system] = results.systems
-        for dataset, kind in results.kinds.items():
-            scores[seed, dataset] = results.scores(system, dataset, REPORTED_METRICS[kind][0])
-    return scores
-
-
-def preparation(settings: Settings, method: str, seed: int) -> tuple[float, float]:
-    """The calls and dollars that a method took before its first answer."""
-    if method in ("prompt-r1", "agent-only"):
-        lines = read_metrics(settings.folder("agent", seed))
-        calls = sum(line.get("env/paid", 0.0) + line.get("env/reused", 0.0) for line in lines)
-        return calls, max((line.get("env/usd", 0.0) for line in lines), default=0.0)  # of the whole run
-    path = settings.folder("results", seed) / "preparation.json"
-    noted = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    for system, spent in noted.items():
-        if system.split(" (")[0] == method:
-            return spent["task_calls"] + spent["optimizer_calls"], spent["usd"]
-    return 0.0, 0.0
 
 
 def best_prompts(settings: Settings, seeds: Sequence[int]) -> list[Measured]:

@@ -1,11 +1,13 @@
-"""`python -m prompt_r1.studies passes FOLDER`: pass@k by kind of question. Does training teach, or choose?
+"""`python -m prompt_r1.studies passes FOLDER …`: pass@k by kind of question. Does training teach, or choose?
 
-FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`. Where the trained agent's pass@1 is below
-the pass@k of the untrained one, training chose among what that could do (Yue et al. 2025, arXiv 2504.13837).
+FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`, one for each seed. Where the trained
+agent's pass@1 is below the pass@k of the untrained one, training chose among what that could do (Yue et al.
+2025, arXiv 2504.13837).
 """
 
 import argparse
 from collections import defaultdict
+from collections.abc import Sequence
 from math import comb
 from pathlib import Path
 from statistics import fmean
@@ -24,33 +26,39 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     return 1 - comb(n - right, k) / comb(n, k)
 
 
-def table(folder: Path) -> str:
-    """A row for each system and kind. Raises UsageError where questions have too few answers."""
-    right: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    predictions = read_predictions(folder / "predictions.jsonl")
-    newest = {one.system: one.setting for one in predictions}  # the folder may hold answers of older settings
-    for one in predictions:
-        if one.error or one.setting != newest[one.system]:
-            continue
-        exact = exact_match(one.answer or "", one.question.answers) == 1
-        for kind in (one.question.dataset, "all"):
-            right[str(one.system), kind][one.question.id].append(exact)
+def table(folders: Sequence[Path]) -> str:
+    """A row for each kind and method, over all folders. Raises UsageError for too few answers."""
+    # method, kind → folder, question → whether each of its answers is right
+    right: dict[tuple[str, str], dict[tuple[Path, str], list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for folder in folders:
+        predictions = read_predictions(folder / "predictions.jsonl")
+        newest = {one.system: one.setting for one in predictions}  # there may be answers of older settings
+        for one in predictions:
+            if one.error or one.setting != newest[one.system]:
+                continue
+            exact = exact_match(one.answer or "", one.question.answers) == 1
+            for kind in (one.question.dataset, "all"):
+                right[one.system.method, kind][folder, one.question.id].append(exact)
     fewest = min((len(answers) for questions in right.values() for answers in questions.values()), default=0)
     ks = [k for k in KS if k <= fewest]
     if len(ks) < 2:
         raise UsageError(
-            f"{folder}: {fewest} answers to a question: evaluate with --temperature 1 --repeats 32"
+            f"{folders[0]}: {fewest} answers to a question: evaluate with --temperature 1 --repeats 32"
         )
     rows = []
-    for (system, kind), questions in right.items():
+    for (method, kind), questions in sorted(
+        right.items(), key=lambda row: (row[0][1], row[0][0] == "prompt-r1")
+    ):
         means = [fmean(pass_at_k(len(a), sum(a), k) for a in questions.values()) for k in ks]
-        rows.append([system, kind, *(f"{mean:.3f}" for mean in means)])
-    return markdown_table(["system", "kind", *(f"pass@{k}" for k in ks)], rows, left=2)
+        rows.append([kind, method, *(f"{mean:.3f}" for mean in means)])
+    return markdown_table(["kind", "method", *(f"pass@{k}" for k in ks)], rows, left=2)
 
 
 def main(arguments: list[str]) -> None:
     """Print the table from a command line."""
     name = program_name("python -m prompt_r1.studies")
     parser = argparse.ArgumentParser(f"{name} passes", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of evaluate.py --temperature 1 --repeats N --out FOLDER")
+    parser.add_argument(
+        "folder", type=Path, nargs="+", help="of evaluate.py --temperature 1 --repeats N --out FOLDER"
+    )
     print(table(parser.parse_args(arguments).folder))

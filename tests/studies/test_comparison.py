@@ -16,7 +16,7 @@ from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
 from prompt_r1.miniworld.mini_optimizer import ANYTHING
 from prompt_r1.spending import Spending
 from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import comparison, programs
+from prompt_r1.studies import comparison, programs, seeds
 from prompt_r1.studies.ceiling import PromptScores, score_every_prompt
 from prompt_r1.types import Question
 
@@ -58,9 +58,9 @@ def test_no_prompt_of_the_optimiser_scores_more_than_the_best_of_all(found):
 def test_an_interval_of_several_seeds_is_over_seeds_and_questions():
     scores = {(seed, "pop"): [1.0] * right + [0.0] * (100 - right) for seed, right in enumerate((50, 60, 61))}
     # scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of the seeds' means
-    assert comparison.percent(scores) == "57.0 [41.9, 72.1]"
-    assert comparison.percent({(0, "pop"): [1.0] * 50 + [0.0] * 50}) == "50.0 [40.4, 59.6]"  # Wilson's
-    assert comparison.percent({(seed, "pop"): [0.0] * 9 for seed in range(3)}).startswith("0.0 [0.0, 1")
+    assert seeds.percent(scores) == "57.0 [41.9, 72.1]"
+    assert seeds.percent({(0, "pop"): [1.0] * 50 + [0.0] * 50}) == "50.0 [40.4, 59.6]"  # Wilson's
+    assert seeds.percent({(seed, "pop"): [0.0] * 9 for seed in range(3)}).startswith("0.0 [0.0, 1")
 
 
 def test_the_comparison_without_flags_is_the_documented_one(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ class FakePrograms:
         asked = first + second
         right = {"direct": (), "opro": [first, second][seed], "prompt-r1": asked}
         for method, known in right.items():
-            system = System(method, "mini-advice")
+            system = System(method, "mini-advice", str(out.with_name(f"agent-seed{seed}")))
             self.add(file, system, f"old {method}", asked, known=())
             self.add(file, system, f"new {method}", asked, known)
         file.close()
@@ -152,8 +152,8 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     line = f"--seeds 0 1 --steps 3 --budget 60 --examples 1 --limit 10 --jobs 1 --out {tmp_path} --method"
     comparison.main([*line.split(), "direct", "opro", "prompt-r1"])
     assert [program for program, _ in programs_run.flags] == 2 * ["train", "evaluate"]
-    seeds = [flags["--seed"] for _, flags in programs_run.flags]
-    assert seeds == 2 * [["0"]] + 2 * [["1"]]
+    given = [flags["--seed"] for _, flags in programs_run.flags]
+    assert given == 2 * [["0"]] + 2 * [["1"]]
     trained, evaluated, *_ = (flags for _, flags in programs_run.flags)
     agent, common = str(tmp_path / "agent-seed0"), {"--env": ["mini-advice"], "--seed": ["0"]}
     price = ["0.15,0.60"]  # of gpt-4o-mini, per million tokens in and out
@@ -191,21 +191,21 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
 
 
 def test_differences_to_the_ceiling_are_of_the_same_questions():
-    assert comparison.gap({"a": 1.0, "b": 0.5}, {"b": 0.25, "a": 0.0}) == [0.25, 1.0]
+    assert seeds.gap({"a": 1.0, "b": 0.5}, {"b": 0.25, "a": 0.0}) == [0.25, 1.0]
     with pytest.raises(AssertionError, match="not the same questions"):
-        comparison.gap({"a": 1.0}, {"b": 1.0})
+        seeds.gap({"a": 1.0}, {"b": 1.0})
 
 
 def test_what_a_method_took_before_its_first_answer_is_read_from_its_files(tmp_path):
     """Reused calls count too; dollars are those of the whole run. Who prepared nothing, took nothing."""
-    settings = comparison.Settings(tmp_path, 3, 60, 1, 10, ("opro",))
-    assert comparison.preparation(settings, "opro", 0) == (0.0, 0.0)
-    (tmp_path / "agent-seed0").mkdir()
+    assert seeds.preparation(tmp_path, "opro", "") == (0.0, 0.0)
+    run = tmp_path / "run"
+    run.mkdir()
     lines = [{"step": 0, "env/reused": 2.0}, {"step": 1, "env/paid": 4.0, "env/usd": 0.5}, {"step": 2}]
-    (tmp_path / "agent-seed0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for method in ("prompt-r1", "agent-only"):
-        assert comparison.preparation(settings, method, 0) == (6.0, 0.5)
-    assert comparison.preparation(settings, "prompt-r1", 9) == (0.0, 0.0)
+        assert seeds.preparation(tmp_path, method, str(run)) == (6.0, 0.5)
+    assert seeds.preparation(tmp_path, "prompt-r1", str(tmp_path / "none")) == (0.0, 0.0)
 
 
 @pytest.mark.slow
@@ -240,6 +240,26 @@ def test_the_comparison_joins_the_seeds_and_reuses_what_is_there(tmp_path, monke
     comparison.main(line.split())
     assert (tmp_path / "comparison.md").read_text() == first
     assert [path.read_bytes() for path in sorted(tmp_path.glob("results-*/journal/*"))] == journals
+
+
+def test_results_folders_of_several_seeds_make_one_table(tmp_path, monkeypatch, capsys):
+    programs_run = FakePrograms()
+    monkeypatch.setattr(programs, "run", programs_run.run)
+    folders = []
+    for seed in (0, 1):
+        folders.append(tmp_path / f"results-{seed}")
+        programs_run.run("evaluate", {"--out": [folders[-1]], "--seed": [seed]}, log=None)
+    studies.main(["seeds", *map(str, folders), "--data", "pop", "bridge"])
+    cells = rows_of(capsys.readouterr().out)
+    assert cells["method"][-2:] == ["pop", "bridge"]
+    assert cells["opro"][0].startswith("50.0 [") and cells["opro"][1] == "50.0, 50.0"
+    assert cells["direct"][2].startswith("+100.0 [") and cells["prompt-r1"][2] == ""
+    for wrong, sentence in (
+        (["--reference", "bc"], "no answers of bc"),
+        (["--data", "x"], "lacks answers to x"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            studies.main(["seeds", *map(str, folders), *wrong])
 
 
 def test_a_program_that_fails_names_its_log(tmp_path):

@@ -36,9 +36,9 @@ def write(folder: Path, answers: int) -> None:
 
 def test_the_table_has_a_row_for_each_kind_and_for_all(tmp_path):
     write(tmp_path, 10)
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(tmp_path).splitlines()]
-    assert cells[0] == ["system", "kind", "pass@1", "pass@5"]
-    rows = {kind: values for _, kind, *values in cells[2:]}
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table([tmp_path]).splitlines()]
+    assert cells[0] == ["kind", "method", "pass@1", "pass@5"]
+    rows = {kind: values for kind, _, *values in cells[2:]}
     assert rows == {
         "bridge": ["0.500", f"{pass_at_k(10, 5, 5):.3f}"],
         "all": ["0.250", f"{pass_at_k(10, 5, 5) / 2:.3f}"],
@@ -46,9 +46,16 @@ def test_the_table_has_a_row_for_each_kind_and_for_all(tmp_path):
     }
 
 
+def test_several_seeds_are_pooled_though_their_questions_have_equal_ids(tmp_path):
+    for seed in ("0", "1"):
+        (tmp_path / seed).mkdir()
+        write(tmp_path / seed, 10)
+    assert table([tmp_path / "0", tmp_path / "1"]) == table([tmp_path / "0"])
+
+
 def test_single_answers_have_no_pass_at_k(tmp_path):
     write(tmp_path, 1)
     with pytest.raises(
         UsageError, match="1 answers to a question: evaluate with --temperature 1 --repeats 32"
     ):
-        table(tmp_path)
+        table([tmp_path])
