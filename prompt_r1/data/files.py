@@ -8,14 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.rows import BadRow, Fields, gold_answers, read_rows, text_field, text_or_number
+from prompt_r1.data.rows import (
+    LONGEST_TEXT,
+    BadRow,
+    Fields,
+    gold_answers,
+    read_rows,
+    text_field,
+    text_or_number,
+)
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import replace_file
+from prompt_r1.foreign import json_object, replace_file
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Kind, Question
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind", "prompt", "reward_model")
+EXTRA = "extra_info"  # the column of a parquet file that holds `Question.extra` as a JSON object
 OWN_NAMES = (
     "`python -m prompt_r1.data convert --from questions --question-field COLUMN --answer-field COLUMN` takes "
     "other names"
@@ -75,12 +84,12 @@ def read_questions(
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`) unless other fields are given, and
     may have `id`, `dataset` (or `data_source`) and `kind`; or it has the columns of the published files.
-    Other fields are `extra`, except in parquet files. A repeated question without an id gets its row number
+    Other fields are `extra`; published files have them in the column `extra_info`. A repeated question without an id gets its row number
     appended to its id. Raises UsageError if the file as a whole cannot be read.
     """
     path = Path(path)
     rows_by_id: dict[str, int] = {}
-    for number, row in read_rows(path, (*COLUMNS, question_field, answer_field)):
+    for number, row in read_rows(path):
         try:
             if isinstance(row, BadRow):
                 raise row
@@ -88,6 +97,8 @@ def read_questions(
                 question = _published_question(row)
             else:
                 question = _question(row, path.stem, question_field, answer_field)
+                if path.suffix == ".parquet":
+                    _check_lengths(question.extra)
             if question.id in rows_by_id and "id" in row:
                 raise BadRow(f"row {rows_by_id[question.id]} already has the id {question.id!r}")
         except BadRow as reason:
@@ -126,6 +137,13 @@ def _question(row: Fields, file: str, question_field: str, answer_field: str) ->
     )
 
 
+def _check_lengths(extra: Fields) -> None:
+    """Raise BadRow for a text that is too long: a small parquet file may share one between all its rows."""
+    for name, value in extra.items():
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise BadRow(f"the field {name} has {len(value):,} characters, more than {LONGEST_TEXT:,}")
+
+
 def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
     prompt, reward_model = row["prompt"], row.get("reward_model")
@@ -140,11 +158,20 @@ def _published_question(row: Fields) -> Question:
     text = text_or_number(content[len(QUESTION_MARK) : end], "question")
     dataset = paper_name(text_field(row, "data_source"))
     answers = gold_answers(reward_model["ground_truth"], "ground_truth")
-    return Question(id_from_text(text), dataset, text, answers, kind_of(dataset))
+    found = row.get(EXTRA)
+    extra = json_object(found) if isinstance(found, str) else found
+    return Question(
+        id_from_text(text),
+        dataset,
+        text,
+        answers,
+        kind_of(dataset),
+        extra if isinstance(extra, dict) else {},
+    )
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file, or a .parquet file with the published columns, which have no ids.
+    """Write a .jsonl file, or a .parquet file with the published columns, which have no ids; both with `extra`.
 
     The file appears under its name only when it is complete. Raises UsageError.
     """
@@ -168,7 +195,8 @@ def check_writable(path: Path) -> None:
 def _as_json_lines(questions: Sequence[Question]) -> bytes:
     lines = []
     for question in questions:
-        row: dict[str, str | tuple[str, ...]] = {
+        row: dict[str, object] = {
+            **question.extra,
             "id": question.id,
             "dataset": question.dataset,
             "question": question.text,
@@ -176,7 +204,8 @@ def _as_json_lines(questions: Sequence[Question]) -> bytes:
         }
         if question.kind != kind_of(question.dataset):
             row["kind"] = question.kind
-        lines.append(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        # A column of a table may hold dates or bytes.
+        lines.append(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
     return b"".join(lines)
 
 
@@ -184,7 +213,7 @@ def _as_parquet(questions: Sequence[Question]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "data_source": question.dataset,
             "prompt": [{"content": f"{QUESTION_MARK}{question.text}\n{PAPER_INSTRUCTION}", "role": "user"}],
@@ -193,6 +222,10 @@ def _as_parquet(questions: Sequence[Question]) -> bytes:
         }
         for question in questions
     ]
+    if any(question.extra for question in questions):
+        # As JSON: the columns of several files may have one name and other types.
+        for row, question in zip(rows, questions, strict=True):
+            row[EXTRA] = json.dumps(dict(question.extra), ensure_ascii=False, default=str)
     file = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), file)
     return file.getvalue().to_pybytes()

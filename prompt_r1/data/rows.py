@@ -22,11 +22,11 @@ class BadRow(Exception):
     """A row cannot be used, and why. The caller adds the file and the row number."""
 
 
-def read_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Fields | BadRow]]:
+def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, Fields | BadRow]]:
     """The number of each row, from 1, with its fields or the reason why it cannot be read.
 
-    Of a parquet file only `columns` are read, because others may contain whole books. Raises UsageError if
-    there is no such file, or none of a known format.
+    Of a parquet file only `columns` (none: all) are read, because those of a dump may contain whole books.
+    Raises UsageError if there is no such file, or none of a known format.
     """
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")

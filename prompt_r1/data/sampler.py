@@ -36,7 +36,7 @@ def digest_of(questions: Sequence[Question]) -> str:
     digest = hashlib.sha256()
     for question in questions:
         row = {name: value for name, value in vars(question).items() if value or name != "extra"}
-        digest.update(json.dumps(row).encode() + b"\n")
+        digest.update(json.dumps(row, default=str).encode() + b"\n")
     return digest.hexdigest()[:32]
 
 

@@ -1,5 +1,6 @@
 """Question files are read as documented, bad rows are named, and steps take questions in a fixed order."""
 
+import datetime
 import hashlib
 import json
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.questions import sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
@@ -54,6 +56,28 @@ def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
     [found] = load_questions(jsonl(tmp_path, row | {"level": 3, "hints": ["a"]}))
     assert (plain.extra, found.extra) == ({}, {"level": 3, "hints": ["a"]})
     assert digest_of([plain]) != digest_of([found])  # a reward may depend on them
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_other_fields_survive_writing_converting_and_mixing(tmp_path: Path, suffix: str) -> None:
+    """They were lost, and a reward that reads them then raised in the first step."""
+    rows = [{"question": f"{number}?", "answer": "a", "level": number, "é": [None]} for number in range(4)]
+    own, table, mixed = (tmp_path / f"{name}.{suffix}" for name in ("own", "table", "mixed"))
+    write_questions(own, load_questions(jsonl(tmp_path, *rows)))
+    data_main(["convert", "--from", "questions", "--in", str(own), "--out", str(table)])
+    data_main(["mix", "--in", str(table), "--out", str(mixed), "--per-dataset", "4"])
+    found = {question.text: question.extra for question in load_questions(mixed)}
+    assert found == {row["question"]: {"level": row["level"], "é": [None]} for row in rows}
+
+
+def test_other_columns_of_a_parquet_table_are_extra_and_bounded(tmp_path: Path) -> None:
+    row = {"question": "Why?", "answer": "Because", "day": datetime.date(1, 2, 3), "level": 3}
+    [question] = load_questions(parquet(tmp_path, row))
+    assert question.extra == {"day": datetime.date(1, 2, 3), "level": 3} and digest_of([question])
+    write_questions(tmp_path / "own.jsonl", [question])
+    assert load_questions(tmp_path / "own.jsonl")[0].extra == {"day": "0001-02-03", "level": 3}
+    with pytest.raises(UsageError, match="row 1: the field book has 1,000,001 characters"):
+        load_questions(parquet(tmp_path, row | {"book": "x" * 1_000_001}))
 
 
 def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: Path) -> None:
