@@ -4,15 +4,16 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Reward, Trajectory
+from prompt_r1.types import Question, Reward, Trajectory
 
-Metric = Callable[[str, Sequence[str]], float]
+Metric = Callable[[str, Question], float]
 OwnReward = Callable[[Trajectory, Reward], float]
 OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
 
@@ -49,17 +50,23 @@ def name_of(function: Callable[..., object], *, where: str) -> str:
 
 
 def import_metric(name: str) -> Metric:
-    """The metric of answers called MODULE:FUNCTION. Raises UsageError if it cannot be imported."""
+    """The metric of answers called MODULE:FUNCTION, which also gets the `question` if it takes it.
+
+    Raises UsageError if it cannot be imported.
+    """
     where = f"--answer-metric {name}"
     function = _import_function(name, "--answer-metric", takes=("prediction", "gold answers"))
 
-    def metric(prediction: str, answers: Sequence[str]) -> float:
-        what = f"{where}, answer {prediction[:80]!r} with golds {list(answers[:3])!r:.200},"
-        value = _call(function, prediction, list(answers), where=what)
+    def metric(prediction: str, question: Question) -> float:
+        golds = list(question.answers)
+        what = f"{where}, question {question.id!r}, answer {prediction[:80]!r} with golds {golds[:3]!r:.200},"
+        call = partial(function, question=question) if takes_question else function
+        value = _call(call, prediction, golds, where=what)
         if not 0 <= value <= 1:
             raise UsageError(f"{where} returned {value} for {prediction!r}, not 0 to 1")
         return value
 
+    takes_question = "question" in parameters_of(function)
     return metric
 
 
@@ -90,6 +97,14 @@ def described(error: Exception) -> str:
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
 
 
+def parameters_of(function: Callable[..., object]) -> set[str]:
+    """The names of a function's parameters."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return set()
+
+
 def _import_function(name: str, flag: str, *, takes: tuple[str, ...]) -> Callable[..., object]:
     """Import a function and check that it can be called with these arguments, before anything is paid."""
     function: Any = import_object(name, where=flag)
@@ -97,8 +112,9 @@ def _import_function(name: str, flag: str, *, takes: tuple[str, ...]) -> Callabl
         raise UsageError(f"{flag} {name}: not a function")
     if inspect.iscoroutinefunction(function):
         raise UsageError(f"{flag} {name}: an asynchronous function; give a plain one")
+    also = {"question": None} if "question" in parameters_of(function) else {}
     try:
-        inspect.signature(function).bind(*takes)
+        inspect.signature(function).bind(*takes, **also)
     except TypeError:
         raise UsageError(f"{flag} {name}: must take {len(takes)} arguments, {' and '.join(takes)}") from None
     except ValueError:

@@ -4,9 +4,10 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
+from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object, parameters_of
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Message
@@ -32,11 +33,23 @@ class Answering(Protocol):
     """What a user's environment needs: it takes the chat messages of a game and returns the reply.
 
     Of `session` (the question's id), `sample` (the number of its game) and `seed` (of the run), it gets those
-    that `ask` has as parameters.
+    that `ask` has as parameters. An environment that answers many dialogues at once may have
+    `ask_many(dialogues)` in place of `ask` or besides it, with `sessions`, `samples` and `seed`: it gets
+    the calls that are waiting, and returns a reply, or an EnvError, for each.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
         """Return the reply. Raise EnvError if the call failed: its game ends, and no other one."""
+
+
+@dataclass
+class WaitingCall:
+    """A call that waits for the next batch of `ask_many`."""
+
+    messages: list[Message]
+    session: str
+    sample: int
+    reply: asyncio.Future[object] = field(init=False)
 
 
 class FreeSource:
@@ -48,52 +61,90 @@ class FreeSource:
     def __init__(
         self, own: Answering, *, seed: int, name: str = "", characters_per_token: float = math.inf
     ) -> None:
-        if not callable(getattr(own, "ask", None)):
+        function = getattr(own, "ask_many", None) or getattr(own, "ask", None)
+        if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
-        self._own = own
-        self._takes = _parameters(own.ask) & {"session", "sample", "seed"}
-        self.by_session = "session" in self._takes  # equal messages of two questions may differ in reply
+        self._function: Callable[..., Any] = function
+        self._in_batches = hasattr(own, "ask_many")
+        self._takes = parameters_of(function) & {"session", "sample", "seed", "sessions", "samples"}
+        # Equal messages of two questions may differ in reply.
+        self.by_session = not self._takes.isdisjoint({"session", "sessions"})
         self._characters_per_token = characters_per_token
+        self._waiting: list[WaitingCall] = []  # for the next batch
+        self._batches: asyncio.Task[None] | None = None
 
     async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
         game = {"session": session, "sample": sample, "seed": self.parameters["seed"]}
         own = [Message(role=one["role"], content=one["content"]) for one in messages]
-        text = await self._ask(own, **{name: game[name] for name in self._takes})
+        if self._in_batches:
+            text = await self._in_next_batch(WaitingCall(own, session, sample))
+        else:
+            text = await self._call(own, **{name: game[name] for name in self._takes})
+        if not isinstance(text, str):
+            raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         tokens_in = self._tokens(sum(len(message["content"]) for message in messages))
         return Outcome(
             "ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=self._tokens(len(text))
         )
 
-    async def _ask(self, messages: list[Message], **game: object) -> str:
-        ask = cast(Callable[..., Any], self._own.ask)
+    async def _in_next_batch(self, call: "WaitingCall") -> object:
+        """The reply to a call, which waits while an earlier batch is answered."""
+        call.reply = asyncio.get_running_loop().create_future()
+        self._waiting.append(call)
+        if self._batches is None or self._batches.done():
+            self._batches = asyncio.create_task(self._answer_batches())
+        reply = await call.reply
+        if isinstance(reply, EnvError):
+            raise reply
+        return reply
+
+    async def _answer_batches(self) -> None:
+        """Answer all waiting calls at once, until none is left."""
+        while self._waiting:
+            await asyncio.sleep(0)  # let the games of this moment join
+            calls = [call for call in self._waiting if not call.reply.done()]  # others were cancelled
+            self._waiting = []
+            if not calls:
+                continue
+            games = {
+                "sessions": [call.session for call in calls],
+                "samples": [call.sample for call in calls],
+                "seed": self.parameters["seed"],
+            }
+            try:
+                replies = await self._call(
+                    [call.messages for call in calls], **{name: games[name] for name in self._takes}
+                )
+                if not isinstance(replies, list | tuple) or len(replies) != len(calls):
+                    raise UsageError(
+                        f"the environment {self.name}: ask_many must return a list of {len(calls)} replies"
+                    )
+            except (EnvError, FatalEnvError, UsageError) as error:
+                for call in calls:
+                    if not call.reply.done():
+                        call.reply.set_exception(error)
+                continue
+            for call, reply in zip(calls, replies, strict=True):
+                if not call.reply.done():
+                    call.reply.set_result(reply)
+
+    async def _call(self, *arguments: object, **game: object) -> object:
         try:
-            if inspect.iscoroutinefunction(ask):
-                reply = await ask(messages, **game)
-            else:
-                reply = await asyncio.to_thread(ask, messages, **game)
+            if inspect.iscoroutinefunction(self._function):
+                return await self._function(*arguments, **game)
+            return await asyncio.to_thread(self._function, *arguments, **game)
         except (EnvError, FatalEnvError, UsageError):
             raise
         except Exception as error:
             raise UsageError(f"the environment {self.name} raised {described(error)}") from error
-        if not isinstance(reply, str):
-            raise UsageError(f"the environment {self.name} returned {type(reply).__name__}, not a string")
-        return reply
 
     def _tokens(self, characters: int) -> int:
         return math.ceil(characters / self._characters_per_token)
 
     async def check(self) -> None:
         pass
-
-
-def _parameters(function: Callable[..., object]) -> set[str]:
-    """The names of a function's parameters."""
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some that are written in C have none
-        return set()
 
 
 class MuteEnvironment:

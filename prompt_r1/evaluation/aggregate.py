@@ -143,5 +143,5 @@ def text_metrics(
     if question.kind != "math":
         del metrics["math"]
     if own is not None:
-        metrics[OWN] = own(prediction.answer or "", question.answers)
+        metrics[OWN] = own(prediction.answer or "", question)
     return metrics

@@ -99,6 +99,7 @@ def to_row(prediction: Prediction) -> dict[str, object]:
         **{name: getattr(prediction, name) for name in STORED_AS_IS},
         **{name: getattr(prediction.spent, name) for name in AMOUNTS},
         **prediction.metrics,
+        **({"extra": dict(question.extra)} if question.extra else {}),  # a metric may read it
     }
 
 
@@ -113,7 +114,9 @@ def _parse(content: bytes) -> dict[tuple[str, str, str, int], Prediction]:
             row = json.loads(line)
             answers = tuple(row["answers"])
             prediction = Prediction(
-                Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
+                Question(
+                    row["id"], row["dataset"], row["question"], answers, row["kind"], row.get("extra", {})
+                ),
                 row["prediction"],
                 spent=Spending(*(row[name] for name in AMOUNTS)),
                 system=System(row["method"], row["environment"], row["agent"]),
@@ -134,6 +137,7 @@ def _has_valid_fields(one: Prediction) -> bool:
     numbers = [one.sample, one.turns, *one.spent.amounts]
     numbers += [number for number in (one.format, one.reward) if number is not None]
     are_texts = all(isinstance(text, str) for text in texts) and question.kind in get_args(Kind)
+    are_texts = are_texts and isinstance(question.extra, dict)
     return are_texts and all(map(is_finite_number, numbers))
 
 
@@ -184,7 +188,7 @@ class PredictionFile:
 
     def add(self, prediction: Prediction) -> None:
         """Append a line with a single write, so that a kill leaves at most the last line incomplete."""
-        os.write(self._file, (json.dumps(to_row(prediction)) + "\n").encode())
+        os.write(self._file, (json.dumps(to_row(prediction), default=str) + "\n").encode())
         self._predictions[prediction.key] = prediction
 
     def close(self) -> None:

@@ -32,6 +32,9 @@ class Broken:
 def half(prediction, answers):
     return 0.5
 
+def tolerant(prediction, answers, question):
+    return question.extra["tolerance"]
+
 def wrong(prediction, answers):
     return 7
 
@@ -60,6 +63,8 @@ async def later(game, paper):
     return 0.0
 """
 GOOD_TURNS = [think("a", prompt="Who?"), think("b", answer="Anna")]
+
+QUESTION = Question("q", "d", "Who?", ("y",), extra={"tolerance": 0.5})
 
 
 @pytest.fixture
@@ -175,9 +180,9 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
     with pytest.raises(
         prompt_r1.UsageError,
-        match=r"own_code:broken, answer 'x' with golds \['y'\], raised TypeError: .*own_code.py, line",
+        match=r"own_code:broken, question 'q', answer 'x' with golds \['y'\], raised TypeError: .*own_code.py, line",
     ):
-        import_metric("own_code:broken")("x", ("y",))
+        import_metric("own_code:broken")("x", QUESTION)
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
         asyncio.run(open_own("py:own_code:Broken", seed=0).call([{"role": "user", "content": "Who?"}]))
 
@@ -197,9 +202,13 @@ def test_a_metric_that_cannot_be_used_is_refused_before_training(own, name, sent
         prompt_r1.train("mini", answer_metric=name)
 
 
+def test_a_metric_that_takes_the_question_reads_the_other_columns_of_its_row(own):
+    assert import_metric("own_code:tolerant")("x", QUESTION) == 0.5
+
+
 def test_a_metric_outside_0_to_1_is_refused(own):
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:wrong returned 7.0 for 'x', not 0 to 1"):
-        import_metric("own_code:wrong")("x", ("y",))
+        import_metric("own_code:wrong")("x", QUESTION)
 
 
 def test_a_wrong_setting_raises_instead_of_ending_the_program():

@@ -126,7 +126,7 @@ def test_a_comparison_leaves_out_and_counts_questions_whose_call_failed(tmp_path
     assert "8 (1 failed)  100.0  100.0  +0.0 [" in text and max(map(len, text.splitlines())) <= 80
     assert "\nown " not in text
 
-    def length(prediction, answers):
+    def length(prediction, question):
         return len(prediction) / 10
 
     text = compare_files(first, second, score=partial(score_predictions, own=length))

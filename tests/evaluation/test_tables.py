@@ -425,8 +425,8 @@ def test_the_users_metric_is_one_more_column_only_where_it_was_measured(tmp_path
     assert "own" not in next(iter(results_by_system(without).values()))
     seen = []
 
-    def own(prediction, answers):
-        seen.append((prediction, tuple(answers)))
+    def own(prediction, question):
+        seen.append((prediction, question.answers))
         return len(prediction) / 8
 
     results = score_predictions(predictions, own=own)
