@@ -1,4 +1,4 @@
-"""`sft`: fine-tune the agent on gold answers, with LoRA.
+"""`sft`: fine-tune the agent on gold answers, with LoRA; or warm-start it on recorded games.
 
     python -m prompt_r1.baselines.sft --agent mini --data mini --out runs/mini-sft
 
@@ -6,6 +6,11 @@ The settings are those of the paper's Table 7, and LLaMA-Factory's where the pap
 the question with the instruction to answer in <answer> tags, in the tokenizer's chat template as in all
 games; the target is the first gold answer in these tags, without thinking. Only the target enters the loss.
 A fine-tuned agent is a folder like any other: evaluate.py takes it as --sft-agent or --agent.
+
+A model that lacks the format of the game cannot begin, and gold answers teach it not to ask. --games FILE
+warm-starts it on whole games: each line has `question` (a text, or an object with `text`) and `turns`, a list
+of objects with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files
+of runs/*/trajectories have this form.
 """
 
 import json
@@ -35,15 +40,18 @@ from prompt_r1.config.fields import MINI_AGENTS, check_ranges
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.questions import find_questions
+from prompt_r1.data.rows import BadRow, read_rows, text_field
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import check_no_links
-from prompt_r1.protocol import Codec
+from prompt_r1.miniworld.demonstrations import record
+from prompt_r1.protocol import Codec, parse
 from prompt_r1.storage.export import export_agent
-from prompt_r1.types import Completion, Question, Trajectory
+from prompt_r1.training.parts import load_learner
+from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 LESSON_FILE = "lesson.txt"  # what the agent has learned from
@@ -52,12 +60,23 @@ LESSON_FILE = "lesson.txt"  # what the agent has learned from
 def main(arguments: list[str]) -> None:
     """Fine-tune from a command line."""
     config = parse_arguments(
-        SftConfig, "python -m prompt_r1.baselines.sft", "Fine-tune an agent on gold answers.", arguments
+        SftConfig,
+        "python -m prompt_r1.baselines.sft",
+        "Fine-tune an agent on gold answers, or warm-start it on games.",
+        arguments,
     )
-    if not config.data:
-        raise UsageError("no training questions: give --data FILE …, or --data mini")
+    out = Path(config.out or f"runs/sft-seed{config.seed}")
+    if bool(config.data) == bool(config.games):
+        raise UsageError("give training questions (--data FILE …, or --data mini), or --games FILE")
+    if config.games:
+        folder = learn_games(Path(config.games), config, out)
+        print(
+            f"The agent is saved in {folder}. Train it:\n"
+            f"python train.py --config {config.preset} --agent {folder}"
+        )
+        return
     questions = find_questions(config.data, "train", config.seed)
-    folder = learn_answers(questions, config, Path(config.out or f"runs/sft-seed{config.seed}"))
+    folder = learn_answers(questions, config, out)
     print(f"The agent is saved in {folder}. Score it:\npython evaluate.py --method sft --sft-agent {folder}")
 
 
@@ -70,6 +89,51 @@ def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -
         return [example_of(question, codec, config.cutoff) for question in questions]
 
     return fine_tune_agent(examples, config, one_turn_config(config), out)
+
+
+def learn_games(path: Path, config: SftConfig, out: Path) -> Path:
+    """Warm-start an agent on the games of a file; the folder of the result. Raises UsageError."""
+    games = list(read_games(path))
+
+    def examples(codec: Codec) -> list[Trajectory]:
+        recorded = [
+            record(question, [_sampled(turn, codec) for turn in turns], codec) for question, turns in games
+        ]
+        kept = [game for game in recorded if len(game.tokens) <= config.cutoff]
+        if len(kept) < len(recorded):
+            print(f"{path}: {len(recorded) - len(kept)} games of more than {config.cutoff} tokens left out")
+        return kept
+
+    trained_as = replace(agent_preset(config.preset), agent=config.agent, seed=config.seed)
+    return fine_tune_agent(examples, config, trained_as, out)
+
+
+def _sampled(turn: Turn, codec: Codec) -> Turn:
+    """A turn without the <think> that the chat template opens for the agent."""
+    text = turn.text.lstrip().removeprefix("<think>").lstrip() if codec.frame.opened else turn.text
+    return replace(turn, text=text)
+
+
+def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
+    """The games of a JSONL file. Raises UsageError with the row, from 1, that has another form."""
+    for number, row in read_rows(path):
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            asked, turns = row.get("question"), row.get("turns")
+            if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+                raise BadRow("`turns` must be a list of objects with `text` and `reply`")
+            text = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")
+            texts = [text_field(turn, "text") for turn in turns]
+            replies = [turn.get("reply") for turn in turns]
+            if not all(reply is None or isinstance(reply, str) for reply in replies):
+                raise BadRow("`reply` must be a text or null")
+            if None in replies[:-1]:
+                raise BadRow("every turn but the last needs a `reply`")
+        except BadRow as reason:
+            raise UsageError(f"{path}, row {number}: {reason}") from None
+        played = [Turn(*each) for each in zip(texts, map(parse, texts), replies, strict=True)]
+        yield Question(str(number), path.stem, text, ()), played
 
 
 def fine_tune_agent(
@@ -85,18 +149,23 @@ def fine_tune_agent(
         raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
+    alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
+    if config.rank:
+        trainable = add_checked_lora(policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
+    else:
+        policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload="none")
+        trainable = policy.trained_parameters()
     if config.checkpointing:
-        agent.policy.checkpoint_activations()
-    trainable = add_checked_lora(agent.policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
+        policy.checkpoint_activations()
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for line in train_adapters(agent.policy, trainable, examples(agent.codec), config):
+        for line in train_weights(policy, trainable, examples(agent.codec), config):
             file.write(json.dumps(line) + "\n")
-    merge_lora(agent.policy.model)
-    alone = Ranks(0, 1, agent.policy.device)
-    if not math.isfinite(alone.weight_norm(agent.policy)):
+    if config.rank:
+        merge_lora(policy.model)
+    if not math.isfinite(alone.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     error = export_agent(
-        agent.policy,
+        policy,
         start,
         trained_as,
         out / "agent",
@@ -129,8 +198,9 @@ def _make_folder(out: Path) -> None:
 def model_card(config: SftConfig) -> str:
     """The README.md of the agent's folder."""
     rows = [[name, str(value)] for name, value in asdict(config).items() if name != "out"]
+    what = "LoRA, merged into the weights" if config.rank else "all weights"
     return (
-        "# A fine-tuned agent\n\nA baseline of Prompt-R1: LoRA, merged into the weights.\n\n"
+        f"# A fine-tuned agent\n\nFine-tuned by Prompt-R1: {what}.\n\n"
         f"{markdown_table(['setting', 'value'], rows, left=2)}\n"
     )
 
@@ -162,15 +232,13 @@ def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
     return example
 
 
-def train_adapters(
+def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
     """AdamW steps over `batch_size` × `accumulate` examples each; yields the metrics of each step."""
     examples = [example for example in examples if any(example.sampled)]
     if not examples:
-        raise UsageError(
-            f"no answer is left to train on: every question takes {config.cutoff} tokens or more"
-        )
+        raise UsageError(f"nothing is left to train on: all examples take {config.cutoff} tokens or more")
     per_step = config.batch_size * config.accumulate
     rng = random.Random(f"sft {config.seed}")
     batches = []
@@ -194,7 +262,7 @@ def train_adapters(
 
 
 def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
-    """The mean over the tokens of the answers, in nats."""
+    """The mean over the agent's tokens, in nats."""
     return -policy(pack([[example] for example in examples], policy.device)).logprobs.mean()
 
 

@@ -116,13 +116,22 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
+    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest.
+
+    The warm start on recorded games (`games`) has settings of its own kind: `preset`, and `rank` 0.
+    """
 
     agent: str = setting("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
     data: tuple[str, ...] = setting((), "training questions: mini, or JSONL/parquet files")
+    games: str = setting(
+        "", "warm start: imitate the games of this JSONL file (question, turns) in place of gold answers"
+    )
+    preset: str = setting(
+        "paper", "game of the warm start: instruction and limits of this preset", choices=("paper", "mini")
+    )
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
-    rank: int = setting(8, "rank of the adapters", range=POSITIVE)
+    rank: int = setting(8, "rank of the adapters; 0: train all weights", range=NOT_NEGATIVE)
     alpha: float = setting(16.0, "scale of the adapters, alpha / rank", range=POSITIVE)
     lr: float = setting(
         1e-4,

@@ -84,8 +84,9 @@ def read_questions(
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`) unless other fields are given, and
     may have `id`, `dataset` (or `data_source`) and `kind`; or it has the columns of the published files.
-    Other fields are `extra`; published files have them in the column `extra_info`. A repeated question without an id gets its row number
-    appended to its id. Raises UsageError if the file as a whole cannot be read.
+    Other fields are `extra`; published files have them in the column `extra_info`. A repeated question
+    without an id gets its row number appended to its id. Raises UsageError if the file as a whole cannot be
+    read.
     """
     path = Path(path)
     rows_by_id: dict[str, int] = {}
@@ -171,9 +172,9 @@ def _published_question(row: Fields) -> Question:
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file, or a .parquet file with the published columns, which have no ids; both with `extra`.
+    """Write a .jsonl file, or a .parquet file with the published columns, which have no ids.
 
-    The file appears under its name only when it is complete. Raises UsageError.
+    Both keep `extra`. The file appears under its name only when it is complete. Raises UsageError.
     """
     check_writable(path)
     if not questions:

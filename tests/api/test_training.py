@@ -180,7 +180,8 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
     with pytest.raises(
         prompt_r1.UsageError,
-        match=r"own_code:broken, question 'q', answer 'x' with golds \['y'\], raised TypeError: .*own_code.py, line",
+        match=r"own_code:broken, question 'q', answer 'x' with golds \['y'\], "
+        r"raised TypeError: .*own_code.py, line",
     ):
         import_metric("own_code:broken")("x", QUESTION)
     with pytest.raises(prompt_r1.UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):

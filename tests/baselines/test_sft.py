@@ -1,6 +1,7 @@
 """Supervised fine-tuning: the examples, the loss against Hugging Face's, and the export."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +13,22 @@ from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.sft import (
+    _sampled,
     example_of,
     learn_answers,
+    learn_games,
+    main,
     negative_log_likelihood,
     one_turn_config,
+    read_games,
     schedule,
-    train_adapters,
+    train_weights,
 )
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.playing import play_question
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Question, Trajectory, Turn
 from tests import tiny
 from tests.baselines.methods import PricedSource, method, pool
 from tests.templates import KINDS, tokenizer_of
@@ -82,7 +88,7 @@ def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
     agent = tiny_agent()
     frozen = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
     trainable = add_lora(agent.policy.model, rank=8, alpha=16)
-    lines = list(train_adapters(agent.policy, trainable, examples(agent), SMALL))
+    lines = list(train_weights(agent.policy, trainable, examples(agent), SMALL))
     assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 per step"
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
     after = agent.policy.model.state_dict()
@@ -105,15 +111,15 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
         trainable = add_lora(agent.policy.model, rank=8, alpha=16)
         settings = replace(SMALL, batch_size=batch_size, accumulate=accumulate, epochs=3)
         batch = [example_of(question, agent.codec, cutoff=500) for question in answers]
-        list(train_adapters(agent.policy, trainable, batch, settings))
+        list(train_weights(agent.policy, trainable, batch, settings))
         weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
 def test_questions_that_leave_no_room_for_an_answer_are_a_usage_error():
     agent = tiny_agent()
-    with pytest.raises(UsageError, match="no answer is left to train on"):
-        next(train_adapters(agent.policy, [], [example_of(QUESTIONS[0], agent.codec, cutoff=10)], SMALL))
+    with pytest.raises(UsageError, match="nothing is left to train on"):
+        next(train_weights(agent.policy, [], [example_of(QUESTIONS[0], agent.codec, cutoff=10)], SMALL))
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
@@ -127,7 +133,7 @@ def test_the_learning_rate_decays_over_all_epochs():
     agent = tiny_agent()
     trainable = add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, epochs=3)
-    lines = list(train_adapters(agent.policy, trainable, examples(agent), settings))
+    lines = list(train_weights(agent.policy, trainable, examples(agent), settings))
     assert len(lines) == 6, "3 epochs of 6 examples, 4 per step"
     assert [line["lr"] for line in lines] == [settings.lr * schedule(step, 6) for step in range(6)]
 
@@ -142,6 +148,64 @@ def test_a_fine_tuned_agent_is_exported_like_any_other(start, tmp_path):
     assert game is not None and (game.env, game.rule, game.max_turns) == ("none", "alone", 1)
     ours = load_agent(folder, replace(game, max_tokens=400), torch.device("cpu")).policy.model
     torch.testing.assert_close(tuned(TOKENS).logits, ours(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+GAME = {
+    "question": {"id": "7", "text": "Who?"},  # as in runs/*/trajectories
+    "turns": [
+        {"text": "<think>a</think><interaction_prompt>Who?</interaction_prompt>", "reply": "Anna."},
+        {"text": "<think>b</think><answer>Anna</answer>", "reply": None},
+    ],
+    "stop": "answered",
+}
+
+
+def games_file(folder: Path, *games: object) -> Path:
+    path = folder / "games.jsonl"
+    path.write_text("".join(json.dumps(game) + "\n" for game in games))
+    return path
+
+
+def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_play_them(tmp_path):
+    """It can ask afterwards, which an agent that was fine-tuned on gold answers cannot."""
+    start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 8)
+    settings = replace(SMALL, agent=str(start), rank=0, preset="mini", epochs=60, lr=3e-3)
+    folder = learn_games(games, settings, tmp_path / "out")
+    game = trained_config(folder)
+    assert game is not None and (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
+    agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
+    question = Question("q", "own", "Who?", ("Anna",))
+    played = asyncio.run(play_question(agent, pool(PricedSource(lambda prompt: "Anna.")), question, seed="0"))
+    assert [turn.text for turn in played.turns] == [turn["text"] for turn in GAME["turns"]]
+
+
+def test_the_think_block_that_a_template_opens_is_not_learned_twice():
+    codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
+    turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
+    assert codec.frame.opened and _sampled(turn, codec).text == "a</think><answer>b</answer>"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"turns": GAME["turns"]}, "the field text must be a text, not null"),
+        (GAME | {"turns": []}, "`turns` must be a list of objects"),
+        (GAME | {"turns": [{"reply": "x"}]}, "the field text is missing"),
+        (GAME | {"turns": GAME["turns"][1:] * 2}, "every turn but the last needs a `reply`"),
+        (GAME | {"turns": [{"text": "x", "reply": 3}]}, "`reply` must be a text or null"),
+        (7, "expected a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_game_is_named(tmp_path, row, reason):
+    path = games_file(tmp_path, GAME, row)
+    with pytest.raises(UsageError, match=f"games.jsonl, row 2: .*{reason}"):
+        list(read_games(path))
+
+
+def test_games_and_questions_are_not_learned_together(tmp_path):
+    for arguments in ([], ["--data", "mini", "--games", "games.jsonl"]):
+        with pytest.raises(UsageError, match="or --games FILE"):
+            main(["--agent", "mini", *arguments])
 
 
 def test_the_method_sft_fine_tunes_only_once_with_the_same_settings_and_questions(start, tmp_path):
