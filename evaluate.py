@@ -61,6 +61,7 @@ from prompt_r1.evaluation.systems import (
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.metrics.text import Rules
+from prompt_r1.tasks.reasoning import Verifier, uses_verifier
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
@@ -68,7 +69,9 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = evaluate_config(arguments)
-    user_metric = import_metric(config.answer_metric) if config.answer_metric else None
+    user_metric: Metric | None = Verifier() if uses_verifier(config.data) else None
+    if config.answer_metric:
+        user_metric = import_metric(config.answer_metric)
     rules: Rules = "official" if config.metrics == "official" else "strict"
     score = partial(score_predictions, rules=rules, own=user_metric)
     if config.ssim_model:  # a missing encoder is reported before any call is made
@@ -116,7 +119,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
         names.append("mini:ood")
     questions: dict[tuple[str, str], Question] = {}
     for name in names:
-        for question in sample_questions([name], "test", seed, config.limit):
+        for question in sample_questions([name], "test", seed, config.limit, config.data_args):
             key = question.dataset, question.id
             if key in questions:
                 raise UsageError(f"--data: question {key[1]!r} of {key[0]} occurs twice; give each file once")

@@ -29,6 +29,7 @@ ROOMS = {
     "grpo": "",
     "fine_tuning": "",
     "options": "Alternatives to parts of the method, all off by default: see [options](options.md).",
+    "tasks": "Questions, verifiers and games of other people's packages: [other worlds](other_worlds.md).",
     "config": "Settings: every field is a flag.",
     "distributed": "Several processes: collectives, sharding, signals.",
     "endpoint": "The HTTP client of OpenAI-compatible endpoints.",

@@ -247,8 +247,8 @@ def preparation_questions(
     if not set(methods) & set(LEARNING):
         return [], []
     own = ("mini",) if all(name.split(":")[0] == "mini" for name in config.data) else ()
-    train = find_questions(config.train_data or own, "train", seed)
-    return train, sample_questions(config.val_data or own, "validation", seed, 0)
+    train = find_questions(config.train_data or own, "train", seed, config.data_args)
+    return train, sample_questions(config.val_data or own, "validation", seed, 0, config.data_args)
 
 
 def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:

@@ -27,6 +27,7 @@ from prompt_r1.errors import (
     UsageError,
     out_of_memory,
 )
+from prompt_r1.tasks.packages import is_task
 from prompt_r1.terminal import escape_unprintable_output, printable
 from prompt_r1.version import __version__
 
@@ -153,11 +154,12 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
                 "(for real models), --config mini (the settings of the toy agent) or a YAML file"
             )
         asked = given if source in PRESETS else {**values, **given}
+        tasks = config.data if all(map(is_task, config.data)) else ()  # they bring their own questions
         # The mini world's questions say nothing about one's own.
         config = replace(
             config,
-            val_data=config.val_data if "val_data" in asked else (HELD_OUT,),
-            test_data=config.test_data if "test_data" in asked else (),
+            val_data=config.val_data if "val_data" in asked else tasks or (HELD_OUT,),
+            test_data=config.test_data if "test_data" in asked else tasks,
         )
     if "none" in config.val_data:
         config = replace(config, val_data=())

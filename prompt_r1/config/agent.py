@@ -6,6 +6,7 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, R
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
+from prompt_r1.tasks.reasoning import Verifier, uses_verifier
 from prompt_r1.types import GameSettings
 
 
@@ -84,9 +85,16 @@ class AgentConfig(EnvironmentConfig):
         return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
 
     @property
+    def has_verifier(self) -> bool:
+        """Whether questions of this training are scored by a verifier of their own."""
+        return uses_verifier([*self.data, *self.val_data, *self.test_data])
+
+    @property
     def reward_rule(self) -> Rule:
         """The rule of the reward, with the user's own metric and reward if there are any."""
         rule = RULES[self.rule]
         if self.answer_metric:
             rule = replace(rule, metric=import_metric(self.answer_metric))
+        elif self.has_verifier:
+            rule = replace(rule, metric=Verifier())
         return replace(rule, own=import_reward(self.reward)) if self.reward else rule

@@ -17,6 +17,7 @@ from prompt_r1.config.fields import (
 )
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
+from prompt_r1.tasks.packages import is_task
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,10 @@ def check(config: TrainConfig) -> None:
         "give --parallel ddp (or auto) and --offload none": bool(config.adapter_rank and sharded),
         "--on-collapse rollback returns to the best agent in validation: give --val-data": (
             config.on_collapse == "rollback" and not config.val_data
+        ),
+        "--data-args has the sizes of --data reasoning_gym:TASK or textarena:GAME, and there is none": (
+            bool(config.data_args)
+            and not any(map(is_task, [*config.data, *config.val_data, *config.test_data]))
         ),
         "no training questions: give --data FILE … (JSONL or parquet), or --data mini": not config.data,
     }

@@ -9,50 +9,59 @@ from prompt_r1.config.fields import HELD_OUT
 from prompt_r1.data.files import load_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.tasks.arena import arena_questions
+from prompt_r1.tasks.packages import REASONING_GYM, is_task
+from prompt_r1.tasks.reasoning import reasoning_questions
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
     from prompt_r1.miniworld.questions import MiniWorld
 
 
-def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
-    """Concatenate the questions of the given names: files, `mini` (its `split`), or `mini:SPLIT`.
+def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") -> list[Question]:
+    """Concatenate the questions of the given names.
 
-    Raises UsageError for a file that cannot be read and for an unknown split.
+    A name is a file, `mini` (its `split`), `mini:SPLIT`, or a task of another package (its `split`), whose
+    sizes are `args`. Raises UsageError for a file that cannot be read and for an unknown split or task.
     """
     questions: list[Question] = []
     for name in names:
         world, _, named_split = name.partition(":")
         if world == "mini":
             questions += _mini_questions(named_split or split, seed)
+        elif is_task(name):
+            make = reasoning_questions if world == REASONING_GYM else arena_questions
+            questions += make(named_split, split, seed, args)
         else:
             questions += load_questions(Path(name))
     return questions
 
 
-def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) -> list[Question]:
+def sample_questions(
+    names: Iterable[str], split: str, seed: int, limit: int, args: str = ""
+) -> list[Question]:
     """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
 
     The sample is random and stratified by dataset, because files may be sorted. The mini world's questions
     are in random order, so their first ones are such a sample.
     """
     names = list(names)
-    questions = find_questions(names, split, seed)
+    questions = find_questions(names, split, seed, args)
     if any(name.partition(":")[0] != "mini" for name in names):
         questions = stratified(questions)
     return questions[: limit or None]
 
 
 def training_and_validation(
-    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int
+    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int, args: str = ""
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and at most `limit` to validate with.
 
     Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
     """
-    training, val_data = find_questions(data, "train", seed), list(val_data)
+    training, val_data = find_questions(data, "train", seed, args), list(val_data)
     if val_data != [HELD_OUT]:
-        return training, sample_questions(val_data, "validation", seed, limit)
+        return training, sample_questions(val_data, "validation", seed, limit, args)
     validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
     texts = {question.text for question in validation}
     rest = [question for question in training if question.text not in texts]

@@ -29,9 +29,11 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
+from prompt_r1.tasks.arena import ArenaEnvironment
+from prompt_r1.tasks.packages import TEXTARENA
 
 NO_ENVIRONMENT = "none"
-BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
+BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT, TEXTARENA)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -49,7 +51,12 @@ def open_for_agent(
     `trained` are the settings of the agent's training, which may come from anyone.
     """
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
-    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
+    calls = replace(
+        calls,
+        env_args=calls.env_args or trained.env_args,
+        env_system=system,
+        data_args=calls.data_args or trained.data_args,
+    )
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
     return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
 
@@ -156,6 +163,10 @@ class Environments:
 
     def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> ReplySource:
         config, seed = self._config, self._seed
+        if name == TEXTARENA:
+            source = FreeSource(ArenaEnvironment(config.data_args), seed=seed)
+            source.parameters = {**source.parameters, "data_args": config.data_args}  # they shape the replies
+            return source
         if name in BUILT_IN:
             return _open_built_in(name, seed, priced=bool(config.env_price))
         if name.startswith("mini-") and "@" not in name:

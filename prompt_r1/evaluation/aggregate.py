@@ -1,10 +1,12 @@
 """Score predictions, and average them with confidence intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 
 from prompt_r1.config.functions import Metric
+from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.statistics import cluster_means, macro_interval
@@ -143,5 +145,6 @@ def text_metrics(
     if question.kind != "math":
         del metrics["math"]
     if own is not None:
-        metrics[OWN] = own(prediction.answer or "", question)
+        with suppress(EnvError):  # a verifier failed: the answer has no score, as after a failed call
+            metrics[OWN] = own(prediction.answer or "", question)
     return metrics

@@ -55,9 +55,13 @@ def estimate(config: TrainConfig) -> str:
     Raises UsageError for files that cannot be read.
     """
     _, validation = training_and_validation(
-        config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        config.data,
+        config.val_data,
+        seed=config.seed,
+        limit=config.val_limit,
+        args=config.data_args,
     )
-    test = len(find_questions(config.test_data, "test", config.seed))
+    test = len(find_questions(config.test_data, "test", config.seed, config.data_args))
     parts = parts_of_run(config, validation=len(validation), test=test)
     if config.env == "none":
         return cost_table(parts, Spending(), Spending(), priced=True)

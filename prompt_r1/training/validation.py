@@ -18,7 +18,7 @@ from prompt_r1.training.console import TEST_FILE
 from prompt_r1.training.metrics import Row, joined, metrics_of_game
 from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
-from prompt_r1.types import Ask, Question, ScoredGame, Trajectory
+from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
 # Columns of the tables, and the metrics of a game that they are means of.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
@@ -46,7 +46,7 @@ def compare_on_test(run: Run, parts: Parts) -> str:
     rows: dict[str, list[Row]] = {}
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
-        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment.ask)))
+        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment)))
     for name, path in [("untrained agent", parts.models.start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device, frame=kept_frame(run.folder))
         rows[name] = play_greedily(run, agent, questions, environment, name=f"test-{name.partition(' ')[0]}")
@@ -89,12 +89,13 @@ def _gathered(run: Run, rows: list[Row]) -> list[Row]:
     return joined([[share[number] for share in shares if number < len(share)] for number in range(length)])
 
 
-async def ask_directly(questions: Sequence[Question], ask: Ask) -> list[Row]:
+async def ask_directly(questions: Sequence[Question], environment: Pool) -> list[Row]:
     """The environment alone: its reply to the question and "Answer only." is the prediction."""
 
     async def ask_one(question: Question) -> Row:
         try:
-            reply = await ask([{"role": "user", "content": f"{question.text} Answer only."}])
+            messages: list[Message] = [{"role": "user", "content": f"{question.text} Answer only."}]
+            reply = await environment.ask(messages, session=question.id)
         except EnvError:
             return {"env/errors": 1}
         return {"em": exact_match(reply, question.answers), "f1": f1(reply, question.answers)}

@@ -43,8 +43,8 @@ def numbers(config: type[Any]) -> dict[str, float]:
 def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the_update():
     """A resumed run must agree on each of them."""
     assert names(TrainConfig, "identifies") == set(
-        "agent env env_args env_thinking env_system route data seed instruction max_turns max_new max_tokens "
-        "max_reply_tokens force_answer rule answer_metric reward questions group_size "
+        "agent env env_args env_thinking env_system route data data_args seed instruction max_turns max_new "
+        "max_tokens max_reply_tokens force_answer rule answer_metric reward questions group_size "
         "mini_batch lr beta2 weight_decay grad_clip clip clip_high dual_clip ratio advantages "
         "drop_even_groups adapter_rank kl_coef reverse_kl importance_cap loss temperature".split()
     )
@@ -53,6 +53,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
 def test_answers_of_an_evaluation_are_reused_only_with_the_same_requests_and_temperature():
     assert names(EvaluateConfig, "identifies") == {
         "env_args",
+        "data_args",
         "env_thinking",
         "env_system",
         "route",

@@ -1,0 +1,162 @@
+"""Train a tiny agent on a task that we did not write: `python -m examples.other_worlds chain_sum --seed 0`.
+
+It makes scripted games (`games.jsonl`) and a random Qwen3 (`new/`), then runs two commands, which it prints:
+the warm start on the games, and the training. The tasks are chain_sum of reasoning-gym, with the calculator
+below as the environment, and GuessTheNumber-v0 of TextArena, which is its own environment. The games are
+imperfect, like those of the mini world: most strategies fail, and GRPO finds the one that works.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+from prompt_r1.data.questions import find_questions
+from prompt_r1.environments.sources import FreeSource
+from prompt_r1.miniworld.agent import new_model
+from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
+from prompt_r1.protocol import parse
+from prompt_r1.tasks.arena import ArenaEnvironment
+from prompt_r1.types import Message, Question, Turn
+
+GAMES = 6_000
+SEEDS_APART = 1_000  # scripted games have the questions of a run with a seed that is larger by this
+TASKS = {
+    "chain_sum": ("reasoning_gym:chain_sum", "py:examples.other_worlds:Calculator"),
+    "GuessTheNumber-v0": ("textarena:GuessTheNumber-v0", "textarena"),
+}
+SIZES = {"chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 2}}
+WARM_START = (
+    "--preset mini --rank 0 --lr 3e-3 --epochs 2 --batch-size 8 --accumulate 1 --checkpointing=false "
+    "--device cpu"
+)
+TRAINING = "--config mini --max-turns 5 --max-tokens 512 --val-every 10 --device cpu"
+
+# A script yields the think block, the tag and the content of each turn, and is sent the reply.
+Script = Generator[tuple[str, str, str], str, None]
+ASK, ANSWER = "interaction_prompt", "answer"
+NUMBER = re.compile(r"-?\d+")
+
+
+class Calculator:
+    """An environment that computes one operation on two integers."""
+
+    def ask(self, messages: list[Message]) -> str:
+        asked = re.fullmatch(r"(-?\d+) ([+*-]) (-?\d+)", messages[-1]["content"].strip())
+        if asked is None:
+            return "I need one operation on two numbers."
+        left, right = int(asked[1]), int(asked[3])
+        result = {"+": left + right, "-": left - right, "*": left * right}[asked[2]]
+        return f"It is {result} then."  # with blanks around it, a number has the same tokens everywhere
+
+
+def chain_sum_script(question: Question, rng: random.Random) -> Script:
+    """Ask the whole sum, or one operation after the other."""
+    expression = question.text.split(": ")[1].removesuffix(" =")
+    value, *terms = re.findall(r"^-?\d+|[+-] -?\d+", expression)
+    strategies = {"as it is": 0.5, "step by step": 0.3, "stop early": 0.1, "guess": 0.1}
+    strategy = rng.choices(list(strategies), list(strategies.values()))[0]
+    if strategy == "as it is":
+        yield "I ask it as it is.", ASK, expression
+    elif strategy == "guess":
+        value = str(rng.randint(-99, 199))
+    else:
+        for number, term in enumerate(terms[:1] if strategy == "stop early" else terms):
+            reply = yield "Now the next one." if number else "First the first two.", ASK, f"{value} {term}"
+            [value] = NUMBER.findall(reply)
+    yield "Now I answer.", ANSWER, value
+
+
+def number_script(question: Question, rng: random.Random) -> Script:
+    """Halve the range, or try numbers at random; then answer a number that is still possible."""
+    low, high = map(int, re.findall(r"between (\d+) and (\d+)", question.text)[0])
+    first, last, halves = low, high, rng.random() < 0.3
+    for _ in range(4 if halves else rng.randint(1, 4)):
+        guess = (low + high) // 2 if halves else rng.randint(first, last)
+        reply = yield "I halve it." if halves else "I try one.", ASK, f"[{guess}]"
+        if "higher" in reply:
+            low = max(low, guess + 1)
+        elif "lower" in reply:
+            high = min(high, guess - 1)
+        elif "Congratulations" in reply:
+            low = high = guess
+        if low >= high:
+            break
+    yield "Now I answer.", ANSWER, str(rng.randint(low, max(low, high)))
+
+
+def main() -> None:
+    """Make the games and the model, then run the warm start and the training."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    folder, (data, env) = Path(f"runs/{options.task}-seed{options.seed}"), TASKS[options.task]
+    sizes = json.dumps(SIZES.get(options.task, {}))
+    games = asyncio.run(scripted_games(options.task, options.seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "games.jsonl").open("w") as file:
+        for question, turns in games:
+            said = [{"text": turn.text, "reply": turn.reply} for turn in turns]
+            file.write(json.dumps({"question": question.text, "turns": said}) + "\n")
+    tokenizer = train_tokenizer((plain_text(*game) for game in games), vocabulary=1400)
+    new_model(tokenizer, options.seed).save_pretrained(folder / "new")
+    tokenizer.save_pretrained(folder / "new")
+    seed = f"--seed {options.seed}"
+    run(
+        f"-m prompt_r1.baselines.sft --games {folder}/games.jsonl --agent {folder}/new --out {folder}/warm "
+        f"{WARM_START} {seed}"
+    )
+    run(
+        f"train.py --agent {folder}/warm/agent --data {data} --data-args {shlex.quote(sizes)} --env {env} "
+        f"--out {folder}/run --steps {options.steps} {TRAINING} {seed}"
+    )
+
+
+async def scripted_games(task: str, seed: int) -> list[tuple[Question, list[Turn]]]:
+    """Games of the script of a task, with questions that no training with a small seed has."""
+    data, _ = TASKS[task]
+    sizes = json.dumps({**SIZES.get(task, {}), "size": GAMES})
+    script = chain_sum_script if task == "chain_sum" else number_script
+    environment = FreeSource(Calculator() if task == "chain_sum" else ArenaEnvironment(sizes), seed=seed)
+    questions = find_questions([data], "train", seed + SEEDS_APART, sizes)
+    return [
+        (
+            question,
+            await play(script(question, random.Random(f"script {question.id}")), environment, question),
+        )
+        for question in questions
+    ]
+
+
+async def play(script: Script, environment: FreeSource, question: Question) -> list[Turn]:
+    """The turns of a scripted game."""
+    turns: list[Turn] = []
+    history: list[Message] = []
+    think, tag, content = next(script)
+    while True:
+        text = f"<think>{think}</think>\n<{tag}> {content} </{tag}>"
+        if tag == ANSWER:
+            return [*turns, Turn(text, parse(text), None)]
+        history.append({"role": "user", "content": content})
+        reply = (await environment.call(history, session=question.id)).text
+        history.append({"role": "assistant", "content": reply})
+        turns.append(Turn(text, parse(text), reply))
+        think, tag, content = script.send(reply)
+
+
+def run(command: str) -> None:
+    """Print a command and run it."""
+    print(f"python {command}", flush=True)
+    subprocess.run([sys.executable, *shlex.split(command)], check=True)
+
+
+if __name__ == "__main__":
+    main()

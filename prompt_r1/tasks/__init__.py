@@ -1,0 +1,1 @@
+"""Questions, verifiers and games of other people's packages."""
