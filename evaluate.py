@@ -58,6 +58,7 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
     trained_with,
     training_files,
+    with_data_args,
 )
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.metrics.text import Rules
@@ -84,6 +85,7 @@ def main(arguments: list[str]) -> None:
         print(compare_files(*config.compare, score=score))
         return
     agents = resolve_agents(config)
+    config = with_data_args(config, agents)
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)

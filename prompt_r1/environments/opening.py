@@ -51,12 +51,7 @@ def open_for_agent(
     `trained` are the settings of the agent's training, which may come from anyone.
     """
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
-    calls = replace(
-        calls,
-        env_args=calls.env_args or trained.env_args,
-        env_system=system,
-        data_args=calls.data_args or trained.data_args,
-    )
+    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
     return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
 

@@ -20,6 +20,7 @@ from prompt_r1.data.files import load_questions, question_key
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
+from prompt_r1.tasks.packages import is_task
 from prompt_r1.types import Question
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
@@ -124,12 +125,25 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
         return max(config.seed, 0)
-    if len(seeds) > 1 and any(name.split(":")[0] == "mini" for name in config.data):
+    if len(seeds) > 1 and any(name.split(":")[0] == "mini" or is_task(name) for name in config.data):
         raise UsageError(
-            f"{' and '.join(seeds.values())} were trained in different mini worlds: give --seed, or evaluate "
-            "them one by one"
+            f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
+            "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
+
+
+def with_data_args(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> EvaluateConfig:
+    """The config with the --data-args of the agents' runs, unless it has its own.
+
+    Questions and environment of a task need the same ones. Raises UsageError for agents that differ.
+    """
+    args = {agent.config.data_args: name for name, agent in agents.items()}
+    if config.data_args or not args or not any(map(is_task, config.data)):
+        return config
+    if len(args) > 1:
+        raise UsageError(f"{' and '.join(args.values())} were trained with other sizes: give --data-args")
+    return replace(config, data_args=next(iter(args)))
 
 
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
@@ -149,11 +163,11 @@ def training_files(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> l
 def leak_warnings(questions: Sequence[Question], names: Iterable[str]) -> list[str]:
     """A sentence for each of the files that contains some of the questions, or that cannot be checked.
 
-    The splits of the mini world share no question, and are not checked.
+    The splits of the mini world share no question, and those of a task no seed: they are not checked.
     """
     warnings = []
     for name in dict.fromkeys(names):
-        if name.partition(":")[0] == "mini":
+        if name.partition(":")[0] == "mini" or is_task(name):
             continue
         try:
             keys = {question_key(question.text) for question in load_questions(name)}

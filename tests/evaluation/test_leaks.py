@@ -22,7 +22,7 @@ def test_the_warning_counts_the_shared_questions_by_dataset(tmp_path):
     write_questions(tmp_path / "train.jsonl", trained_on)
     write_questions(tmp_path / "other.jsonl", [Question("a", "x", "Where?", ("?",))])
     files = [str(tmp_path / name) for name in ("train.jsonl", "other.jsonl", "gone.jsonl")]
-    shared, missing = leak_warnings(QUESTIONS, ["mini", "mini:ood", *files])
+    shared, missing = leak_warnings(QUESTIONS, ["mini", "mini:ood", "reasoning_gym:chain_sum", *files])
     assert shared.startswith("Warning: 2 of the 4 test questions also occur in")
     assert "train.jsonl (DAPO-Math 1, PopQA 1)" in shared
     assert "gone.jsonl contains test questions was not checked" in missing

@@ -13,7 +13,13 @@ from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, choose_systems, digest_of, resolve_agents
+from prompt_r1.evaluation.systems import (
+    WITHOUT_ENVIRONMENT,
+    choose_systems,
+    digest_of,
+    resolve_agents,
+    with_data_args,
+)
 
 
 @pytest.fixture
@@ -51,6 +57,21 @@ def test_by_default_the_environment_is_that_of_the_training(agents):
     setups = choose_systems(EvaluateConfig(), agents, 0)
     assert {setup.system.environment for setup in setups} == {"large"}
     assert [setup.system.method for setup in setups] == ["direct", "untrained", "prompt-r1", "prompt-r1"]
+
+
+def test_a_task_is_evaluated_with_the_sizes_of_the_agents_training(agents):
+    """Sums of other sizes were asked than were trained on, and a game's questions did not fit its replies."""
+    trained = {
+        name: replace(spec, config=replace(spec.config, data_args='{"max_terms": 4}'))
+        for name, spec in agents.items()
+    }
+    task = EvaluateConfig(data=("reasoning_gym:chain_sum",))
+    assert with_data_args(task, trained).data_args == '{"max_terms": 4}'
+    given = replace(task, data_args='{"max_terms": 5}')
+    assert with_data_args(given, trained) == given
+    assert with_data_args(EvaluateConfig(data=("mini",)), trained).data_args == ""
+    with pytest.raises(UsageError, match="runs/b and runs/a were trained with other sizes: give --data-args"):
+        with_data_args(task, {"runs/b": agents["runs/b"], "runs/a": trained["runs/a"]})
 
 
 @pytest.mark.parametrize("change", [{"env_args": '{"top_p": 0.5}'}, {"route": "uniform"}, {"seed": 1}])
