@@ -149,6 +149,13 @@ class EndpointClient:
                 outcome = await self._attempt(path, {**probe, **self._accepted_fields}, Delivery())
         except TimeoutError:
             return
+        if (
+            isinstance(models, Response)
+            and models.body.lstrip().startswith(b"<")
+            and outcome.verdict == "retry"
+        ):
+            advice = "check the base URL, which often ends in /v1"
+            raise UsageError(f"{self.base_url} answers with a web page, not with JSON: {advice}")
         if outcome.verdict == "fatal" and outcome.rejected not in self._accepted_fields:
             reply_of(scrubbed(outcome, self._key), f"{self.model} at {self.base_url}")
 

@@ -22,7 +22,9 @@ def main(arguments: list[str]) -> None:
     config = parse_arguments(ServeConfig, "python -m prompt_r1.serving", ABOUT, arguments)
     key = os.environ.get(KEY, "").strip()
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise UsageError("the server needs starlette and uvicorn: pip install 'prompt-r1[serve]'")
+        raise UsageError(
+            "the server needs starlette and uvicorn: pip install 'starlette>=0.46' 'uvicorn>=0.34'"
+        )
     if config.request_usd and not config.env_price:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     with _listen(config.host, config.port) as listener:  # before the agent is loaded

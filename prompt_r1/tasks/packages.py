@@ -57,8 +57,9 @@ def import_package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        extra = name.replace("_", "-")
-        raise UsageError(f"{name} is not installed ({error}): pip install 'prompt-r1[{extra}]'") from None
+        raise UsageError(
+            f"{name} cannot be imported ({error}): pip install {name.replace('_', '-')}"
+        ) from None
 
 
 def check_known(package: str, task: str, known: Collection[str]) -> None:

@@ -304,6 +304,16 @@ def test_a_refused_connection_fails_the_check() -> None:
         check({"GET": httpx.ConnectError("refused")})
 
 
+def test_a_server_of_web_pages_fails_the_check() -> None:
+    """A bug: it was asked six times, and the advice was to try again later."""
+    page = httpx.Response(200, text="<!doctype html><title>Log in</title>")
+    with pytest.raises(
+        UsageError, match=r"https://llm.test/v1 answers with a web page, .* often ends in /v1"
+    ):
+        check({"GET": page, "POST": page})
+    assert check({"GET": page, "POST": OK}) == ["GET", "POST"]
+
+
 def test_a_rejected_field_that_can_be_left_out_passes_the_check() -> None:
     rejected = httpx.Response(400, json=error_of("temperature", param="temperature"))
     assert check({"GET": NOT_LISTED, "POST": rejected}, fields={"temperature": 0}) == ["GET", "POST"]
