@@ -97,6 +97,7 @@ class PlaySettings:
     top_p: float = 1.0
     deadline: float = 0.0  # most seconds that the game waits for replies; late, it ends as env_error; 0: none
     limits: Limits = NO_LIMITS
+    system: str = ""  # system message to the environment, in place of its own; "": its own
     keep_interrupted: bool = False  # a cancelled game ends as env_error with what there is of it
 
 
@@ -155,6 +156,8 @@ async def play_question(
 
     async def ask(messages: list[Message]) -> str:
         nonlocal interrupted
+        if how.system:
+            messages = [{"role": "system", "content": how.system}, *messages]
         spent = calls.spent.usd
         if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
             raise LimitReached(

@@ -27,6 +27,14 @@ class ServeConfig(EnvironmentConfig, ServedConfig):
         0.0, "most dollars of a question (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True
     )
     request_seconds: float = setting(300.0, "most seconds of a question", range=POSITIVE, everyday=True)
+    system: str = setting(
+        "environment",
+        "who gets a request's system messages; refuse: answer them with status 400",
+        choices=("environment", "agent", "refuse"),
+    )
+    history: str = setting(
+        "join", "earlier messages: put above the question, or only the last", choices=("join", "last")
+    )
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(0.0, "of the agent, unless a request has its own", range=NOT_NEGATIVE)
     device: str = setting("auto", "auto, cpu or cuda")

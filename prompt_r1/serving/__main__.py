@@ -63,7 +63,15 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         config.request_seconds,
     )
     server = ChatServer(
-        pair.agent, pair.environment, config.model_name, config.temperature, limits, config.max_sessions, key
+        pair.agent,
+        pair.environment,
+        config.model_name,
+        config.temperature,
+        limits,
+        config.max_sessions,
+        system=config.system,
+        history=config.history,
+        key=key,
     )
     hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(

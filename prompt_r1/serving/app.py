@@ -19,7 +19,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -58,6 +58,7 @@ def make_app(server: "ChatServer", *, hosts: tuple[str, ...]) -> Starlette:
     routes = [
         Route("/v1/chat/completions", server.complete, methods=["POST"]),
         Route("/v1/models", server.models),
+        Route("/v1/models/{name:path}", server.model),
         Route("/health", server.health),
         Route("/", page),
     ]
@@ -103,6 +104,8 @@ class ChatServer:
     temperature: float
     limits: Limits  # of each question
     max_sessions: int
+    system: str = "environment"  # who gets system messages: environment, agent, refuse
+    history: str = "join"  # what becomes of earlier messages: join, last
     key: str = ""  # that requests must have; "": none
     sessions: int = 0  # games that run
 
@@ -114,20 +117,33 @@ class ChatServer:
         """The list of models: the pair."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
-        model = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [self._described()]})
+
+    async def model(self, request: Request) -> Response:
+        """The pair, by its name."""
+        if not self._has_key(request):
+            return _respond(WRONG_KEY)
+        name = request.path_params["name"]
+        return _json(self._described()) if name == self.model_name else self._no_model(name)
+
+    def _described(self) -> dict[str, object]:
+        return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
+
+    def _no_model(self, name: str) -> Response:
+        message = f"there is no model {reprlib.repr(name)}; this server has {self.model_name!r}"
+        return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
 
     async def complete(self, request: Request) -> Response:
         """Answer a question."""
         if not self._has_key(request):
             return _respond(WRONG_KEY)
-        asked = read_request(await _body(request), self.limits)
+        content = await _body(request)
+        asked = read_request(content, self.limits, system=self.system, history=self.history)
         if asked.model != self.model_name:
-            message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
-            return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
+            return self._no_model(asked.model)
         if self.sessions >= self.max_sessions:
             return _respond(FULL)
-        envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()))
+        envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()), asked.system_to)
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         game = self._start(asked, pieces)
         if asked.stream:
@@ -159,11 +175,14 @@ class ChatServer:
             self.agent,
             self.environment,
             asked.question,
-            PlaySettings(temperature, limits=asked.limits),
+            PlaySettings(temperature, limits=asked.limits, system=asked.system),
             seed=asked.seed,
             on_piece=pieces.put_nowait if asked.include_reasoning else None,
         )
-        return raise_for_error(answer)
+        text = raise_for_error(answer).text
+        if text is not None:
+            text = text[: min((text.find(stop) for stop in asked.stop if stop in text), default=None)]
+        return replace(answer, text=text)
 
     async def _events(
         self,

@@ -24,6 +24,7 @@ class Envelope:
     id: str
     model: str
     created: int  # seconds since the epoch
+    system_to: str = ""  # who got the system messages of the request; "": it had none
 
     def completion(self, answer: Answer, dialogue: str | None) -> dict[str, object]:
         """The body of a response that is not streamed."""
@@ -32,7 +33,7 @@ class Envelope:
             message["reasoning_content"] = dialogue
         choice = {"index": 0, "message": message, "finish_reason": finish_reason(answer), "logprobs": None}
         body = {"object": "chat.completion", "choices": [choice], "usage": usage(answer)}
-        return self._with(body | {"prompt_r1": _details(answer)})
+        return self._with(body | {"prompt_r1": self._details(answer)})
 
     def chunk(self, delta: Mapping[str, object], *, finish: str | None = None) -> dict[str, object]:
         """A part of a stream."""
@@ -43,12 +44,16 @@ class Envelope:
         """The answer, how it ended, and the usage if wanted."""
         message = _message(answer)
         del message["role"]
-        end = self.chunk({}, finish=finish_reason(answer)) | {"prompt_r1": _details(answer)}
+        end = self.chunk({}, finish=finish_reason(answer)) | {"prompt_r1": self._details(answer)}
         chunks = [self.chunk(message), end]
         if include_usage:
             body = {"object": "chat.completion.chunk", "choices": [], "usage": usage(answer)}
             chunks.append(self._with(body))
         return chunks
+
+    def _details(self, answer: Answer) -> dict[str, object]:
+        details = {"stop": answer.stop, "turns": len(answer.turns), "seconds": round(answer.seconds, 3)}
+        return details | ({"system_to": self.system_to} if self.system_to else {})
 
     def _with(self, body: Mapping[str, object]) -> dict[str, object]:
         return {"id": self.id, "created": self.created, "model": self.model, **body}
@@ -95,10 +100,6 @@ def _message(answer: Answer) -> dict[str, object]:
     if answer.text is None:
         message["refusal"] = f"The agent ended without an answer ({answer.stop})."
     return message
-
-
-def _details(answer: Answer) -> dict[str, object]:
-    return {"stop": answer.stop, "turns": len(answer.turns), "seconds": round(answer.seconds, 3)}
 
 
 @dataclass(frozen=True)

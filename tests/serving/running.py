@@ -25,6 +25,8 @@ def pair_of(
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
+    system: str = "environment",
+    history: str = "join",
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
@@ -35,6 +37,8 @@ def pair_of(
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
+        system=system,
+        history=history,
     )
 
 

@@ -131,9 +131,8 @@ def test_the_asynchronous_client_asks_many_questions_at_once():
 # --- Requests -------------------------------------------------------------------------------------
 
 
-def test_earlier_messages_stand_above_the_question_and_system_messages_are_left_out(url):
+def test_earlier_messages_stand_above_the_question(url):
     messages = [
-        {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Who made"}, {"type": "text", "text": "X?"}]},
         {"role": "assistant", "content": "Anna."},
         {"role": "user", "content": "And Y?"},
@@ -141,6 +140,58 @@ def test_earlier_messages_stand_above_the_question_and_system_messages_are_left_
     reply = post(url, {"model": MODEL, "messages": messages}).json()
     expected = "Earlier messages:\nuser: Who made\nX?\nassistant: Anna.\n\nThe question now: And Y?"
     assert reply["choices"][0]["message"]["content"] == expected.upper()
+    with serving(pair_of(history="last")) as other:
+        reply = post(other, {"model": MODEL, "messages": messages}).json()
+    assert reply["choices"][0]["message"]["content"] == "AND Y?"
+
+
+class Listing:
+    """Replies with the roles and contents that it gets."""
+
+    async def ask(self, messages):
+        return " | ".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen"),
+    [
+        ("environment", "system: Answer in French. | user: Who is Anna?"),
+        ("agent", "user: Answer in French.\n\nWho is Anna?"),
+    ],
+)
+def test_a_system_message_reaches_whom_the_policy_names_and_the_metadata_say_so(policy, seen):
+    """System messages vanished in silence."""
+    messages = [{"role": "system", "content": "Answer in French."}, *HELLO]
+    with serving(pair_of(pool=pool_of(Listing()), system=policy)) as url:
+        reply = post(url, {"model": MODEL, "messages": messages}).json()
+        plain = ask(url).json()
+    assert reply["choices"][0]["message"]["content"] == seen
+    assert reply["prompt_r1"]["system_to"] == policy and "system_to" not in plain["prompt_r1"]
+
+
+def test_a_server_that_refuses_system_messages_says_so():
+    with serving(pair_of(system="refuse")) as url:
+        refused = post(url, {"model": MODEL, "messages": [{"role": "developer", "content": "x"}, *HELLO]})
+        assert refused.status_code == 400 and "--system" in refused.json()["error"]["message"]
+        assert ask(url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"), [("ANNA", "WHO IS "), (["?", "IS A"], "WHO "), ("x", "WHO IS ANNA?")]
+)
+def test_stop_cuts_the_answer(stop, text, url):
+    with client_of(url) as client:
+        reply = client.chat.completions.create(model=MODEL, messages=HELLO, stop=stop)
+        chunks = client.chat.completions.create(model=MODEL, messages=HELLO, stop=stop, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert reply.choices[0].message.content == streamed == text
+
+
+def test_openais_client_retrieves_the_model(url):
+    with client_of(url) as client:
+        assert client.models.retrieve(MODEL).id == MODEL
+        with pytest.raises(openai.NotFoundError, match="there is no model 'a/b'"):
+            client.models.retrieve("a/b")
 
 
 BAD = [
@@ -165,7 +216,7 @@ def test_a_body_that_is_too_long_is_refused(url):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/models/" + "x" * 9000, 404)],
+    [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/other/" + "x" * 9000, 404)],
 )
 def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status):
     response = httpx.request(method, url + path)

@@ -16,7 +16,9 @@ ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
 
 
 def read(limits: Limits | None = None, **fields: object):
-    return read_request(json.dumps({**ASKED, **fields}).encode(), limits or Limits())
+    return read_request(
+        json.dumps({**ASKED, **fields}).encode(), limits or Limits(), system="environment", history="join"
+    )
 
 
 def test_a_request_without_options_is_neither_streamed_nor_seeded():
@@ -25,7 +27,7 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     assert (found.stream, found.include_usage, found.include_reasoning) == (False, False, False)
     assert found.limits == Limits() == Limits(None, None, None, None)
     asked = read(
-        stream=True, stream_options={"include_usage": True}, include_reasoning=1, seed=7, temperature=0
+        stream=True, stream_options={"include_usage": True}, include_reasoning=True, seed=7, temperature=0
     )
     assert (asked.stream, asked.include_usage, asked.include_reasoning) == (True, True, True)
     assert (asked.seed, asked.temperature) == ("7", 0.0)
@@ -66,7 +68,15 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
-        ({"stop": ["x"]}, "stop", "`stop` is not supported: the pair answers with plain text"),
+        ({"stop": [""]}, "stop", "`stop` must be a text or a list of texts, none of them empty"),
+        ({"tools": [{}]}, "tools", "`tools` is not supported: the agent's only tool is its environment"),
+        ({"stream": "false"}, "stream", "`stream` must be true or false"),
+        ({"include_reasoning": 1}, "include_reasoning", "`include_reasoning` must be true or false"),
+        (
+            {"stream_options": {"include_usage": "no"}},
+            "include_usage",
+            "`include_usage` must be true or false",
+        ),
         ({"audio": {}}, "audio", "`audio` is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"logprobs": True}, "logprobs", "is not supported"),
@@ -111,7 +121,7 @@ def test_fields_that_say_what_is_so_anyway_are_accepted():
 )
 def test_a_body_that_is_no_json_object_is_refused(body, sentence):
     with pytest.raises(BadRequest, match=sentence):
-        read_request(body, Limits())
+        read_request(body, Limits(), system="environment", history="join")
 
 
 def test_only_earlier_messages_of_user_and_assistant_are_repeated():
