@@ -266,3 +266,14 @@ def test_the_cost_table_is_what_the_dry_run_prints(tmp_path):
     for label, games, calls, dollars in table_rows(PAPER, "| paper preset, 320 steps |"):
         line = next(line for line in printed if line.startswith(label.split(",")[0]))
         assert all(number in line for number in (games, calls, dollars)), line
+
+
+def test_the_results_of_the_readme_are_those_of_the_studies():
+    """One truth for each number: the README's table quotes the means of docs/studies.md."""
+    studies = (ROOT / "docs/studies.md").read_text("utf-8")
+    table = README.split("## Results\n")[1].split("\n## ")[0]
+    quoted = re.findall(r"\| (\d+\.\d)(?= \|)", table)
+    measured = studies.split("## What training adds\n")[1].split("\n## ")[0]
+    assert len(quoted) == 10 and all(f"| {mean} [" in measured for mean in quoted)
+    [shown] = re.findall(r"\ntrained agent +320 +(0\.\d+)", README)
+    assert f"**{shown}**" in studies
