@@ -40,6 +40,7 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     from prompt_r1.agent.names import resolve_agent
     from prompt_r1.playing import Limits, open_pair
     from prompt_r1.serving.app import ChatServer, make_app
+    from prompt_r1.serving.http_protocol import JsonErrors
 
     spec = resolve_agent(
         config.agent,
@@ -76,6 +77,7 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(
         make_app(server, hosts=hosts),
+        http=JsonErrors,
         lifespan="off",
         log_level="warning",
         access_log=False,

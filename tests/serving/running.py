@@ -14,6 +14,7 @@ from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import ChatServer, make_app
+from prompt_r1.serving.http_protocol import JsonErrors
 from tests.echo_agent import EchoAgent, Shouting
 from tests.ports import free_ports
 
@@ -47,7 +48,7 @@ def serving(pair: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     [port] = free_ports(1)
     settings = uvicorn.Config(
-        make_app(pair, hosts=("127.0.0.1",)), port=port, lifespan="off", log_level="error"
+        make_app(pair, hosts=("127.0.0.1",)), http=JsonErrors, port=port, lifespan="off", log_level="error"
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))

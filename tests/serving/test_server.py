@@ -215,6 +215,19 @@ def test_a_body_that_is_too_long_is_refused(url):
 
 
 @pytest.mark.parametrize(
+    "sent", [b"\0\xffnoise\r\n\r\n", b"GET / HTTP/9.9 x\r\n\r\n", b"POST /v1\r\n: \r\n\r\n"]
+)
+def test_bytes_that_are_not_http_get_an_error_in_json(url, sent):
+    address = httpx.URL(url)
+    with socket.create_connection((address.host, address.port), timeout=5) as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error" and "HTTP" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/other/" + "x" * 9000, 404)],
 )

@@ -32,7 +32,9 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     assert (asked.stream, asked.include_usage, asked.include_reasoning) == (True, True, True)
     assert (asked.seed, asked.temperature) == ("7", 0.0)
     assert read(seed="\ud800").seed == "?"  # half a character has no UTF-8
-    assert read(stream_options="text").include_usage is False and read(stream_options=None).stream is False
+    assert read(stream_options=None).stream is False
+    with pytest.raises(BadRequest, match="`stream_options` must be an object"):
+        read(stream_options="text")
 
 
 def fields_of(turns: float, calls: float, usd: float, seconds: float) -> dict[str, float]:
