@@ -1,0 +1,86 @@
+"""Every reader of foreign things, on the damage of the slow fuzz: what it raises is a sentence for the user.
+
+Pipes and folders in place of files are refused by the programs, and tested with them.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.agent.frame_file import FRAME_FILE, kept_frame
+from prompt_r1.baselines.sft import read_games
+from prompt_r1.cli.command_line import train_config
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
+from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
+from prompt_r1.playing import Limits
+from prompt_r1.report.payload import read_run
+from prompt_r1.serving.chat_request import BadRequest, read_request
+from prompt_r1.types import Question
+from tests import tiny
+from tests.fuzz.damage import RANDOM, nest_deeply
+from tests.played import group_of, write_run
+from tests.providers import body_of, classify_body
+
+QUESTION = Question("q", "a", "Who?", ("Anna",), extra={"level": 3})
+
+
+def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
+    """A file of each kind, with its reader."""
+    run = write_run(folder / "run", [[group_of(QUESTION)]])
+    [games] = (run / "trajectories").iterdir()
+    for name in ("own.jsonl", "published.parquet"):
+        write_questions(folder / name, [QUESTION])
+    answer = Prediction(QUESTION, "Anna", system=System("direct", "mini"))
+    (folder / "predictions.jsonl").write_text(json.dumps(to_row(answer)) + "\n")
+    write_yaml(TrainConfig(agent="mini", env="mini", data=("mini",), val_data=()), folder / "settings.yaml")
+    agent = tiny.save_agent(folder / "agent")
+    write_yaml(TrainConfig(agent="mini"), agent / GAME_FILE)
+    (agent / FRAME_FILE).write_text(json.dumps({"before_user": "a", "between": "b", "generation": "c"}))
+    return {
+        folder / "own.jsonl": load_questions,
+        folder / "published.parquet": load_questions,
+        folder / "predictions.jsonl": read_predictions,
+        folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
+        agent / GAME_FILE: read_agent_config,
+        agent / FRAME_FILE: lambda path: kept_frame(path.parent),
+        games: read_games,
+        run / "metrics.jsonl": lambda path: read_run(path.parent, games=9),
+    }
+
+
+@pytest.mark.parametrize("damage", [*RANDOM, nest_deeply], ids=lambda damage: damage.__name__)
+def test_a_damaged_file_is_read_or_refused_in_a_sentence(damage, tmp_path):
+    for path, read in write_files(tmp_path).items():
+        whole = path.read_bytes()
+        for seed in range(1 if damage is nest_deeply else 12):
+            path.write_bytes(whole)
+            damage(path, random.Random(f"{path.name} {seed}"))
+            try:
+                read(path)
+            except (UsageError, SystemExit) as refused:
+                assert str(refused) and len(str(refused)) < 3000, path.name
+        path.write_bytes(whole)
+        read(path)
+
+
+def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "body.json"
+    request = {"model": "m", "messages": [{"role": "user", "content": "Who?"}], "max_calls": 3, "seed": 1}
+    for damage in RANDOM:
+        for seed in range(60):
+            rng = random.Random(f"{damage.__name__} {seed}")
+            file.write_text(json.dumps(body_of("Anna.")))
+            damage(file, rng)
+            assert classify_body(200, file.read_bytes()).verdict in ("ok", "outcome", "retry", "fatal")
+            file.write_text(json.dumps(request))
+            damage(file, rng)
+            try:
+                read_request(file.read_bytes(), Limits(), system="environment", history="join")
+            except BadRequest as refused:
+                assert len(str(refused)) < 1000
