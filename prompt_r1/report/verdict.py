@@ -48,6 +48,7 @@ class _Measured:
     mean: float
     low: float
     high: float
+    reward: float = 0.0  # which decides between steps of the same mean, as in the choice of the best agent
 
 
 def verdict(metrics: Columns) -> Verdict:
@@ -65,7 +66,7 @@ def verdict(metrics: Columns) -> Verdict:
     if len(points) < 2:
         return Verdict("unclear", "It is too early to say whether the agent learns.")
     first, last = points[0], points[-1]
-    best = max(points[1:], key=lambda point: point.mean)
+    best = max(points[1:], key=lambda point: (point.mean, point.reward))
     change = f"{name} {first.mean:.2f} → {best.mean:.2f} {best.where}"
     if best.low > first.high:
         if last.high < best.low:
@@ -90,11 +91,12 @@ def verdict(metrics: Columns) -> Verdict:
 
 def _validations(metrics: Columns) -> list[_Measured]:
     columns = [metrics.get(name, ()) for name in ("step", "val/em", "val/n")]
+    rewards = metrics.get("val/reward") or [None] * len(columns[0])
     points = []
-    for step, em, n in zip(*columns, strict=False):
+    for step, em, n, reward in zip(*columns, rewards, strict=False):
         if step is not None and em is not None and n:
             interval = wilson(min(round(em * n), int(n)), int(n))
-            points.append(_Measured(f"at step {step:.0f} ({n:.0f} questions)", em, *interval))
+            points.append(_Measured(f"at step {step:.0f} ({n:.0f} questions)", em, *interval, reward or 0.0))
     return points
 
 

@@ -52,3 +52,9 @@ def test_the_verdict_follows_from_the_intervals(columns, kind, sentence):
 def test_more_questions_make_the_same_difference_clear():
     assert verdict(validated(0.50, 0.60, n=100)).kind == "unclear"
     assert verdict(validated(0.50, 0.60, n=1000)).kind == "learned"
+
+
+def test_of_equal_validations_the_verdict_names_the_one_whose_agent_was_kept():
+    """A bug: "learned … at step 20" stood beside "step 80, the best", because the reward breaks ties."""
+    rewards = {"val/reward": [0.2, 0.95, 0.93, 0.97, 0.97]}
+    assert " 0.96 at step 60 " in verdict(validated(0.18, 0.96, 0.96, 0.96, 0.96, **rewards)).text
