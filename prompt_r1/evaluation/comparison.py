@@ -8,6 +8,7 @@ difference does: with datasets of different sizes it is a sign-flip test.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,14 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions
-from prompt_r1.metrics.statistics import difference_interval, holm, macro_interval, mcnemar, sign_flip
+from prompt_r1.metrics.statistics import (
+    bounds_text,
+    difference_interval,
+    holm,
+    macro_interval,
+    mcnemar,
+    sign_flip,
+)
 
 POOLED = "pooled"
 Floats = NDArray[np.float64]
@@ -49,7 +57,7 @@ class Comparison:
     @property
     def points(self) -> str:
         """The difference in points, with its interval: +1.2 [-0.3, +2.7]."""
-        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        return f"{100 * self.difference:+.1f} {bounds_text(100 * self.low, 100 * self.high, '+.1f')}"
 
     @property
     def questions(self) -> str:
@@ -64,6 +72,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Significant, or the bound of the difference in points that the interval leaves open."""
+        if not isfinite(self.high):
+            return "too few questions"
         if self.corrected_p < 0.05:
             return "significant"
         return f"within ±{100 * min(1.0, max(abs(self.low), abs(self.high))):.1f}"

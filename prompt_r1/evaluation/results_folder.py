@@ -26,6 +26,7 @@ from prompt_r1.evaluation.paper_tables import FULL, paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, system_names
 from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
 from prompt_r1.foreign import json_object
+from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.terminal import printable_line
 
 
@@ -114,7 +115,7 @@ def _cells(results: Results, system: System, datasets: Sequence[str]) -> dict[st
 
 
 def _rate_text(rate: Rate | None) -> str:
-    return "–" if rate is None else f"{rate.mean:.3f} [{rate.low:.2f}, {rate.high:.2f}]"
+    return "–" if rate is None else f"{rate.mean:.3f} {bounds_text(rate.low, rate.high, '.2f')}"
 
 
 def results_by_system(results: Results) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from itertools import product
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation.aggregate import Rate
+from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.terminal import printable_line
 
 Label = tuple[str, ...]
@@ -96,7 +97,7 @@ def _markdown_text(entry: Entry) -> str:
     if rate is None:
         return "–" if entry.number is None else _plain(entry.number)
     mean = f"**{100 * rate.mean:.1f}**" if entry.best else f"{100 * rate.mean:.1f}"
-    return f"{mean} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]{_missing_questions(entry)}"
+    return f"{mean} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{_missing_questions(entry)}"
 
 
 def _missing_questions(entry: Entry) -> str:

@@ -103,6 +103,13 @@ def seeds_interval(means: Sequence[float], questions: tuple[float, float]) -> tu
     return min(questions[0], fmean(means) - half), max(questions[1], fmean(means) + half)
 
 
+def bounds_text(low: float, high: float, form: str) -> str:
+    """An interval in brackets, each end in the format `form`: [0.92, 0.97]."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "[too few questions]"
+    return f"[{low:{form}}, {high:{form}}]"
+
+
 def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
     """Exact two-sided p value of McNemar's test for scores of 0 and 1.
 
