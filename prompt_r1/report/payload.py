@@ -127,7 +127,8 @@ def _read_groups_of_run(
         groups += read("validation", step, validations[step])
     tests: dict[tuple[str, str], ShownGroup] = {}  # by question, with a game of each agent
     for agent in ("untrained", "trained"):
-        paths = sorted(trajectories.glob(f"test-{agent}-rank*.jsonl"))
+        paths = list(trajectories.glob(f"test-{agent}-rank*.jsonl"))
+        paths.sort(key=lambda path: (len(path.name), path.name))  # rank 2 before rank 10
         for group in read("test", last, paths, f"{agent} agent"):
             first = tests.setdefault((group.dataset, group.id), group)
             if first is not group:

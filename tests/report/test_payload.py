@@ -120,6 +120,17 @@ def test_test_questions_of_two_datasets_keep_their_own_games_though_their_ids_ar
     ]
 
 
+def test_the_test_games_of_many_ranks_are_shown_in_the_order_of_the_questions(tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(Question("1", "a", "Who?", ("Anna",)))]])
+    [path] = (run / "trajectories").iterdir()
+    row = json.loads(path.read_text().splitlines()[0])
+    for rank in range(12):
+        line = json.dumps({**row, "question": {**row["question"], "id": str(rank)}}) + "\n"
+        path.with_name(f"test-trained-rank{rank}.jsonl").write_text(line)
+    tests = [group.id for group in payload.read_run(run, games=9).groups if group.kind == "test"]
+    assert tests == list(map(str, range(12)))
+
+
 def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
     question = Question("q0", "maths", "Who?", ("Anna",))
     run = write_run(tmp_path / "run", [[group_of(question)]])
