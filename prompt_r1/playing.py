@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -64,6 +65,21 @@ class Limits:
     calls: int | None = None
     usd: float | None = None
     seconds: float | None = None
+
+    def check_usd(self, spent: float, most: float) -> None:
+        """Raise LimitReached unless a call may follow that costs at most so many dollars."""
+        if self.usd is not None and spent + most > self.usd:
+            message = f"the next call may exceed the limit of ${self.usd:g}; spent: ${spent:.6f}"
+            raise LimitReached("usd", message)
+
+    @asynccontextmanager
+    async def timed(self, used: float = 0.0) -> AsyncIterator[None]:
+        """Raise LimitReached if what runs in this context takes longer than what is left of the seconds."""
+        try:
+            async with asyncio.timeout(None if self.seconds is None else self.seconds - used):
+                yield
+        except TimeoutError:
+            raise LimitReached("seconds", f"no answer within the limit of {self.seconds:g} s") from None
 
 
 NO_LIMITS = Limits()
@@ -158,11 +174,7 @@ async def play_question(
         nonlocal interrupted
         if how.system:
             messages = [{"role": "system", "content": how.system}, *messages]
-        spent = calls.spent.usd
-        if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
-            raise LimitReached(
-                "usd", f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
-            )
+        limits.check_usd(calls.spent.usd, environment.most_usd(messages))
         try:
             if interrupted:
                 raise EnvError(INTERRUPTED)
@@ -177,12 +189,9 @@ async def play_question(
         return reply
 
     begin = time.perf_counter()
-    try:
-        async with asyncio.timeout(limits.seconds):
-            rules = replace(agent.game, max_turns=turns)
-            trajectory = await play(question, generate, ask, codec, rules, seed=seed)
-    except TimeoutError:
-        raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
+    async with limits.timed():
+        rules = replace(agent.game, max_turns=turns)
+        trajectory = await play(question, generate, ask, codec, rules, seed=seed)
     if interrupted:
         trajectory.stop, trajectory.error = "env_error", INTERRUPTED
     trajectory.spent, trajectory.seconds = calls.spent, time.perf_counter() - begin

@@ -35,6 +35,9 @@ HOMES = {
     "torch.utils.tensorboard": ("prompt_r1/storage/trackers.py",),
     "starlette": ("prompt_r1/serving/",),
     "uvicorn": ("prompt_r1/serving/",),
+    "pydantic": ("prompt_r1/serving/request.py",),
+    "jsonschema": ("prompt_r1/serving/json_answer.py",),
+    "prometheus_client": ("prompt_r1/serving/metrics.py",),
     "wandb": ("prompt_r1/storage/trackers.py",),
 }
 # Methods whose name says which interface they implement; the interface explains them.

@@ -12,6 +12,7 @@ from prompt_r1.config.serve import ServeConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
+PACKAGES = ("starlette", "uvicorn", "pydantic", "jsonschema")
 KEY = "PROMPT_R1_API_KEY"
 ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model, with a chat page at /.
 Requests need the key in {KEY}, if it is set."""
@@ -21,10 +22,8 @@ def main(arguments: list[str]) -> None:
     """Serve from a command line, until SIGTERM or Ctrl-C; requests that run are then answered."""
     config = parse_arguments(ServeConfig, "python -m prompt_r1.serving", ABOUT, arguments)
     key = os.environ.get(KEY, "").strip()
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise UsageError(
-            "the server needs starlette and uvicorn: pip install 'starlette>=0.46' 'uvicorn>=0.34'"
-        )
+    if missing := [package for package in PACKAGES if find_spec(package) is None]:
+        raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if config.request_usd and not config.env_price:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     with _listen(config.host, config.port) as listener:  # before the agent is loaded
@@ -63,9 +62,11 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         config.request_usd or None,
         config.request_seconds,
     )
+    description = spec.describe(environment=pair.environment.name, seed=pair.seed)
     server = ChatServer(
         pair.agent,
         pair.environment,
+        description,
         config.model_name,
         config.temperature,
         limits,
@@ -87,7 +88,7 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     url = _url(config.host, listener.getsockname()[1])
-    print(printable(spec.describe(environment=pair.environment.name, seed=pair.seed)))
+    print(printable(description))
     print(f"{config.model_name} at {url}v1, page at {url}", flush=True)
     asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))
     print(f"stopped; spent: {pair.environment.budget.spent}")

@@ -1,8 +1,8 @@
-"""The pair behind OpenAI's chat-completions protocol: a starlette application.
+"""The pair behind OpenAI's protocols: a starlette application.
 
-    POST /v1/chat/completions    a question; with `stream` as server-sent events
-    GET  /v1/models, /health     the pair, and whether the server runs
-    GET  /                       a page to talk to the pair
+    POST /v1/chat/completions, /v1/responses    a question; with `stream` as server-sent events
+    GET  /v1/models, /health, /metrics          the pair, whether the server runs, what it has done
+    GET  /                                      a page to talk to the pair
 
 All sessions share the batch of the agent's engine. The games run in the server's event loop; a game whose
 client has gone is cancelled.
@@ -18,69 +18,84 @@ import re
 import reprlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
 from prompt_r1.environments.pool import Pool
 from prompt_r1.playing import Limits, PlaySettings
 from prompt_r1.report.page import THEME
-from prompt_r1.serving.chat_request import MOST_BYTES, BadRequest, ChatRequest, read_request
-from prompt_r1.serving.chat_response import END_OF_STREAM, DialogueText, Envelope, Failure, event, failure_of
+from prompt_r1.serving.failures import BadRequest, Failure, failure_of
+from prompt_r1.serving.json_answer import as_json, check_schema
+from prompt_r1.serving.request import AskedRequest, read_request
+from prompt_r1.serving.response import ChatForm, DialogueText, ResponsesForm, event
 
 logger = logging.getLogger(__name__)
 
 PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8").replace("%THEME%", THEME)
+MOST_BYTES = 1_000_000  # of a request
 BODY_SECONDS = 30.0  # for the body of a request to come
+AWAITED_SECONDS = 0.2  # between looks whether the client is still there
+GONE = 499  # nginx's status for a client that has disconnected
 KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to send
-FULL = Failure(
-    429, "server_full", "all sessions of the server are in use", "server_full", headers={"Retry-After": "1"}
-)
-WRONG_KEY = Failure(
-    401, "authentication_error", "the request needs the server's key", "invalid_api_key",
-    headers={"WWW-Authenticate": "Bearer"},
-)  # fmt: skip
 
 
-def make_app(server: "ChatServer", *, hosts: tuple[str, ...]) -> Starlette:
+def make_app(server: "ChatServer", *, hosts: tuple[str, ...]) -> ASGIApp:
     """The application, which answers requests for these `hosts` ("*": for any)."""
     routes = [
         Route("/v1/chat/completions", server.complete, methods=["POST"]),
+        Route("/v1/responses", server.respond, methods=["POST"]),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/health", server.health),
+        Route("/metrics", server.metrics),
         Route("/", page),
     ]
-    guard = Middleware(KnownHosts, hosts=hosts)
-    errors = (BadRequest, HTTPException, ClientDisconnect, Exception)
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=dict.fromkeys(errors, _refuse))
+    errors = (Failure, HTTPException, ClientDisconnect, Exception)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _refuse))
+    return Gate(app, hosts, server.responses)
 
 
-class KnownHosts:
-    """Refuses requests for other hosts: no page can rebind its name to this server."""
+class Gate:
+    """Refuses requests for other hosts, so that no page can rebind its name to this server.
 
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+    Each response gets the id of its request, or a new one, and is counted.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...], responses: Counter[str]) -> None:
         self._app = app
         self._hosts = hosts
+        self._responses = responses  # by status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("host", "")
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        number = asked if re.fullmatch(r"[\w.-]{1,64}", asked, re.ASCII) else uuid.uuid4().hex
+        scope["state"] = {"id": number}
+
+        async def send_numbered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = number
+                self._responses[str(message["status"])] += 1
+            await send(message)
+
+        given = headers.get("host", "")
         name = re.sub(r":\d*$", "", given).strip("[]").lower()  # without the port; IPv6 stands in brackets
         if "*" in self._hosts or name in self._hosts:
-            return await self._app(scope, receive, send)
-        message = f"this server is not {reprlib.repr(given)}: ask it by its own name"
-        await _respond(Failure(400, "invalid_request_error", message))(scope, receive, send)
+            return await self._app(scope, receive, send_numbered)
+        refused = BadRequest(f"this server is not {reprlib.repr(given)}: ask it by its own name")
+        await _json(refused.body, refused)(scope, receive, send_numbered)
 
 
 async def page(request: Request) -> Response:
@@ -100,6 +115,7 @@ class ChatServer:
 
     agent: Agent
     environment: Pool
+    description: str  # of agent and environment
     model_name: str
     temperature: float
     limits: Limits  # of each question
@@ -108,112 +124,168 @@ class ChatServer:
     history: str = "join"  # what becomes of earlier messages: join, last
     key: str = ""  # that requests must have; "": none
     sessions: int = 0  # games that run
+    seconds: float = 0.0  # of games that ended
+    games: Counter[str] = field(default_factory=Counter)  # that ended, by stop or type of error
+    responses: Counter[str] = field(default_factory=Counter)  # by status
 
     async def health(self, request: Request) -> Response:
         """Whether the server runs; needs no key."""
         return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self.max_sessions})
 
+    async def metrics(self, request: Request) -> Response:
+        """What the server has done."""
+        self._check_key(request)
+        try:
+            from prompt_r1.serving.metrics import ServerMetrics
+        except ImportError:
+            raise Failure(501, "not_installed", "this needs prometheus-client on the server") from None
+        spent = self.environment.budget.spent
+        metrics = ServerMetrics(self.responses, self.games, self.seconds, self.sessions, spent)
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
+
     async def models(self, request: Request) -> Response:
         """The list of models: the pair."""
-        if not self._has_key(request):
-            return _respond(WRONG_KEY)
-        return _json({"object": "list", "data": [self._described()]})
+        self._check_key(request)
+        return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         """The pair, by its name."""
-        if not self._has_key(request):
-            return _respond(WRONG_KEY)
-        name = request.path_params["name"]
-        return _json(self._described()) if name == self.model_name else self._no_model(name)
-
-    def _described(self) -> dict[str, object]:
-        return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
-
-    def _no_model(self, name: str) -> Response:
-        message = f"there is no model {reprlib.repr(name)}; this server has {self.model_name!r}"
-        return _respond(Failure(404, "invalid_request_error", message, "model_not_found", "model"))
+        self._check_key(request)
+        self._check_model(request.path_params["name"])
+        return _json(self._model())
 
     async def complete(self, request: Request) -> Response:
-        """Answer a question."""
-        if not self._has_key(request):
-            return _respond(WRONG_KEY)
-        content = await _body(request)
-        asked = read_request(content, self.limits, system=self.system, history=self.history)
-        if asked.model != self.model_name:
-            return self._no_model(asked.model)
+        """Answer a question in the form of chat completions."""
+        return await self._answer(request, ChatForm, "chatcmpl-")
+
+    async def respond(self, request: Request) -> Response:
+        """Answer a question in the form of responses."""
+        return await self._answer(request, ResponsesForm, "resp_")
+
+    async def _answer(
+        self, request: Request, form_of: type[ChatForm | ResponsesForm], prefix: str
+    ) -> Response:
+        self._check_key(request)
+        asked = read_request(await _body(request))
+        self._check_model(asked.model)
+        system, question = asked.question(system=self.system, history=self.history)
+        check_schema(asked.response_format.json_schema)
         if self.sessions >= self.max_sessions:
-            return _respond(FULL)
-        envelope = Envelope(f"chatcmpl-{uuid.uuid4().hex}", asked.model, int(time.time()), asked.system_to)
+            message = "all sessions of the server are in use"
+            raise Failure(429, "server_full", message, code="server_full", headers={"Retry-After": "1"})
+        form = form_of(
+            f"{prefix}{request.state.id}",
+            self.model_name,
+            int(time.time()),
+            self.system if system else "",
+            asked.stream_options.include_usage,
+        )
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        game = self._start(asked, pieces)
+        game = self._start(asked, question, system if self.system == "environment" else "", pieces)
         if asked.stream:
-            return GameStream(game, self._events(game, pieces, envelope, asked))
-        if not await _is_awaited(game, request):
-            raise ClientDisconnect
+            return GameStream(game, _events(game, pieces, form))
         try:
+            while not (await asyncio.wait([game], timeout=AWAITED_SECONDS))[0]:
+                if await request.is_disconnected():
+                    return Response(status_code=GONE)
             answer = await game
         except Exception as error:
-            return _respond(_failure(error))
-        dialogue = "".join(map(DialogueText().add, iter(pieces.get_nowait, None)))
-        return _json(envelope.completion(answer, dialogue if asked.include_reasoning else None))
+            raise _failure(error, form.id) from None
+        finally:
+            game.cancel()  # has no effect on one that is done
+        played = [piece for _ in range(pieces.qsize()) if (piece := pieces.get_nowait())]
+        dialogue = "".join(map(DialogueText().add, played))
+        return _json(form.whole(answer, dialogue if asked.include_reasoning else None))
 
-    def _start(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> asyncio.Task[Answer]:
-        """Play the game of a request in a task; `pieces` gets the dialogue if wanted, and None at its end."""
+    def _start(
+        self, asked: AskedRequest, question: str, system: str, pieces: "asyncio.Queue[Piece | None]"
+    ) -> asyncio.Task[Answer]:
+        """Play a game in a task; `pieces` gets the dialogue if wanted, and None at its end."""
         self.sessions += 1
-        game = asyncio.create_task(self._play(asked, pieces))
+        begin = time.perf_counter()
+        game = asyncio.create_task(self._play(asked, question, system, pieces))
 
         def ended(_: object) -> None:
             self.sessions -= 1
+            self.seconds += time.perf_counter() - begin
+            error = None if game.cancelled() else game.exception()
+            outcome = (
+                "cancelled" if game.cancelled() else failure_of(error).type if error else game.result().stop
+            )
+            self.games[outcome] += 1
             pieces.put_nowait(None)
 
         game.add_done_callback(ended)
         return game
 
-    async def _play(self, asked: ChatRequest, pieces: "asyncio.Queue[Piece | None]") -> Answer:
-        temperature = self.temperature if asked.temperature is None else asked.temperature
+    async def _play(
+        self, asked: AskedRequest, question: str, system: str, pieces: "asyncio.Queue[Piece | None]"
+    ) -> Answer:
+        form, limits = asked.response_format, asked.lower(self.limits)
+        wants_json = form.type == "json_schema"
+        allowed = limits
+        if wants_json and limits.calls is not None:
+            allowed = replace(limits, calls=limits.calls - 1)  # one is left for the form
         answer = await ask_pair(
             self.agent,
             self.environment,
-            asked.question,
-            PlaySettings(temperature, limits=asked.limits, system=asked.system),
-            seed=asked.seed,
+            question,
+            PlaySettings(
+                self.temperature if asked.temperature is None else asked.temperature,
+                limits=allowed,
+                system=system,
+            ),
+            seed=str(asked.seed),
             on_piece=pieces.put_nowait if asked.include_reasoning else None,
         )
         text = raise_for_error(answer).text
-        if text is not None:
-            text = text[: min((text.find(stop) for stop in asked.stop if stop in text), default=None)]
-        return replace(answer, text=text)
+        if text is None:
+            return answer
+        cut = min((text.find(stop) for stop in asked.stop if stop in text), default=None)
+        answer = replace(answer, text=text[:cut])
+        return await as_json(answer, form.json_schema, self.environment, limits) if wants_json else answer
 
-    async def _events(
-        self,
-        game: asyncio.Task[Answer],
-        pieces: "asyncio.Queue[Piece | None]",
-        envelope: Envelope,
-        asked: ChatRequest,
-    ) -> AsyncIterator[bytes]:
-        """The stream of a game. Its status has been sent when the game fails, so an error is an event."""
-        try:
-            yield event(envelope.chunk({"role": "assistant", "content": ""}))
-            dialogue = DialogueText()
-            while True:
-                try:
-                    piece = await asyncio.wait_for(pieces.get(), KEEP_ALIVE_SECONDS)
-                except TimeoutError:
-                    yield b": still playing\n\n"
-                    continue
-                if piece is None:
-                    break
-                delta = {"reasoning_content": dialogue.add(piece)}
-                yield event(envelope.chunk(delta | {"prompt_r1": {"kind": piece.kind, "text": piece.text}}))
-            for chunk in envelope.last_chunks(await game, include_usage=asked.include_usage):
-                yield event(chunk)
-            yield END_OF_STREAM
-        except Exception as error:
-            yield event(_failure(error).body)
+    def _model(self) -> dict[str, object]:
+        named = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
+        return {**named, "description": self.description}
 
-    def _has_key(self, request: Request) -> bool:
+    def _check_key(self, request: Request) -> None:
         given = request.headers.get("authorization", "")
-        return not self.key or hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode())
+        if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+            raise Failure(
+                401,
+                "authentication_error",
+                "the request needs the server's key",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_model(self, name: str) -> None:
+        if name != self.model_name:
+            message = f"there is no model {reprlib.repr(name)}; this server has {self.model_name!r}"
+            raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
+
+
+async def _events(
+    game: asyncio.Task[Answer], pieces: "asyncio.Queue[Piece | None]", form: ChatForm | ResponsesForm
+) -> AsyncIterator[bytes]:
+    """The stream of a game. Its status has been sent when the game fails, so an error is an event."""
+    try:
+        yield event(form.first())
+        while True:
+            try:
+                piece = await asyncio.wait_for(pieces.get(), KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                yield b": still playing\n\n"
+                continue
+            if piece is None:
+                break
+            yield event(form.piece(piece))
+        for body in form.last(await game):
+            yield event(body)
+        yield b"data: [DONE]\n\n"
+    except Exception as error:
+        yield event(form.failed(_failure(error, form.id)))
 
 
 class GameStream(StreamingResponse):
@@ -256,43 +328,25 @@ async def _body(request: Request) -> bytes:
     return bytes(content)
 
 
-async def _is_awaited(game: asyncio.Task[Answer], request: Request) -> bool:
-    """Wait until the game has ended. If the client disconnects before, cancel it and return False."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    disconnect = asyncio.create_task(gone())
-    try:
-        await asyncio.wait([game, disconnect], return_when=asyncio.FIRST_COMPLETED)
-        return game.done()
-    finally:
-        disconnect.cancel()
-        game.cancel()  # has no effect on one that is done
-
-
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception, id: str) -> Failure:
     failure = failure_of(error)
     if failure.status == 500:
-        logger.error("a question ended with an internal error", exc_info=error)
+        logger.error("%s ended with an internal error", id, exc_info=error)
     return failure
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The response to an error before a game. If the client has gone, nobody reads it."""
-    if not isinstance(error, HTTPException):
-        return _respond(failure_of(error))
-    message = f"{error.detail}: {request.method} {reprlib.repr(request.url.path)}"
-    return _respond(Failure(error.status_code, "invalid_request_error", message, headers=error.headers))
+    """The response to an error. If the client has gone, nobody reads it."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=GONE)
+    failure = failure_of(error)
+    if isinstance(error, HTTPException):
+        message = f"{error.detail}: {request.method} {reprlib.repr(request.url.path)}"
+        failure = Failure(error.status_code, "invalid_request_error", message, headers=error.headers)
+    return _json(failure.body, failure)
 
 
-def _respond(failure: Failure) -> Response:
-    return _json(failure.body, failure.status, failure.headers)
-
-
-def _json(
-    body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+def _json(body: Mapping[str, object], failure: Failure | None = None) -> Response:
     """A body in ASCII: texts in it may hold lone surrogates, which have no UTF-8."""
+    status, headers = (failure.status, failure.headers) if failure else (200, None)
     return Response(json.dumps(body), status, headers, "application/json")

@@ -4,7 +4,7 @@ import json
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from prompt_r1.serving.chat_response import Failure
+from prompt_r1.serving.failures import BadRequest
 
 
 class JsonErrors(H11Protocol):
@@ -12,7 +12,7 @@ class JsonErrors(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer with `msg`, and close the connection."""
-        body = json.dumps(Failure(400, "invalid_request_error", msg).body).encode()
+        body = json.dumps(BadRequest(msg).body).encode()
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

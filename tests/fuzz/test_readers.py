@@ -18,9 +18,9 @@ from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
-from prompt_r1.playing import Limits
 from prompt_r1.report.payload import read_run
-from prompt_r1.serving.chat_request import BadRequest, read_request
+from prompt_r1.serving.failures import BadRequest
+from prompt_r1.serving.request import read_request
 from prompt_r1.types import Question
 from tests import tiny
 from tests.fuzz.damage import RANDOM, nest_deeply
@@ -81,6 +81,6 @@ def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
             file.write_text(json.dumps(request))
             damage(file, rng)
             try:
-                read_request(file.read_bytes(), Limits(), system="environment", history="join")
+                read_request(file.read_bytes()).question(system="environment", history="join")
             except BadRequest as refused:
                 assert len(str(refused)) < 1000

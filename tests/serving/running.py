@@ -33,6 +33,7 @@ def pair_of(
     return ChatServer(
         agent=cast(Agent, agent or EchoAgent()),
         environment=pool or pool_of(Shouting()),
+        description="agent echo, environment shouting",
         model_name="prompt-r1",
         temperature=0.0,
         limits=limits or Limits(),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -229,7 +230,7 @@ def test_bytes_that_are_not_http_get_an_error_in_json(url, sent):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/other/" + "x" * 9000, 404)],
+    [("GET", "/chat/completions", 405), ("POST", "/completions", 404), ("GET", "/other/" + "x" * 9000, 404)],
 )
 def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status):
     response = httpx.request(method, url + path)
@@ -331,6 +332,63 @@ def test_with_a_key_only_requests_that_have_it_are_answered():
         root = url.removesuffix("/v1")
         assert httpx.get(f"{root}/health").json() == {"status": "ok", "sessions": 0, "max_sessions": 64}
         assert "secret" not in httpx.get(root).text
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("abc-1.2_3", True), ("a b", False), ("x" * 65, False), ("é", False), ("", False)]
+)
+def test_each_response_has_the_id_of_its_request_or_a_new_one(url, sent, kept):
+    headers = {"X-Request-Id": sent.encode()}
+    for path in ("/models", "/nothing"):
+        given = httpx.get(url + path, headers=headers).headers["X-Request-Id"]
+        assert (given == sent) == kept and (kept or len(given) == 32)
+    with client_of(url) as client:
+        reply = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert reply.id == f"chatcmpl-{reply._request_id}"
+
+
+def test_the_log_names_the_response_of_an_internal_error(caplog):
+    with serving(pair_of(pool=pool_of(Failing(ZeroDivisionError("mine"))))) as url:
+        number = ask(url).headers["X-Request-Id"]
+    assert f"chatcmpl-{number} ended with an internal error" in caplog.text
+
+
+def test_metrics_count_responses_games_and_what_the_environment_cost():
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with serving(pair_of(pool=paid_pool(), key="secret")) as url:
+        page, key = url.removesuffix("/v1") + "/metrics", {"Authorization": "Bearer secret"}
+        assert httpx.get(page).status_code == 401
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "2: Who?"}]}
+        post(url, body, **key)
+        post(url, body | {"max_calls": 1}, **key)
+        response = httpx.get(page, headers=key)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert samples.pop(("prompt_r1_game_seconds_sum",)) > 0
+    assert samples == {
+        ("prompt_r1_responses_total", "401"): 1,
+        ("prompt_r1_responses_total", "200"): 2,
+        ("prompt_r1_games_total", "answered"): 1,
+        ("prompt_r1_games_total", "max_turns"): 1,
+        ("prompt_r1_running_games",): 0,
+        ("prompt_r1_game_seconds_count",): 2,
+        ("prompt_r1_environment_calls_total",): 3,
+        ("prompt_r1_environment_tokens_in_total",): 30,
+        ("prompt_r1_environment_tokens_out_total",): 30,
+        ("prompt_r1_environment_usd_total",): pytest.approx(0.06),
+    }
+
+
+def test_metrics_without_their_package_say_what_is_missing(url, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prompt_r1.serving.metrics", None)
+    response = httpx.get(url.removesuffix("/v1") + "/metrics")
+    assert response.status_code == 501 and "prometheus-client" in response.json()["error"]["message"]
 
 
 # --- Limits and failures --------------------------------------------------------------------------

@@ -8,32 +8,35 @@ from prompt_r1.api.asking import Answer, Piece, raise_for_error
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.playing import LimitReached, Limits
-from prompt_r1.serving.chat_request import BadRequest, read_request
-from prompt_r1.serving.chat_response import DialogueText, Envelope, event, failure_of
+from prompt_r1.serving.failures import BadRequest, failure_of
+from prompt_r1.serving.request import AskedRequest, read_request
+from prompt_r1.serving.response import ChatForm, DialogueText, event
 from prompt_r1.types import Action, Question, Trajectory, Turn
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
 
 
-def read(limits: Limits | None = None, **fields: object):
-    return read_request(
-        json.dumps({**ASKED, **fields}).encode(), limits or Limits(), system="environment", history="join"
-    )
+def read(**fields: object) -> AskedRequest:
+    return read_request(json.dumps({**ASKED, **fields}).encode())
+
+
+def question(**fields: object) -> str:
+    return read(**fields).question(system="environment", history="join")[1]
 
 
 def test_a_request_without_options_is_neither_streamed_nor_seeded():
     found = read()
-    assert (found.model, found.question, found.seed, found.temperature) == ("pair", "Who?", "0", None)
-    assert (found.stream, found.include_usage, found.include_reasoning) == (False, False, False)
-    assert found.limits == Limits() == Limits(None, None, None, None)
+    assert (found.model, question(), found.seed, found.temperature) == ("pair", "Who?", 0, None)
+    assert (found.stream, found.stream_options.include_usage, found.include_reasoning) == (False,) * 3
+    assert found.lower(Limits()) == Limits() == Limits(None, None, None, None)
     asked = read(
         stream=True, stream_options={"include_usage": True}, include_reasoning=True, seed=7, temperature=0
     )
-    assert (asked.stream, asked.include_usage, asked.include_reasoning) == (True, True, True)
-    assert (asked.seed, asked.temperature) == ("7", 0.0)
+    assert (asked.stream, asked.stream_options.include_usage, asked.include_reasoning) == (True,) * 3
+    assert (asked.seed, asked.temperature) == (7, 0.0)
     assert read(seed="\ud800").seed == "?"  # half a character has no UTF-8
     assert read(stream_options=None).stream is False
-    with pytest.raises(BadRequest, match="`stream_options` must be an object"):
+    with pytest.raises(BadRequest, match="`stream_options`: Input should be an object"):
         read(stream_options="text")
 
 
@@ -56,11 +59,10 @@ OURS = Limits(5, 6, 0.5, 7.0)
         (OURS, fields_of(0, 0, 0, 0), Limits(0, 0, 0.0, 0.0)),
         (Limits(calls=0), {"max_calls": 3}, Limits(calls=0)),
         (Limits(), {"max_tokens": 0, "max_completion_tokens": 9}, Limits()),
-        (Limits(), {"max_turns": 1.2, "max_calls": 0.5}, Limits(2, 1)),
     ],
 )
 def test_a_request_may_lower_the_limits_of_the_server_and_not_raise_them(ours, theirs, limits):
-    assert read(ours, **theirs).limits == limits
+    assert read(**theirs).lower(ours) == limits
 
 
 def message(content: object, *, role: str = "user") -> dict[str, object]:
@@ -70,51 +72,49 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
-        ({"stop": [""]}, "stop", "`stop` must be a text or a list of texts, none of them empty"),
+        ({"stop": [""]}, "stop.0", "`stop.0`: String should have at least 1 character"),
         ({"tools": [{}]}, "tools", "`tools` is not supported: the agent's only tool is its environment"),
-        ({"stream": "false"}, "stream", "`stream` must be true or false"),
-        ({"include_reasoning": 1}, "include_reasoning", "`include_reasoning` must be true or false"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "the server keeps no conversations"),
+        ({"stream": "false"}, "stream", "`stream`: Input should be a valid boolean"),
+        ({"include_reasoning": 1}, "include_reasoning", "should be a valid boolean"),
+        ({"stream_options": {"include_usage": "no"}}, "stream_options.include_usage", "a valid boolean"),
+        ({"audio": {"voice": "x"}}, "audio", "`audio` is not supported"),
         (
-            {"stream_options": {"include_usage": "no"}},
-            "include_usage",
-            "`include_usage` must be true or false",
+            {"response_format": {"type": "json_object"}},
+            "response_format.type",
+            "should be 'text' or 'json_schema'",
         ),
-        ({"audio": {}}, "audio", "`audio` is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"logprobs": True}, "logprobs", "is not supported"),
-        ({"n": 0}, "n", "`n` must be 1: ask again"),
-        ({"model": None}, "model", "`model` must be a string"),
-        ({"temperature": True}, "temperature", "`temperature` must be a number of at least 0"),
-        ({"temperature": -0.1}, "temperature", "at least 0"),
-        ({"max_usd": float("inf")}, "max_usd", "at least 0"),
-        ({"max_seconds": "3"}, "max_seconds", "at least 0"),
-        ({"max_turns": 10**400}, "max_turns", "at least 0"),
-        ({"max_calls": 10**400}, "max_calls", "at least 0"),
+        ({"n": 0}, "n", "`n`: Input should be 1"),
+        ({"model": None}, "model", "`model`: Field required"),
+        ({"temperature": True}, "temperature", "`temperature`: Input should be a valid number"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"max_usd": float("inf")}, "max_usd", "should be a finite number"),
+        ({"max_usd": 10**400}, "max_usd", "should be a finite number"),
+        ({"max_seconds": "3"}, "max_seconds", "should be a valid number"),
+        ({"max_turns": 1.5}, "max_turns", "should be a valid integer"),
         ({"max_call": 3}, "max_call", "no limit 'max_call': there are max_calls, max_seconds"),
-        ({"messages": [{"role": "x" * 10_000}]}, "messages", "xxx...xxx"),
-        ({"messages": "Who?"}, "messages", "`messages` must be a list of messages"),
-        ({"messages": []}, "messages", "`messages` must be a list of messages"),
-        (
-            message("Hi", role="assistant"),
-            "messages",
-            "`messages` must be a question of the user",
-        ),
-        ({"messages": ["Who?"]}, "messages", "each of `messages` must be an object with role and content"),
+        ({"messages": [{"role": "x" * 10_000}]}, "messages.0.role", "should be 'system', 'developer'"),
+        ({"messages": 3}, "messages", "should be a valid array"),
+        ({"messages": []}, "messages", "should have at least 1 item"),
+        (message("Hi", role="assistant"), "messages", "`messages` must be a question of the user"),
+        ({"messages": ["Who?"]}, "messages.0", "should be an object"),
         (message("  "), "messages", "`messages` must be a question of the user"),
-        (message(3), "messages", "must be text or a list of text parts"),
-        (message([{"type": "text"}]), "messages", "must be text or a list of text parts"),
-        (message(["Who?"]), "messages", "must be text or a list of text parts"),
+        (message(3), "messages.0.content", "should be a valid array"),
+        (message([{"type": "text"}]), "messages.0.content.0.text", "Field required"),
+        (message([{"type": "image_url"}]), "messages.0.content.0.type", "should be 'text'"),
+        (message(["Who?"]), "messages.0.content.0", "should be an object"),
     ],
 )
 def test_a_wrong_field_is_named(fields, field, sentence):
     with pytest.raises(BadRequest) as refused:
-        read(**fields)
-    assert refused.value.field == field and sentence in str(refused.value)
+        read(**fields).question(system="environment", history="join")
+    assert refused.value.body["error"]["param"] == field and sentence in str(refused.value)
 
 
 def test_fields_that_say_what_is_so_anyway_are_accepted():
     said = {"tools": [], "functions": None, "logprobs": False, "response_format": {"type": "text"}, "n": 1}
-    assert read(**said, modalities=["text"], user="me").question == "Who?"
+    assert question(**said, modalities=["text"], user="me") == "Who?"
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ def test_fields_that_say_what_is_so_anyway_are_accepted():
 )
 def test_a_body_that_is_no_json_object_is_refused(body, sentence):
     with pytest.raises(BadRequest, match=sentence):
-        read_request(body, Limits(), system="environment", history="join")
+        read_request(body)
 
 
 def test_only_earlier_messages_of_user_and_assistant_are_repeated():
     roles = ("system", "user", "developer", "assistant")
     messages = [{"role": role, "content": f"by {role}"} for role in roles]
     messages += [{"role": "assistant", "content": None}, {"role": "user", "content": "And now?"}]
-    assert read(messages=messages).question == (
+    assert question(messages=messages) == (
         "Earlier messages:\nuser: by user\nassistant: by assistant\nassistant: \n\nThe question now: And now?"
     )
-    assert read(messages=[messages[0], messages[-1]]).question == "And now?"
+    assert question(messages=[messages[0], messages[-1]]) == "And now?"
 
 
 TURNS = (
@@ -152,7 +152,7 @@ def answer(**changes: object) -> Answer:
 
 def test_a_completion_has_the_answer_its_usage_and_the_dialogue_if_wanted():
     for dialogue in (None, "Agent thinks: I think"):
-        body = Envelope("id", "pair", 7).completion(answer(), dialogue)
+        body = ChatForm("id", "pair", 7).whole(answer(), dialogue)
         message = {"role": "assistant", "content": "Anna", "refusal": None}
         if dialogue:
             message["reasoning_content"] = dialogue
@@ -172,7 +172,7 @@ def test_a_completion_has_the_answer_its_usage_and_the_dialogue_if_wanted():
     [("max_turns", "length"), ("max_tokens", "length"), ("malformed", "stop"), ("answered", "stop")],
 )
 def test_a_game_without_an_answer_is_a_refusal_with_its_reason(stop, reason):
-    body = Envelope("id", "pair", 7).completion(answer(text=None, stop=stop), None)
+    body = ChatForm("id", "pair", 7).whole(answer(text=None, stop=stop), None)
     [choice] = body["choices"]
     assert choice["finish_reason"] == reason and choice["message"]["content"] == ""
     assert choice["message"]["refusal"] == f"The agent ended without an answer ({stop})."
@@ -180,7 +180,7 @@ def test_a_game_without_an_answer_is_a_refusal_with_its_reason(stop, reason):
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_a_stream_ends_with_the_answer_its_reason_and_the_usage_if_wanted(include_usage):
-    said, end, *rest = Envelope("id", "pair", 7).last_chunks(answer(), include_usage=include_usage)
+    said, end, *rest = ChatForm("id", "pair", 7, include_usage=include_usage).last(answer())
     head = {"id": "id", "created": 7, "model": "pair", "object": "chat.completion.chunk"}
     delta = {"content": "Anna", "refusal": None}
     choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
