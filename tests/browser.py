@@ -114,6 +114,7 @@ class Browser:
             deviceScaleFactor=2 if phone else 1,
             mobile=phone,
         )
+        self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[theme])
 

@@ -94,10 +94,18 @@ def test_a_visitor_asks_and_sees_answer_dialogue_and_cost(pages, tmp_path) -> No
         browser.resize(width, 844, phone=phone, dark=dark)
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
         ask(browser, f"3: Who is {name}?")
-        assert browser.evaluate("document.querySelector('#pair').textContent") == pair_of().model_name
+        assert browser.evaluate("document.querySelector('#pair').textContent") == pair_of().description
         box = "document.querySelector('article:last-of-type .answer').getBoundingClientRect()"
         form = "document.querySelector('form').getBoundingClientRect().top"
         assert browser.evaluate(f"0 <= {box}.top && {box}.bottom <= {form}"), "the answer is out of sight"
+        top = browser.evaluate("document.querySelector('article:last-of-type').getBoundingClientRect().top")
+        assert abs(top) < 2 or not phone, "the dialogue below the answer is out of sight"
+        ask(browser, "3: " + "Who is it? " * 150)
+        assert browser.evaluate(f"0 <= {box}.top && {box}.top < {form} - 100"), (
+            "a long answer is out of sight"
+        )
+        typing = browser.evaluate("document.activeElement.id") == "question"
+        assert typing != phone, "on a phone, the keyboard would cover the answer"
         browser.screenshot(tmp_path / f"{name}.png", full_page=True)
 
 
