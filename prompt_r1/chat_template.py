@@ -1,4 +1,4 @@
-"""What a chat template writes around messages, and how text inside a game is encoded.
+"""The text that a chat template writes around messages, and its encoding.
 
 The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
 are encoded apart and appended, and together they decode to what the template writes.

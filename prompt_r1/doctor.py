@@ -1,4 +1,4 @@
-"""`prompt-r1 doctor`: versions, devices and memory of this machine, for a bug report."""
+"""`prompt-r1 doctor`: versions, devices and memory, for a bug report."""
 
 import argparse
 import os

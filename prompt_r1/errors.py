@@ -1,4 +1,4 @@
-"""The exceptions that end a call, a game or a run."""
+"""Exceptions that end a call, a game or a run."""
 
 INTERRUPTED = "interrupted"  # the error of a game that Ctrl-C ended
 

@@ -1,4 +1,4 @@
-"""One way to open a pair, and to play a question: for all programs, methods, API, server and studies."""
+"""Open a pair, and play a question: for all programs, methods, API, server and studies."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What calls, games and runs cost: one record that adds up."""
+"""What calls, games and runs cost."""
 
 from dataclasses import dataclass
 from operator import add, mul, sub

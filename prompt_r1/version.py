@@ -1,4 +1,4 @@
-"""The version of this package, of `--version` and of the wheel; and those of installed ones."""
+"""Versions of this package and of installed ones."""
 
 from importlib.metadata import PackageNotFoundError, version
 

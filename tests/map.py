@@ -28,7 +28,7 @@ ROOMS = {
     "reward": "",
     "grpo": "",
     "fine_tuning": "",
-    "options": "Alternatives to parts of the method, all off by default: see [options](options.md).",
+    "options": "Alternatives to parts of the method: [options](options.md).",
     "tasks": "Questions, verifiers and games of other people's packages: [other worlds](other_worlds.md).",
     "config": "Settings: every field is a flag.",
     "distributed": "Several processes: collectives, sharding, signals.",
@@ -37,27 +37,24 @@ ROOMS = {
     "miniworld": "The embedded world: questions, environment and warm-started agent.",
     "agent": "The model: loading, attention, the generation engine, log-probabilities.",
     "data": "Question files.",
-    "environments": "Everything that can answer an agent's prompts, with journal and budget.",
+    "environments": "What answers an agent's prompts, with journal and budget.",
     "playing": "",
     "report": "`report.html`, which training writes with its checkpoints.",
     "storage": "Run folders, checkpoints and exported agents.",
     "evaluation": "What `evaluate.py` computes and writes.",
     "training": "What surrounds the loop of `train.py`.",
     "baselines": "The compared methods.",
-    "studies": "Experiments in the mini world: see [studies](studies.md).",
-    "api": "A trained pair from Python: see [using](using.md).",
-    "serving": "A trained pair over HTTP: see [using](using.md#over-http).",
+    "studies": "Experiments in the mini world: [studies](studies.md).",
+    "api": "A trained pair from Python.",
+    "serving": "A trained pair over HTTP.",
     "doctor": "",
 }
 EXTRA = ("evaluation", "baselines", "studies", "api", "serving", "doctor")
 HEAD = """# Map of the code
 
-The first line of each file, printed by `python -m tests.map`. To learn the method, read the
-[six files](../README.md#how-it-works) first.
-
-The folders and files of `prompt_r1/` are *rooms*. The folders below are in import order: a file imports only
-from its own room and from earlier ones. *Core* rooms are those that `train.py` imports. *Extra* rooms and
-`benchmarks/` can be deleted, and training still works; `evaluate.py` goes with them."""
+The first line of each file, by `python -m tests.map`. Read the [six files](../README.md#how-it-works) first.
+The [rooms](../CONTRIBUTING.md#the-rooms) are in import order. `train.py` imports the *core* rooms; without
+the *extra* ones and `benchmarks/`, training still works."""
 
 
 def the_map() -> str:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022) on every linear layer except the head.
+"""Low-rank adapters (LoRA, Hu et al. 2022) on linear layers.
 
     y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
 

@@ -1,4 +1,4 @@
-"""An agent that is ready to play: weights, engine, codec and the rules of its game."""
+"""An agent ready to play: weights, engine, codec and rules."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which implementations of attention a device uses, and why; warns of slow ones."""
+"""Choose the attention kernels of a device; warn of slow ones."""
 
 import logging
 from collections.abc import Callable, Sequence

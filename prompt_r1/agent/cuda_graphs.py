@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs, recorded once for each batch size.
+"""Decode steps as CUDA graphs, one for each batch size.
 
 A decode step (one new token for each sequence) launches about 20 kernels in each layer, and launching them
 one by one takes longer than running them. A graph launches them all at once, from the embedding to the

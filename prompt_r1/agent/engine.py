@@ -1,4 +1,4 @@
-"""Batched generation with a KV cache of its own, on an unmodified Hugging Face model.
+"""Batched generation with a KV cache, on an unmodified Hugging Face model.
 
 The interface is stateless: `generate(tokens)`. The engine finds the cached sequence that shares the longest
 prefix with the tokens. If the tokens continue that sequence, it is extended in place; if another game uses

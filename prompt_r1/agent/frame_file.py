@@ -1,4 +1,4 @@
-"""The frame of an agent's chat template, kept in a file.
+"""The text of an agent's chat template, in a file.
 
 A training keeps it in its run folder and in the folder of every exported agent, so that a run that resumes
 tomorrow, and the trained agent, go on with the prompts of the training.

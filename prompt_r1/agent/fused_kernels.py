@@ -1,4 +1,4 @@
-"""Fused RMSNorm, rotary embedding and SwiGLU, forward and backward, on unmodified models.
+"""Fused RMSNorm, rotary embedding and SwiGLU for unmodified models.
 
 In transformers, a layer of Qwen3 launches 44 kernels for its four norms, its rotary embedding and its gate,
 and a decode step spends as long in them as it takes to read the weights (calculated). Here it launches 7: a

@@ -1,4 +1,4 @@
-"""Load a Hugging Face model or tokenizer; refuse what we would compute wrongly."""
+"""Load a Hugging Face model or tokenizer, or refuse it."""
 
 import sys
 from collections.abc import Iterator

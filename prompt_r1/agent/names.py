@@ -1,4 +1,4 @@
-"""Find the agent that a user names, and the game that it was trained to play."""
+"""Find the agent that a user names, and its game."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the engine computes next: jobs, memory, tokens of a step.
+"""What the engine computes next: jobs, memory, tokens.
 
 A sequence takes rows of the arena as it grows. The calls of one asyncio task are taken to be the turns of one
 game, which is over when the task has ended. The oldest games are served first: a job takes rows from

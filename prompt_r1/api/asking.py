@@ -1,4 +1,4 @@
-"""One question to a pair: the answer, its stream, its cost and limits."""
+"""One question to a pair: answer, stream, cost and limits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

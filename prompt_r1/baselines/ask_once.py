@@ -1,4 +1,4 @@
-"""`direct`, `cot` and `cot-few-shot`: the environment is asked without an agent; answer formats.
+"""`direct`, `cot` and `cot-few-shot`, without an agent; answer formats.
 
 Zero-shot: "Let's think step by step.", and a second call that extracts the answer (Kojima et al. 2022).
 Few-shot: the prompt starts with answered training questions, with rationales that the environment itself

@@ -1,4 +1,4 @@
-"""The methods that play games: an agent asks an environment and answers.
+"""Methods that play games: an agent asks an environment.
 
 prompt-r1    the trained agent
 untrained    the agent before training, in the same game (the paper's "w/o RL")

@@ -1,4 +1,4 @@
-"""`gepa` (Agrawal et al. 2025): prompts evolve by reflection, from a Pareto front.
+"""`gepa` (Agrawal et al. 2025): prompts evolve from a Pareto front.
 
 Each iteration draws a parent from the prompts that are best on some validation question, runs it on 3
 training questions, lets the optimiser rewrite it in view of the errors, and runs the child on the same 3. A

@@ -1,4 +1,4 @@
-"""The rivals of GRPO that imitate: fine-tune the agent with LoRA on games that ended right, and let it play.
+"""`bc` and `rft`: LoRA fine-tuning of the agent on games that ended right.
 
 bc     behaviour cloning of recorded games: in the mini world, the demonstrations of the warm start
 rft    rejection-sampling fine-tuning on the agent's own games on training questions. In each round the agent

@@ -1,4 +1,4 @@
-"""`opro` (Yang et al. 2023): a model writes better instructions from scored ones.
+"""`opro` (Yang et al. 2023): a model improves scored instructions.
 
 200 steps of 8 new instructions, each scored on all training questions. The optimiser sees the best 20 with a
 score of at least 30 %, worst first, and three training questions. The instruction with the best training

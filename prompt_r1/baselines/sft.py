@@ -1,4 +1,4 @@
-"""`sft`: fine-tune the agent on gold answers, with LoRA; or warm-start it on recorded games.
+"""`sft`: LoRA fine-tuning on gold answers, or a warm start on recorded games.
 
     python -m prompt_r1.baselines.sft --agent mini --data mini --out runs/mini-sft
 

@@ -1,4 +1,4 @@
-"""`textgrad` (Yuksekgonul et al. 2024): a model criticises answers and rewrites the prompt.
+"""`textgrad` (Yuksekgonul et al. 2024): a model criticises and rewrites the prompt.
 
 3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
 optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.

@@ -1,4 +1,4 @@
-"""The command line of the programs: flags from config fields, error messages, exit codes."""
+"""The programs' command line: flags, error messages, exit codes."""
 
 import argparse
 import gc

@@ -1,4 +1,4 @@
-"""The report of a bug: one file with the traceback, without keys."""
+"""The report of a bug: a traceback without keys."""
 
 import errno
 import os

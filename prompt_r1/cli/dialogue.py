@@ -1,4 +1,4 @@
-"""Show a game as text while it is played, and describe a finished one."""
+"""Show a game as text, while it is played or afterwards."""
 
 import re
 from collections.abc import Callable, Mapping

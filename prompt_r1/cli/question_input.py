@@ -1,4 +1,4 @@
-"""The questions for infer.py: from flags, files, standard input or the keyboard."""
+"""The questions for infer.py: flags, files, standard input, keyboard."""
 
 import re
 import sys

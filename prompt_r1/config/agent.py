@@ -1,4 +1,4 @@
-"""Settings of an agent and its game: those that infer and evaluate read from an agent's folder."""
+"""Settings of an agent and its game, stored in its folder."""
 
 from dataclasses import dataclass, fields, replace
 

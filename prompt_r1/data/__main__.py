@@ -1,4 +1,4 @@
-"""Convert raw dumps to question files, draw a training mix, or check files."""
+"""Convert dumps to question files, draw a training mix, check files."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Find bad rows, repeats, leaks and unmatchable golds in question files."""
+"""Find bad rows, repeats, leaks and unmatchable golds."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The paper's twelve datasets: how a row of each dump becomes a question.
+"""The paper's twelve datasets: from a row to a question.
 
 The functions raise LeftOut for a row that the dataset itself marks as unusable, and BadRow for a row that
 does not have the dataset's layout.

@@ -1,4 +1,4 @@
-"""The order in which training sees the questions, and samples of questions."""
+"""The order of training questions, and samples of questions."""
 
 import hashlib
 import json

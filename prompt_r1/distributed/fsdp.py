@@ -1,4 +1,4 @@
-"""Sharding with FSDP2: slices of weights, gradients and Adam's states on each rank.
+"""Sharding of weights, gradients and Adam's states with FSDP2.
 
 The weights of a block are gathered for its forward and its backward pass, and freed afterwards. Therefore
 every forward and every backward of a sharded module is called by all ranks or by none.

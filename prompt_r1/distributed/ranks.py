@@ -1,4 +1,4 @@
-"""Ranks, the processes that torchrun starts, and the collectives of training.
+"""The processes that torchrun starts, and their collectives.
 
 Every collective is called by all ranks or by none.
 """

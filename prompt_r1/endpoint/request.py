@@ -1,4 +1,4 @@
-"""Checks of an endpoint's URL and key; decoding and scrubbing of its responses."""
+"""Check an endpoint's URL and key; decode and scrub its responses."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""Classification of an endpoint's responses, and the wait before a retry. Pure.
+"""Classify an endpoint's responses; the wait before a retry. Pure.
 
 Providers fail in many ways. `classify` gives each response one of four verdicts:
 

@@ -1,4 +1,4 @@
-"""The journal of a run: a line for each call, so that none is paid for twice.
+"""The journal: a line for each call, so that none is paid for twice.
 
     live    every call is sent, and written
     reuse   a call whose reply is in the journal is not sent again

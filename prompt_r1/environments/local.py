@@ -1,4 +1,4 @@
-"""A Hugging Face model in this process as an environment: `--env hf:DIR`.
+"""A Hugging Face model as an environment: `--env hf:DIR`.
 
 It generates with our own engine and shares the event loop with the agent's: they take turns, one forward pass
 at a time. The texts of the dialogue are encoded separately from the chat template, so that no prompt of the

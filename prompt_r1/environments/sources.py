@@ -1,4 +1,4 @@
-"""What replies: the interface of a source, and environments in this process as sources (mini, none, py:)."""
+"""The interface of what replies, and environments in this process (mini, none, py:)."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""SSim: cosine similarity between the embeddings of prediction and gold answer.
+"""SSim: cosine similarity of embeddings.
 
 The encoder is all-MiniLM-L6-v2, run with plain transformers in float32: the mean of the last hidden states of
 the first 256 tokens, L2-normalised. The numbers equal those of sentence-transformers. If the encoder is

@@ -1,4 +1,4 @@
-"""95 % confidence intervals and paired tests for a few hundred questions.
+"""95 % confidence intervals and paired tests.
 
 The questions are the sample. Rates get Wilson's interval, other means a bootstrap over questions, and two
 methods are compared on the same questions. The random numbers are always the same. scipy's bootstrap has

@@ -1,4 +1,4 @@
-"""The mini agent: a Qwen3 of half a million parameters, and its warm start.
+"""The mini agent, a Qwen3 of half a million parameters, and its warm start.
 
 It knows the format, all strategies and how to copy names from a reply, but no fact of the world in which it
 will play. The kind "mini-parts" knows no strategy that needs two steps.

@@ -1,4 +1,4 @@
-"""Hints for questions that an agent of the mini world cannot answer."""
+"""Hints for questions that a mini agent cannot answer."""
 
 from prompt_r1.miniworld.questions import Slots, make_questions
 from prompt_r1.miniworld.understanding import understand

@@ -1,4 +1,4 @@
-"""`mini-optimizer`: a script in place of the model that writes prompts.
+"""`mini-optimizer`: a script in place of a prompt-writing model.
 
 It imitates what such models do. Asked for criticism, it looks at a question, the reply and the right answer,
 and names a cause. Asked for a prompt, it takes the one in the request (of several, one of the best three) and

@@ -1,4 +1,4 @@
-"""Demonstrations of parts, none of which chains two facts (the warm start of `--agent mini-parts`).
+"""Demonstrations for `mini-parts`, none of which chains two facts.
 
 Each shows one of these:
 

@@ -1,4 +1,4 @@
-"""Parse a prompt into a request that the mini environment can answer.
+"""Parse a prompt into a request to the mini environment.
 
 Letter case, blanks and a "Question:" in front do not matter. A question may be on a line of its own among
 other lines, such as instructions; it is not found inside a line.

@@ -1,4 +1,4 @@
-"""A small world of films, people and cities, made from a seed.
+"""A small world of films, people and cities.
 
 The environment knows its facts, and the questions are about them. All worlds have the same words in their
 names but different facts: an agent that has learned to ask and copy in other worlds knows no fact of this

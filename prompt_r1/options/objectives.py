@@ -1,4 +1,4 @@
-"""Losses other than eq. 17: other ratios, clip ranges and importance weights.
+"""Losses with other ratios, clip ranges and importance weights.
 
     token      r_t = π_θ(w_t) / π_old(w_t)                                   eq. 17
     sequence   s   = exp( 1/|u| Σ_t log(π_θ(w_t) / π_old(w_t)) )             GSPO: of each game

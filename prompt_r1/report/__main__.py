@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.report RUN [OTHER]`: the HTML report of one run or two."""
+"""`python -m prompt_r1.report RUN [OTHER]`: the report of one run or two."""
 
 from pathlib import Path
 

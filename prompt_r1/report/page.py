@@ -1,4 +1,4 @@
-"""The report as one HTML file that runs only its own script.
+"""The report as one HTML file.
 
 Texts of models are data, never markup. They are in the page as JSON without any `<`, the script shows them
 through textContent, and the content security policy allows only the hashes of our style and our script.

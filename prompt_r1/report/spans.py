@@ -1,4 +1,4 @@
-"""The text of a game, in spans that the agent wrote and spans that it read."""
+"""A game's text as spans that the agent wrote or read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn reads it, with a JSON error for bytes that are not HTTP."""
+"""HTTP as uvicorn reads it, with JSON errors for other bytes."""
 
 import json
 

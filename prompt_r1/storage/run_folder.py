@@ -1,4 +1,4 @@
-"""The folder of a run: choose it, lock it, trim its metric lines on resume."""
+"""A run's folder: choose it, lock it, trim its metrics on resume."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""The log of a run: metrics, trajectories, times by phase, console messages."""
+"""A run's log: metrics, trajectories, times, console messages."""
 
 import json
 import sys

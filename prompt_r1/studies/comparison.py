@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies.comparison`: every method in `mini-advice`, on equal terms, over seeds.
+"""`python -m prompt_r1.studies.comparison`: every method in `mini-advice`, over seeds.
 
 A seed is a replication of everything: the world and its questions, the searches, the trainings. For each one
 this trains the agents of `prompt-r1` and `grpo-only`, evaluates all methods (each search with the same budget

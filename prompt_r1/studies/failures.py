@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies failures`: break mini runs, and see which alarm comes first.
+"""`studies failures`: break mini runs, and see which alarm comes first.
 
 Every run starts from the agent of the same ten default steps and differs from the healthy run in one fault
 (`prompt_r1.studies.faults`, or flags). Validations are always played as they should be, so they measure the

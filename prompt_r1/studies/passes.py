@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies passes FOLDER …`: pass@k by kind of question. Does training teach, or choose?
+"""`studies passes FOLDER …`: pass@k by kind of question.
 
 FOLDER is of `evaluate.py --temperature 1 --repeats N --out FOLDER`, one for each seed. Where the trained
 agent's pass@1 is below the pass@k of the untrained one, training chose among what that could do (Yue et al.

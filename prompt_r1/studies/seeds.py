@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies seeds FOLDER …`: one table from the results folders of several seeds.
+"""`studies seeds FOLDER …`: one table from the results of several seeds.
 
 Each FOLDER is the --out of an `evaluate.py` with a seed of its own, which has its own training and questions.
 A row for each method: its score with each seed, the mean with a 95 % interval over questions and seeds, the

@@ -1,4 +1,4 @@
-"""Games of TextArena (Guertler et al. 2025, arXiv 2504.11442) with a secret: questions and environment.
+"""Games of TextArena (Guertler et al. 2025, arXiv 2504.11442) with a secret.
 
 The agent asks by moving ("[10]"), their game replies, and the answer is the secret. A reply is a function of
 the messages and of the question's id: the game is started anew from its seed, and all moves are made again.

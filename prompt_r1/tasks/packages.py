@@ -1,4 +1,4 @@
-"""What the tasks of other people's packages share: names, seeds, `--data-args` and missing packages."""
+"""What these tasks share: names, seeds, `--data-args`, missing packages."""
 
 import json
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760): their questions and verifiers."""
+"""Tasks of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) and their verifiers."""
 
 import json
 from collections import deque

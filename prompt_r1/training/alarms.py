@@ -1,4 +1,4 @@
-"""Alarms for collapsing metrics: training has broken something that worked before, or is about to.
+"""Alarms for collapsing metrics.
 
 `prompt_r1.studies.failures` breaks runs on purpose and measures which alarm comes before the fall of EM;
 docs/failures.md says what to do after each.

@@ -1,4 +1,4 @@
-"""The console output of a training: a progress line, one row per step, a summary at the end."""
+"""Console output: a progress line, a row per step, a summary."""
 
 import math
 import textwrap

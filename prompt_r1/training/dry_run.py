@@ -1,4 +1,4 @@
-"""`train.py --dry-run`: the calls, tokens and dollars of a run, and the GPU memory it needs.
+"""`--dry-run`: calls, tokens, dollars and GPU memory of a run.
 
 Estimates lie between two assumptions about a game. Low: one call with a short prompt and a short reply. High:
 a call in every turn but the last, with prompts half as long as a turn may be and replies as long as the agent

@@ -1,4 +1,4 @@
-"""Start a training from its command line: settings, ranks, run folder and lock."""
+"""Start a training: settings, ranks, run folder and lock."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Checkpointing, best-agent export, alarms and rollback: what surrounds the steps of a training."""
+"""Checkpointing, best-agent export, alarms and rollback."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Estimate the memory that training takes on each GPU, or in each process on a CPU.
+"""Estimate the memory that training takes on each GPU or process.
 
 For `train.py --dry-run`, and for KV caches, which leave room for the update.
 

@@ -1,4 +1,4 @@
-"""The metrics of games: of a training step over all ranks, with intervals, and of validation."""
+"""Metrics of games, over all ranks, with intervals."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a training run is made of: environment, models, questions, loss and optimiser."""
+"""The parts of a run: environment, models, questions, loss, optimiser."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

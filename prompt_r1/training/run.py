@@ -1,4 +1,4 @@
-"""What every part of a training run shares: settings, folder, ranks, log, console and event loop."""
+"""What the parts of a training share: settings, folder, ranks, log, console, event loop."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""Greedy games of held-out questions: validation while training, and the table at its end."""
+"""Greedy games of held-out questions: validation and test."""
 
 import asyncio
 import gc
