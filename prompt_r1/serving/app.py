@@ -19,8 +19,9 @@ import reprlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -180,8 +181,10 @@ class ChatServer:
             self.system if system else "",
             asked.stream_options.include_usage,
         )
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        game = self._start(asked, question, system if self.system == "environment" else "", pieces)
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()  # of the dialogue; None ends it
+        self.sessions += 1
+        game = asyncio.create_task(self._play(asked, question, system, pieces.put_nowait))
+        game.add_done_callback(partial(self._count_ended, pieces, time.perf_counter()))
         if asked.stream:
             return GameStream(game, _events(game, pieces, form))
         try:
@@ -197,47 +200,32 @@ class ChatServer:
         dialogue = "".join(map(DialogueText().add, played))
         return _json(form.whole(answer, dialogue if asked.include_reasoning else None))
 
-    def _start(
-        self, asked: AskedRequest, question: str, system: str, pieces: "asyncio.Queue[Piece | None]"
-    ) -> asyncio.Task[Answer]:
-        """Play a game in a task; `pieces` gets the dialogue if wanted, and None at its end."""
-        self.sessions += 1
-        begin = time.perf_counter()
-        game = asyncio.create_task(self._play(asked, question, system, pieces))
-
-        def ended(_: object) -> None:
-            self.sessions -= 1
-            self.seconds += time.perf_counter() - begin
-            error = None if game.cancelled() else game.exception()
-            outcome = (
-                "cancelled" if game.cancelled() else failure_of(error).type if error else game.result().stop
-            )
-            self.games[outcome] += 1
-            pieces.put_nowait(None)
-
-        game.add_done_callback(ended)
-        return game
+    def _count_ended(
+        self, pieces: "asyncio.Queue[Piece | None]", begin: float, game: asyncio.Task[Answer]
+    ) -> None:
+        self.sessions -= 1
+        self.seconds += time.perf_counter() - begin
+        if game.cancelled():
+            outcome = "cancelled"
+        else:
+            error = game.exception()
+            outcome = failure_of(error).type if error else game.result().stop
+        self.games[outcome] += 1
+        pieces.put_nowait(None)
 
     async def _play(
-        self, asked: AskedRequest, question: str, system: str, pieces: "asyncio.Queue[Piece | None]"
+        self, asked: AskedRequest, question: str, system: str, on_piece: Callable[[Piece], object]
     ) -> Answer:
         form, limits = asked.response_format, asked.lower(self.limits)
         wants_json = form.type == "json_schema"
-        allowed = limits
-        if wants_json and limits.calls is not None:
-            allowed = replace(limits, calls=limits.calls - 1)  # one is left for the form
-        answer = await ask_pair(
-            self.agent,
-            self.environment,
-            question,
-            PlaySettings(
-                self.temperature if asked.temperature is None else asked.temperature,
-                limits=allowed,
-                system=system,
-            ),
-            seed=str(asked.seed),
-            on_piece=pieces.put_nowait if asked.include_reasoning else None,
+        calls = limits.calls - 1 if wants_json and limits.calls is not None else limits.calls
+        how = PlaySettings(
+            self.temperature if asked.temperature is None else asked.temperature,
+            limits=replace(limits, calls=calls),
+            system=system if self.system == "environment" else "",
         )
+        seed, listen = str(asked.seed), on_piece if asked.include_reasoning else None
+        answer = await ask_pair(self.agent, self.environment, question, how, seed=seed, on_piece=listen)
         text = raise_for_error(answer).text
         if text is None:
             return answer
@@ -252,13 +240,8 @@ class ChatServer:
     def _check_key(self, request: Request) -> None:
         given = request.headers.get("authorization", "")
         if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-            raise Failure(
-                401,
-                "authentication_error",
-                "the request needs the server's key",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            message, headers = "the request needs the server's key", {"WWW-Authenticate": "Bearer"}
+            raise Failure(401, "authentication_error", message, code="invalid_api_key", headers=headers)
 
     def _check_model(self, name: str) -> None:
         if name != self.model_name:

@@ -1,7 +1,6 @@
 """`response_format`: one more call of the environment, which writes the answer as JSON of a schema."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -66,9 +65,9 @@ def _matching(reply: str, schema: Mapping[str, Any]) -> str:
         wrong = best_match(Draft202012Validator(schema, registry=Registry()).iter_errors(value))
         why = f"at {wrong.json_path}, {wrong.message[:200]}" if wrong else ""
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = f"it is not JSON: {error}"
-    except (Unresolvable, re.error) as error:
+    except (Unresolvable, RecursionError) as error:
         raise BadRequest(f"the JSON schema cannot be applied: {error}"[:200], "response_format") from None
     if why:
         message = f"the environment's reply does not match the JSON schema: {why}"

@@ -153,15 +153,19 @@ class Person(pydantic.BaseModel):
 
 
 class Clerk:
-    """Answers questions, and writes as JSON what it is given for this."""
+    """Answers questions, and writes the same JSON each time that it is asked for some."""
 
-    def __init__(self, reply: str = '{"name": "Anna", "age": 31}') -> None:
+    def __init__(self, reply: str = '{"name": "Anna", "age": 31}', *, seconds: float = 0.0) -> None:
         self.reply = reply
+        self.seconds = seconds  # for writing JSON
         self.prompts: list[str] = []
 
     async def ask(self, messages):
         self.prompts.append(messages[-1]["content"])
-        return self.reply if "JSON schema" in self.prompts[-1] else "Anna, who is 31"
+        if "JSON schema" not in self.prompts[-1]:
+            return "Anna, who is 31"
+        await asyncio.sleep(self.seconds)
+        return self.reply
 
 
 def schema_of(schema: object) -> dict[str, object]:
@@ -212,7 +216,10 @@ def test_json_in_a_block_of_markdown_is_read():
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "nonsense"}, {"$ref": "http://127.0.0.1:9/schema"}, {"type": "string", "pattern": "("}],
+    [
+        *({"type": "nonsense"}, {"type": "string", "pattern": "("}),
+        *({"$ref": "http://127.0.0.1:9/schema"}, {"$ref": "#"}),
+    ],
 )
 def test_a_schema_that_cannot_be_applied_is_a_bad_request_and_nothing_is_fetched(schema):
     with pytest.raises(openai.BadRequestError, match="JSON schema") as raised:
@@ -235,3 +242,26 @@ def test_the_call_for_the_form_is_paid_within_the_limit_in_dollars():
     with pytest.raises(openai.APIStatusError, match="may exceed the limit of") as raised:
         ask(None, pool=paid_pool(), limits=Limits(usd=0.3), response_format=dear)
     assert raised.value.status_code == 402
+
+
+def test_the_call_for_the_form_ends_with_the_time_of_the_question():
+    with pytest.raises(openai.APIStatusError, match="no answer within the limit of") as raised:
+        ask(Clerk(seconds=30), limits=Limits(seconds=0.5), response_format=schema_of({"type": "object"}))
+    assert raised.value.status_code == 504
+
+
+def test_stop_cuts_the_answer_before_it_is_written_as_json():
+    clerk = Clerk()
+    ask(clerk, stop=", who", response_format=schema_of({"type": "object"}))
+    assert "Answer: Anna\n" in clerk.prompts[1]
+
+
+def test_an_environment_that_fails_at_the_form_is_an_error():
+    class Tired(Clerk):
+        async def ask(self, messages):
+            if self.prompts:
+                raise EnvError("HTTP 500 from the clerk")
+            return await super().ask(messages)
+
+    with pytest.raises(openai.InternalServerError, match="HTTP 500 from the clerk"):
+        ask(Tired(), response_format=schema_of({"type": "object"}))
