@@ -1,6 +1,7 @@
 """Run folders with games of scripted agents, for tests of what reads them."""
 
 import asyncio
+from math import log
 from pathlib import Path
 
 from prompt_r1.config.train import TrainConfig
@@ -46,19 +47,24 @@ def group_of(question: Question, *, reply: str = "It is Anna.") -> list[Trajecto
     return [*games, play_game(question, [ask], [EnvError("HTTP 500")])]
 
 
+def log_ratios(trajectory: Trajectory) -> list[float]:
+    """An update after which the agent writes each of its tokens 1.2 times as often."""
+    return [log(1.2)] * sum(trajectory.sampled)
+
+
 def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Path:
     """Write the files of a run folder that a report reads."""
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(TrainConfig(agent="mini", env="mini", rule="release"), folder / "config.yaml")
     if not (folder / "agent").exists():
         tiny.save_agent(folder / "agent")
-    log = Log(folder, quiet=False)
-    log.metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
+    run_log = Log(folder, quiet=False)
+    run_log.metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
     for step, trajectories_PG in enumerate(groups_by_step, start=1):
         games_PG = score_and_compare(trajectories_PG, RULES["release"])
-        log.trajectories(f"step-{step:06d}-rank0", games_PG)
+        run_log.trajectories(f"step-{step:06d}-rank0", games_PG, log_ratios=log_ratios)
         totals = [game.reward.total for games in games_PG for game in games if game.reward]
-        log.metrics(
+        run_log.metrics(
             {
                 "step": step,
                 "reward/mean": sum(totals) / len(totals),

@@ -14,9 +14,10 @@ from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.storage.trackers import Tracker, check_tracker, open_tracker
 from prompt_r1.terminal import printable
-from prompt_r1.types import ScoredGame
+from prompt_r1.types import ScoredGame, Trajectory
 
 OnMetrics = Callable[[dict[str, float]], object]  # gets each line of metrics.jsonl
+LogRatios = Callable[[Trajectory], list[float]]  # `Update.log_ratios`
 
 
 class Clock:
@@ -95,10 +96,12 @@ class Log:
         if self._tracker is not None:
             self._tracker.close()
 
-    def trajectories(self, name: str, games_PG: list[list[ScoredGame]], *, trained: bool = True) -> None:
+    def trajectories(
+        self, name: str, games_PG: list[list[ScoredGame]], *, log_ratios: LogRatios | None = None
+    ) -> None:
         """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank.
 
-        `trained`: the games are for an update, and rewards that it does not use are left out.
+        `log_ratios` are those of an update that used the games; rewards that it did not use are left out.
         """
         self._check_folder()
         path = self.folder / "trajectories" / f"{name}.jsonl"
@@ -106,20 +109,23 @@ class Log:
         path.unlink(missing_ok=True)
         for number, group in enumerate(games_PG):
             rows = [
-                {"group": number, "sample": sample} | _row(game, trained) for sample, game in enumerate(group)
+                {"group": number, "sample": sample} | _row(game, log_ratios)
+                for sample, game in enumerate(group)
             ]
             _append(path, rows)
 
 
-def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
+def _row(game: ScoredGame, log_ratios: LogRatios | None) -> dict[str, object]:
     """A game as a row of trajectories/*.jsonl; one that its update left out has no reward or advantage.
 
-    `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
+    `sampled` has one digit per token, 1 for the agent's own; `logprobs` and `log_ratios` have
+    only the agent's tokens.
     """
     trajectory, question = game.trajectory, vars(game.trajectory.question)
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
-    used = game.advantage is not None or not trained
+    used = game.advantage is not None or log_ratios is None
+    ratios = log_ratios(trajectory) if log_ratios else []
     return {
         "question": {name: value for name, value in question.items() if name != "extra"},
         "turns": turns,
@@ -133,6 +139,7 @@ def _row(game: ScoredGame, trained: bool) -> dict[str, object]:
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],
+        **({"log_ratios": [round(ratio, 3) + 0.0 for ratio in ratios]} if ratios else {}),  # no -0.0
     }
 
 

@@ -133,7 +133,8 @@ class Lifecycle:
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
         run = self.run
-        run.log.trajectories(f"step-{step:06d}-rank{run.ranks.rank}", games_PG)
+        name = f"step-{step:06d}-rank{run.ranks.rank}"
+        run.log.trajectories(name, games_PG, log_ratios=self.parts.update.log_ratios())
         metrics |= step_metrics(games_PG, run.ranks, rollout_seconds=run.clock.seconds["rollout"])
         if step == 1 and run.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
             run.log.say(alarm)

@@ -54,6 +54,7 @@ class Batch:
     advantages: Tensor  # (N,) of each token's game, or turn
     engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
     games: Tensor  # (N,) int64 number of each token's game in the micro-batch
+    keys: tuple[int, ...]  # `key_of` each game, by its number
     old: Tensor | None = None  # (N,) of the policy before this training step; None: it has not moved since
 
 
@@ -74,6 +75,7 @@ def make_batch(
     advantages: list[float] = []
     recorded: list[float] = []
     numbers: list[int] = []
+    keys = tuple(key_of(game.trajectory) for group in groups for game in group)
     for number, game in enumerate(game for group in groups for game in group):
         trajectory = game.trajectory
         count = sum(trajectory.sampled)
@@ -84,7 +86,12 @@ def make_batch(
         numbers += [number] * count
     columns = torch.tensor([weights, advantages, recorded], dtype=torch.float32, device=device)  # (3, N)
     number_of_game = torch.tensor(numbers, device=device)
-    return Batch(packed, weights=columns[0], advantages=columns[1], engine=columns[2], games=number_of_game)
+    return Batch(packed, columns[0], columns[1], engine=columns[2], games=number_of_game, keys=keys)
+
+
+def key_of(trajectory: Trajectory) -> int:
+    """Finds a game again that another rank trained on; games with equal tokens share it."""
+    return hash(tuple(trajectory.tokens))
 
 
 def token_advantages(game: ScoredGame) -> list[float]:
@@ -104,7 +111,7 @@ def empty_batch(device: torch.device) -> Batch:
     no_index = torch.zeros(0, dtype=torch.long, device=device)
     no_value = torch.zeros(0, device=device)
     packed = Packed(token, token, (Group(0, 1, ()),), sources=no_index, targets=no_index)
-    return Batch(packed, weights=no_value, advantages=no_value, engine=no_value, games=no_index)
+    return Batch(packed, weights=no_value, advantages=no_value, engine=no_value, games=no_index, keys=())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from prompt_r1.distributed.fsdp import sum_over_nodes
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
-from prompt_r1.training.micro_batches import Batch, empty_batch, make_batch, share_games
+from prompt_r1.training.micro_batches import Batch, empty_batch, key_of, make_batch, share_games
 from prompt_r1.types import ScoredGame, Trajectory
 
 # One broken game can spoil one optimiser step; five in a row mean that weights or settings are broken.
@@ -132,8 +132,8 @@ class Update:
         """Begin the metrics of a training step."""
         self._taken = self._skipped = 0
         self._sums, self._current = Sums(), Sums()
-        # Policy's minus engine's log-probabilities of the first optimiser step's tokens, in nats.
-        self._differences: list[Tensor] = []
+        # Policy's minus engine's log-probabilities of each game's tokens, in nats.
+        self._differences: list[tuple[int, Tensor]] = []
         self._gap: dict[str, float] | None = None  # measured before the first optimiser step
 
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[Iterator[Batch]]:
@@ -184,8 +184,8 @@ class Update:
     def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch to the metrics of its optimiser step."""
         gap = scores.logprobs.detach() - batch.engine
-        if batch.old is None and len(gap):  # the weights have not moved in this training step
-            self._differences.append(gap.cpu())
+        sizes = torch.bincount(batch.games).tolist()
+        self._differences += zip(batch.keys, gap.cpu().split(sizes), strict=True)
         self._current.add(
             Sums(
                 loss=loss.total.item(),
@@ -228,9 +228,19 @@ class Update:
             )
 
     def _measure_gap(self) -> dict[str, float]:
-        shares = self.ranks.gather(self._differences)
-        differences = [tokens for share in shares for tokens in share]
-        return gap_metrics(differences, cap=self.importance_cap)
+        shares = self.ranks.gather([tokens for _, tokens in self._differences])
+        return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
+
+    def log_ratios(self) -> Callable[[Trajectory], list[float]]:
+        """What this step trained on: of each agent token of a game, in nats ([]: not trained on)
+
+            log π_θ / π_engine                     π_θ: the policy just before the game's optimiser step
+
+        Where engine and policy agree, that is log r of eq. 17. Called by every rank: games are trained on by
+        other ranks than those that played them.
+        """
+        found = {key: tokens for share in self.ranks.gather(self._differences) for key, tokens in share}
+        return lambda trajectory: found.get(key_of(trajectory), torch.zeros(0)).tolist()
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

@@ -78,7 +78,7 @@ def play_greedily(
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     games = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.clear_cache()
-    run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games], trained=False)
+    run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in games])
     return _gathered(run, [{**metrics_of_game(game), "usd": game.trajectory.spent.usd} for game in games])
 
 

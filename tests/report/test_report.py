@@ -213,7 +213,7 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
     ):
         game = play_game(question(), [think("so", answer=answer)], [])
         scored = ScoredGame(game, score(game, rule=RULES["release"]), None)
-        log.trajectories(f"{name}-rank0", [[scored]], trained=False)
+        log.trajectories(f"{name}-rank0", [[scored]])
     [shown] = data_of(write_report(run))
     training, validation, test = shown["groups"]
     assert [group["kind"] for group in shown["groups"]] == ["training", "validation", "test"]

@@ -22,6 +22,7 @@ from tests.games import (
     random_scored_games,
     record_logprobs_of,
 )
+from tests.training.thread_ranks import on_each_rank
 
 
 def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
@@ -191,6 +192,46 @@ def test_ratios_of_later_mini_batches_are_clipped():
     games = record_logprobs_of(policy, random_scored_games(6))
     metrics = Learner(policy, lr=0.05).learn([games, games])
     assert metrics["clip_frac"] > 0
+
+
+def test_the_ratio_of_each_token_is_that_of_the_policy_before_the_games_own_optimiser_step():
+    policy = tiny.policy()
+    games = random_scored_games(5)
+    change_logprobs(games, seed=1)
+    moved = copy.deepcopy(policy)
+    Learner(moved, lr=0.01).learn([games[:2]])
+    learner = Learner(policy, lr=0.01)
+    learner.learn([games[:2], games[2:4]])
+    ratios = learner.update.log_ratios()
+    for game, before in zip(games, [tiny.policy(), tiny.policy(), moved, moved], strict=False):
+        trajectory = game.trajectory
+        sampled = [
+            logprob for logprob, own in zip(trajectory.logprobs, trajectory.sampled, strict=True) if own
+        ]
+        wanted = naive_logprobs(before.model, trajectory) - torch.tensor(sampled)
+        assert ratios(trajectory) == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert ratios(games[4].trajectory) == [], "it was not trained on"
+
+
+def test_a_rank_gets_the_ratios_of_its_games_from_the_ranks_that_trained_on_them():
+    games = random_scored_games(6)
+
+    def ratios_on(ranks: Ranks) -> list[list[float]]:
+        learner = Learner(tiny.policy(), ranks=ranks)
+        mine = games if ranks.count == 1 else games[5:] if ranks.rank else games[:5]
+        for batch in learner.update.prepare([mine])[0]:
+            with torch.no_grad():
+                scores = learner.update.policy(batch.packed)
+                loss = learner.objective(scores.logprobs, scores.logprobs, scores.logprobs, batch)
+            learner.update.record(batch, scores, loss)
+        log_ratios = learner.update.log_ratios()
+        return [log_ratios(game.trajectory) for game in mine]
+
+    [alone] = on_each_rank(1, ratios_on)
+    first, second = on_each_rank(2, ratios_on)
+    for got, wanted in zip([*first, *second], alone, strict=True):
+        assert got == pytest.approx(wanted, abs=1e-5)
+    assert all(alone)
 
 
 class CountingPolicy(Policy):
