@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import torch
 
-    from prompt_r1.report.svg import svg
+    from prompt_r1.studies.svg import svg
     from prompt_r1.studies.training import study_training
     from prompt_r1.studies.turns import find_runs, load_run, study_turns
 

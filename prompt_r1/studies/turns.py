@@ -21,9 +21,9 @@ from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment, mini_world
-from prompt_r1.report.svg import Plot, Series, rate_text
 from prompt_r1.rollout import play
 from prompt_r1.studies.study import Study, rate_point
+from prompt_r1.studies.svg import Plot, Series, rate_text
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 
 CLAIM = (

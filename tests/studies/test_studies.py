@@ -13,10 +13,10 @@ from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.report.svg import Plot, Point, Series, svg
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import programs, turns
+from prompt_r1.studies.svg import Plot, Point, Series, svg
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import (
     THOUGHT_AFTER_ASKING,

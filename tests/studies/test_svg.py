@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.report import svg as drawing
-from prompt_r1.report.svg import COLOURS, Plot, Point, Series, rate_text, svg
+from prompt_r1.studies import svg as drawing
+from prompt_r1.studies.svg import COLOURS, Plot, Point, Series, rate_text, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 LEFT, RIGHT, FLOOR, CEILING = 66, 540, 334, 62  # pixels of x 0, the last x, y 0 and y 1
