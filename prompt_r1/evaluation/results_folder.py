@@ -9,6 +9,7 @@ preparation.json            what preparing each method cost
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 
@@ -118,10 +119,20 @@ def _rate_text(rate: Rate | None) -> str:
     return "–" if rate is None else f"{rate.mean:.3f} {bounds_text(rate.low, rate.high, '.2f')}"
 
 
-def results_by_system(results: Results) -> dict[str, dict[str, float]]:
-    """For each system n, errors and the means over the questions of all datasets."""
-    names = system_names(results.systems, {})
-    return {name: mean_values(results, system, list(results.kinds)) for system, name in names.items()}
+def results_by_system(results: Results) -> dict[str, dict[str, object]]:
+    """For each system n, errors and the means over the questions of all datasets, with 95 % intervals.
+
+    An interval of too few questions, which has no ends, is left out.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for system, name in system_names(results.systems, {}).items():
+        parts = [system.method, system.environment, system.agent]
+        found[name] = {"system": parts, **mean_values(results, system, list(results.kinds))}
+        for metric in results.labels:
+            rate = results.pooled(system, list(results.kinds), metric)
+            if rate is not None and isfinite(rate.high):
+                found[name] |= {metric: rate.mean, f"{metric}_low": rate.low, f"{metric}_high": rate.high}
+    return found
 
 
 def mean_values(results: Results, system: System, datasets: Sequence[str]) -> dict[str, float]:
