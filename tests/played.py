@@ -48,8 +48,8 @@ def group_of(question: Question, *, reply: str = "It is Anna.") -> list[Trajecto
 
 
 def log_ratios(trajectory: Trajectory) -> list[float]:
-    """An update after which the agent writes each of its tokens 1.2 times as often."""
-    return [log(1.2)] * sum(trajectory.sampled)
+    """An update in which each token of the games that were trained on is 1.2 times as likely."""
+    return [] if trajectory.stop == "env_error" else [log(1.2)] * sum(trajectory.sampled)
 
 
 def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Path:

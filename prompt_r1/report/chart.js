@@ -43,6 +43,29 @@ function drawChart(spec, series, steps) {
   return figure;
 }
 
+/** How many values lie in each of 20 parts of the range, for each series (one of each run). */
+function drawHistogram(series, [low, high]) {
+  const width = (high - low) / 20 || 0.05;
+  const counts = series.map((values) => {
+    const parts = Array(20).fill(0);
+    for (const value of values) parts[Math.min(19, Math.floor((value - low) / width))] += 1;
+    return parts;
+  });
+  const [range, highest] = [[low, low + 20 * width], [0, Math.max(1, ...counts.flat())]];
+  const [x, y] = [scale(range, [BOX.left, BOX.right]), scale(highest, [BOX.bottom, BOX.top])];
+  const svg = shape("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": "rewards" });
+  drawAxes(svg, {}, highest, range, x, y);
+  counts.forEach((parts, index) => parts.forEach((count, part) => {
+    const from = low + part * width;
+    const bar = (x(from + width) - x(from) - 1) / series.length;
+    svg.append(shape("rect", { class: `dot run-${LETTERS[index]}`, x: x(from) + index * bar, width: bar, y: y(count), height: BOX.bottom - y(count) },
+      shape("title", {}, `${counted(count, "game")} with ${fixed(from)} to ${fixed(from + width)}`)));
+  }));
+  const centre = mean(series.flat());
+  return element("figure", { class: "chart" }, element("figcaption", {}, element("span", { class: "name" }, "Rewards"),
+    element("span", { class: "readout" }, `${counted(series.flat().length, "game")}${centre === null ? "" : `, mean ${fixed(centre)}`}`)), svg);
+}
+
 /** The lowest and the highest value of the vertical axis. */
 function extent(spec, series) {
   const all = series.flatMap((one) => one.points.flatMap((p) => [p.value, p.low ?? p.value, p.high ?? p.value]));
@@ -67,13 +90,7 @@ function drawAxes(svg, spec, range, steps, x, y) {
   if (at) svg.append(shape("line", { class: "reference", x1: BOX.left, x2: BOX.right, y1: y(at), y2: y(at) }));
 }
 
-function axisNumber(tick) {
-  const value = Number(tick.toPrecision(6));
-  if (!value || (Math.abs(value) >= 0.001 && Math.abs(value) < 1000)) return String(value);
-  if (value >= 1000) return `${value / 1000}k`;
-  const [mantissa, power] = value.toExponential().split("e");
-  return `${mantissa === "1" ? "" : `${mantissa}·`}10${superscript(Number(power))}`;
-}
+const axisNumber = (tick) => tick && (Math.abs(tick) < 0.001 || tick >= 1e4) ? number(tick).replace("1.0 × ", "") : String(Number(tick.toPrecision(6)));
 
 function drawSeries(svg, { style, points }, x, y) {
   const bounded = points.filter((p) => p.low !== undefined);

@@ -1,13 +1,6 @@
 // Draws the games of one question side by side: reward, advantage, dialogue with the trained tokens, cost.
 
 const TERMS = ["interactions", "parsed", "filled", "complete"]; // of the format, eq. 12
-const TOKENS_AT_ONCE = 3000; // a longer span is drawn as one text, without single tokens
-
-/** How the tokens of a game took part in the update. */
-function training({ advantage }) {
-  if (advantage === null) return "untrained";
-  return advantage > 0 ? "better" : advantage < 0 ? "worse" : "flat";
-}
 
 const rewardsOf = (group) => group.games.filter((game) => game.reward).map((game) => game.reward.total);
 const judged = (games) => games.filter((game) => game.right !== null && game.stop !== "env_error");
@@ -20,9 +13,8 @@ function drawEntry(entry, runs, needle) {
   const about = element("div", { class: "about-group" }, element("span", { class: "chip" }, plain(first.dataset)),
     element("span", { class: "muted" }, placeOf(entry)), element("span", { class: "muted" }, term("gold", "gold answer")), gold);
   const opening = element("details", { class: "opening" }, element("summary", {}, term("opening", "Opening"), first.opening.tokens ? ` · ${first.opening.tokens} tokens` : ""));
-  opening.append(drawSpan(first.opening, "", "", needle));
+  opening.append(drawSpan(first.opening, "", needle));
   const parts = [appendText(element("h3", { class: "question" }), first.question, needle), about, opening];
-  if (first.kind !== "evaluation") parts.push(maskLegend(first.kind === "training"));
   entry.groups.forEach((group, index) => {
     if (!group) return;
     const run = runs.length > 1 ? [runKey(index), element("b", {}, plain(runs[index].name))] : [];
@@ -45,12 +37,6 @@ function spreadOf(group) {
   return [right && `${right} · `, term("reward"), " of the ", term("group"), `: mean ${fixed(centre)}, standard deviation ${fixed(spread)}`];
 }
 
-function maskLegend(trained) {
-  const kinds = trained ? { better: "made likelier: better than the group", worse: "made less likely: worse", flat: "all games equal" } : {};
-  const keys = Object.entries({ ...kinds, untrained: trained ? "written, not trained" : "written", read: "read" });
-  return element("div", { class: "legend mask-legend" }, ...keys.map(([kind, label]) => element("span", { class: "key" }, element("i", { class: `swatch ${kind}` }), label)));
-}
-
 function drawGame(game, name, { epsilon, settings }, writer, needle) {
   const total = game.reward ? [element("small", {}, term("reward"), " "), fixed(game.reward.total)] : game.player ? [] : [element("small", {}, "no reward")];
   const card = element("section", { class: "game", "aria-label": name },
@@ -59,7 +45,7 @@ function drawGame(game, name, { epsilon, settings }, writer, needle) {
   if (game.reward) card.append(...rewardParts(game.reward, epsilon, settings));
   if (game.answer !== null) card.append(appendText(element("p", { class: "answer" }, element("span", { class: "muted" }, "answer  ")), game.answer, needle));
   if (game.error) card.append(appendText(element("p", { class: "answer shut" }), game.error));
-  card.append(...game.spans.map((span) => drawSpan(span, span.written ? "agent" : writer, training(game), needle)));
+  card.append(...game.spans.map((span) => drawSpan(span, span.written ? "agent" : writer, needle)));
   const written = sum(game.spans.filter((span) => span.written).map((span) => span.tokens));
   const bill = [counted(game.calls, "call"), game.seconds && seconds(game.seconds), game.usd ? dollars(game.usd) : "no cost", written && `${written} tokens written`];
   card.append(element("p", { class: "bill" }, bill.filter(Boolean).join(" · ")));
@@ -86,26 +72,16 @@ function rewardParts(reward, epsilon, { answer_metric: metric, reward: own }) {
   return parts;
 }
 
-/** A span of tokens. Written tokens have the colour of the advantage and their probability as a tooltip. */
-function drawSpan(span, who, kind, needle) {
+/** A span of tokens; the written ones are tinted. */
+function drawSpan(span, who, needle) {
   const words = element("div", { class: "words" });
-  const node = element("div", { class: `span ${span.written ? `wrote ${kind}` : "read"}` });
+  const node = element("div", { class: `span ${span.written ? `wrote ${span.advantage === null ? "untrained" : ""}` : "read"}` });
   if (who) {
     const facts = [span.tokens && counted(span.tokens, "token"), span.seconds && seconds(span.seconds)];
     node.append(element("div", { class: "who" }, element("span", {}, who), element("span", {}, facts.filter(Boolean).join(" · "))));
   }
-  if (span.lengths && span.lengths.length <= TOKENS_AT_ONCE) drawTokens(words, span, needle);
+  if (span.written) words.append(...tokensOf(span).map((token) => drawToken(token, needle)));
   else appendText(words, span.text, needle, true);
   node.append(words);
   return node;
-}
-
-function drawTokens(words, { text, lengths, chances }, needle) {
-  let at = 0;
-  [...lengths].forEach((digit, place) => {
-    const piece = text.slice(at, at += parseInt(digit, 36));
-    const chance = Number(chances.slice(2 * place, 2 * place + 2));
-    const tip = chances && `token ${place + 1}: sampled with ${chance >= 99 ? "99 % or more" : `${chance} %`}`;
-    words.append(appendText(element("span", { class: "token", title: tip }), piece, needle, true));
-  });
 }

@@ -1,7 +1,6 @@
-// The filters, the list of questions (which holds only the visible rows), and the selected question.
+// The filters, the list of questions, and the selected question.
 
-const ROW = 58; // pixels
-const browser = { runs: [], entries: [], shown: [], selected: 0 };
+const browser = { runs: [], entries: [], shown: [], entry: null, picked: null }; // picked: the entries that a click has chosen
 
 /** Whether a folder is one of evaluate.py, which has answers but no steps. */
 const isEvaluation = (run) => !run.verdict;
@@ -31,18 +30,19 @@ function startBrowser(runs) {
   fillMenu("dataset", groups.map((group) => group.dataset).sort());
   fillMenu("step", groups.map((group) => group.step).sort((a, b) => a - b));
   fillMenu("right", games.map((game) => game.right).filter((right) => right !== null).sort().reverse(), (right) => right ? "✓ right" : "✗ wrong");
+  const mixed = browser.entries.filter(disagree).length;
+  if (mixed) $("right").append(new Option(`${runs.every(isEvaluation) ? "methods" : "games"} disagree (${mixed})`, "disagree"));
   $("step").parentElement.hidden = runs.every(isEvaluation);
   $("kind").parentElement.hidden = $("kind").options.length < 3;
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("filters").addEventListener("input", applyFilters);
-  $("filters").addEventListener("reset", () => setTimeout(applyFilters));
-  $("list").addEventListener("scroll", () => requestAnimationFrame(drawRows), { passive: true });
+  $("filters").addEventListener("reset", () => setTimeout(() => pick(null)));
+  $("tint").addEventListener("input", () => select(browser.shown.indexOf(browser.entry)));
   $("list").addEventListener("keydown", (event) => {
     const move = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -1e9, End: 1e9 }[event.key];
-    if (move) { select(browser.selected + move); event.preventDefault(); }
+    if (move) { select(browser.shown.indexOf(browser.entry) + move); browser.entry?.row.scrollIntoView({ block: "nearest" }); event.preventDefault(); }
     if (event.key === "Enter") $("detail").focus();
   });
-  new ResizeObserver(drawRows).observe($("list"));
   applyFilters();
 }
 
@@ -61,35 +61,41 @@ function textOf(entry) {
 }
 
 function applyFilters() {
-  const kept = browser.shown[browser.selected]?.key;
   const [needle, dataset, step, kind, right] = ["search", "dataset", "step", "kind", "right"].map((id) => $(id).value.trim());
-  browser.shown = browser.entries.filter((entry) => (!step || entry.step === Number(step)) && (!kind || entry.kind === kind)
-    && (!dataset || entry.groups.find(Boolean).dataset === dataset) && (!right || gamesOf(entry).some((game) => String(game.right) === right)) && textOf(entry).includes(needle.toLowerCase()));
+  const answers = (entry) => !right || (right === "disagree" ? disagree(entry) : gamesOf(entry).some((game) => String(game.right) === right));
+  browser.shown = browser.entries.filter((entry) => (!browser.picked || browser.picked.has(entry)) && (!step || entry.step === Number(step)) && (!kind || entry.kind === kind)
+    && (!dataset || entry.groups.find(Boolean).dataset === dataset) && answers(entry) && textOf(entry).includes(needle.toLowerCase()));
   const games = sum(browser.shown.map((entry) => gamesOf(entry).length));
-  $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, browser.runs.every(isEvaluation) ? "answer" : "game")}`;
-  $("rows").style.height = `${browser.shown.length * ROW}px`;
-  select(Math.max(0, browser.shown.findIndex((entry) => entry.key === kept)));
+  $("count").textContent = `${counted(browser.shown.length, "question")}, ${counted(games, browser.runs.every(isEvaluation) ? "answer" : "game")}${browser.picked ? `: ${browser.label}` : ""}`;
+  drawRewards();
+  $("list").replaceChildren(...browser.shown.map((entry) => entry.row ??= drawRow(entry)));
+  select(browser.shown.indexOf(browser.entry));
+}
+
+/** Show only these entries; null: all. */
+function pick(entries, label) {
+  Object.assign(browser, { picked: entries, label });
+  applyFilters();
+  if (entries) $("games").scrollIntoView({ block: "start" });
+}
+
+/** A histogram of the rewards of the games that the filters leave, on the axis of all games. */
+function drawRewards() {
+  const rewards = (entries) => browser.runs.map((_, index) => entries.flatMap(({ groups }) => groups[index] ? rewardsOf(groups[index]) : []));
+  const all = rewards(browser.entries).flat();
+  if (all.length) $("rewards").replaceChildren(drawHistogram(rewards(browser.shown), [Math.min(...all), Math.max(...all)]));
 }
 
 function select(index) {
-  browser.selected = Math.min(Math.max(0, index), Math.max(0, browser.shown.length - 1));
-  const [list, top] = [$("list"), browser.selected * ROW];
-  list.scrollTop = Math.min(top, Math.max(list.scrollTop, top + ROW - list.clientHeight));
-  drawRows();
-  const entry = browser.shown[browser.selected];
+  browser.entry?.row.setAttribute("aria-selected", "false");
+  const entry = browser.entry = browser.shown[Math.min(Math.max(0, index), browser.shown.length - 1)];
+  entry?.row.setAttribute("aria-selected", "true");
+  if (entry) drawTintLegend(entry.kind);
   const empty = browser.entries.length ? "No game matches. Clear the filters." : "This run has no recorded games.";
   $("detail").replaceChildren(...(entry ? drawEntry(entry, browser.runs, $("search").value.trim()) : [element("p", { class: "empty" }, empty)]));
 }
 
-function drawRows() {
-  const list = $("list");
-  const from = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
-  const to = Math.min(browser.shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 6);
-  $("rows").replaceChildren(...browser.shown.slice(from, to).map((entry, offset) => drawRow(entry, from + offset)));
-  list.setAttribute("aria-activedescendant", browser.shown.length ? `row-${browser.selected}` : "");
-}
-
-function drawRow(entry, index) {
+function drawRow(entry) {
   const group = entry.groups.find(Boolean);
   const facts = element("div", { class: "facts" }, element("span", {}, placeOf(entry).replace(" at step", "")), element("span", {}, plain(group.dataset, 14)), element("span", { class: "spring" }));
   entry.groups.forEach((own, place) => {
@@ -98,10 +104,8 @@ function drawRow(entry, index) {
     const reward = mean(rewardsOf(own));
     facts.append(element("span", { class: "mean", title: "right answers, and the mean reward" }, `${letter}${tally(own.games)} ${reward === null ? "" : fixed(reward)}`));
   });
-  const row = element("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === browser.selected),
-    "aria-setsize": browser.shown.length, "aria-posinset": index + 1 }, element("div", { class: "ask" }, plain(group.question, 160)), facts);
-  Object.assign(row.style, { top: `${index * ROW}px`, height: `${ROW}px` });
-  row.addEventListener("click", () => { select(index); if (innerWidth <= 860) $("detail").scrollIntoView({ block: "start" }); });
+  const row = element("div", { class: "row", role: "option", "aria-selected": "false" }, element("div", { class: "ask" }, plain(group.question, 160)), facts);
+  row.addEventListener("click", () => { select(browser.shown.indexOf(entry)); if (innerWidth <= 860) $("detail").scrollIntoView({ block: "start" }); });
   return row;
 }
 

@@ -15,7 +15,17 @@ from prompt_r1.report.payload import RunData, read_run
 
 HERE = Path(__file__).parent
 THEME = (HERE / "theme.css").read_text("utf-8")  # of the chat page too
-SCRIPTS = ("text.js", "words.js", "chart.js", "curves.js", "game.js", "games.js", "main.js")
+SCRIPTS = (
+    "text.js",
+    "words.js",
+    "chart.js",
+    "curves.js",
+    "tokens.js",
+    "game.js",
+    "systems.js",
+    "games.js",
+    "main.js",
+)
 GAMES = 8000  # per run; with more, the page takes seconds to load
 
 

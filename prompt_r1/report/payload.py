@@ -15,7 +15,7 @@ from typing import Any
 
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links
+from prompt_r1.foreign import check_no_links, is_finite_number, json_object
 from prompt_r1.metrics.text import exact_match, math_match
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.report.verdict import Columns, Verdict, columns, verdict
@@ -70,6 +70,7 @@ class RunData:
     step: int = 0  # the last one
     steps: int = 1
     steps_shown: int = 1
+    results: Mapping[str, Row] = field(default_factory=dict)  # of an evaluation, by system: results.json
 
 
 def read_run(folder: Path, *, games: int) -> RunData:
@@ -227,8 +228,10 @@ def is_right(answer: str | None, question: Row) -> bool | None:
 def _read_evaluation(folder: Path, *, answers: int) -> RunData:
     """The data of an evaluation: a group for each question, with an answer of each system."""
     groups: dict[tuple[str, str], ShownGroup] = {}
-    for row in list(_lines(folder / "predictions.jsonl"))[-answers:]:
-        try:
+    try:
+        results, rows = _results(folder), _newest_answers(folder)
+        names = {tuple(means["system"]): name for name, means in results.items() if "system" in means}
+        for row in rows[-answers:]:
             identity = str(row["id"]), str(row["dataset"]), str(row["question"])
             golds = [str(answer) for answer in row["answers"]]
             empty = ShownGroup("evaluation", 0, *identity, golds, Span(identity[2]), [])
@@ -238,18 +241,41 @@ def _read_evaluation(folder: Path, *, answers: int) -> RunData:
                 answer=None if row["prediction"] is None else str(row["prediction"]),
                 right=is_right(row["prediction"], row),
                 spans=[Span(str(row["raw"]))],
-                player=", ".join(str(row[name]) for name in ("method", "environment", "agent") if row[name]),
+                player=names.get(_system(row)) or ", ".join(filter(None, _system(row))),
                 calls=row["calls"],
                 usd=row["usd"],
             )
-        except NOT_A_ROW as error:
-            raise UsageError(
-                f"{folder}/predictions.jsonl: a line is not an answer of evaluate.py ({error!r})"
-            ) from None
-        groups.setdefault(identity[:2], empty).games.append(game)
+            groups.setdefault(identity[:2], empty).games.append(game)
+    except NOT_A_ROW as error:
+        raise UsageError(
+            f"{folder}/predictions.jsonl: a line is not an answer of evaluate.py ({error!r})"
+        ) from None
     if not groups:
         raise UsageError(f"{folder}/predictions.jsonl holds no answers of evaluate.py")
-    return RunData(folder.resolve().name, list(groups.values()))
+    return RunData(folder.resolve().name, list(groups.values()), results=results)
+
+
+def _newest_answers(folder: Path) -> list[Row]:
+    """The last answer of each system to a question, with its newest settings: failed calls are repeated."""
+    rows = list(_lines(folder / "predictions.jsonl"))
+    newest = {_system(row): row.get("setting") for row in rows}
+    kept = [row for row in rows if row.get("setting") == newest[_system(row)]]
+    return list({(_system(row), row["dataset"], row["id"], row.get("sample")): row for row in kept}.values())
+
+
+def _system(row: Row) -> tuple[str, ...]:
+    return str(row["method"]), str(row["environment"]), str(row["agent"])
+
+
+def _results(folder: Path) -> dict[str, Row]:
+    """The means of each system by its name, which evaluate.py writes at its end."""
+    path = folder / "results.json"
+    found = json_object(path.read_bytes() if path.exists() else b"")
+    return {
+        name: {key: value for key, value in means.items() if key == "system" or is_finite_number(value)}
+        for name, means in found.items()
+        if isinstance(means, dict)
+    }
 
 
 def _lines(path: Path) -> Iterator[Row]:

@@ -1,10 +1,9 @@
 """A game's text as spans that the agent wrote or read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
-from math import exp
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,17 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 class Span:
     """Consecutive tokens that the agent wrote, or read. A reply has the duration of its call.
 
-    Written ones have a digit of base 36 in `lengths` for the characters of each token, and in `chances` two
-    digits for the probability in percent with which it was sampled, at most 99. "": not known.
+    Of each written token, `lengths` has its characters, in a digit of base 36. Its log-probability in nats
+    when it was sampled, and the log of its ratio in the update, have two digits: `_digits`. "": not known.
     """
 
     text: str
     tokens: int = 0  # 0: not known
     written: bool = False
     lengths: str = ""
-    chances: str = ""
+    logprobs: str = ""  # from -12.95 to 0
+    ratios: str = ""  # from -6.48 to 6.47
+    advantage: float | None = None  # of the turn; None: not trained on
     seconds: float = 0.0
 
 
@@ -64,28 +65,32 @@ class TokenTexts:
 
 def spans_of(row: Mapping[str, Any], texts: TokenTexts | None) -> list[Span]:
     """A game of a trajectory file as spans; without a tokenizer from its recorded texts."""
+    advantages = cycle(row.get("turn_advantages") or [row.get("advantage")])
     if texts is None:
         spans = [Span(row["question"]["text"])]
         for turn in row["turns"]:
-            spans.append(Span(turn["text"], written=True))
+            spans.append(Span(turn["text"], written=True, advantage=next(advantages)))
             if turn["reply"] is not None:
                 spans.append(Span(turn["reply"]))
         return spans
-    spans, start, logprobs = [], 0, iter(row.get("logprobs", ()))
+    logprobs, ratios = iter(row.get("logprobs", ())), iter(row.get("log_ratios", ()))
+    spans, start = [], 0
     for sampled, run in groupby(row["sampled"], key=int):
         end = start + len(list(run))
         tokens = tuple(row["tokens"][start:end])
         span = Span(texts.text(tokens), len(tokens))
         if sampled:
-            chances = _percents([next(logprobs, None) for _ in tokens])
-            span = Span(span.text, span.tokens, True, texts.lengths(tokens), chances)
+            span.written, span.lengths, span.advantage = True, texts.lengths(tokens), next(advantages)
+            span.logprobs = _digits(islice(logprobs, len(tokens)), len(tokens), zero=1295)
+            span.ratios = _digits(islice(ratios, len(tokens)), len(tokens), zero=648)
         spans.append(span)
         start = end
     return spans
 
 
-def _percents(logprobs: Sequence[float | None]) -> str:
-    known = [logprob for logprob in logprobs if logprob is not None]
-    if len(known) < len(logprobs):
-        return ""  # the run did not record them
-    return "".join(f"{min(99, int(100 * exp(logprob))):02}" for logprob in known)
+def _digits(nats: Iterable[float | None], count: int, *, zero: int) -> str:
+    """Two digits of base 36 for each of `count` numbers: hundredths, from -zero. "": some are unknown."""
+    known = [round(100 * value) + zero for value in nats if value is not None]
+    if len(known) < count:
+        return ""
+    return "".join(DIGITS[n // 36] + DIGITS[n % 36] for n in (min(max(n, 0), 1295) for n in known))

@@ -1,12 +1,14 @@
 """The data of the report, row by row: columns, chosen steps, spans, costs, evaluations."""
 
 import json
-import math
+import re
 
 import pytest
 
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
+from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import page, payload
 from prompt_r1.report.payload import RunData, ShownGame
@@ -142,14 +144,67 @@ def test_the_failed_call_of_a_broken_game_is_shown_too(tmp_path):
         assert (game.calls, game.seconds) == (calls, sum([row["turns"][0]["latency"], 7.0][:calls]))
 
 
-def test_a_probability_is_shown_in_two_digits_of_percent():
+def nats(digits: str, zero: int) -> list[float]:
+    return [(int(two, 36) - zero) / 100 for two in re.findall("..", digits)]
+
+
+def test_log_probabilities_and_ratios_are_two_digits_of_base_36_in_hundredths_of_a_nat():
     tokens = list(tiny.tokenizer()("abcd")["input_ids"])
-    row = {"tokens": tokens, "sampled": "0111", "logprobs": [0.0, math.log(0.0999), math.log(0.5)]}
+    row = {
+        "tokens": tokens,
+        "sampled": "0111",
+        "logprobs": [0.0, -0.694, -40.0],
+        "log_ratios": [9.0, -0.1, -9.0],
+    }
     context, written = spans_of(row, TokenTexts(tiny.tokenizer()))
-    assert context == Span("a", 1)
-    assert written == Span("bcd", 3, written=True, lengths="111", chances="990950")
-    [_, unknown] = spans_of({**row, "logprobs": [0.0]}, TokenTexts(tiny.tokenizer()))
-    assert unknown.chances == ""
+    assert context == Span("a", 1) and (written.text, written.lengths) == ("bcd", "111")
+    assert nats(written.logprobs, 1295) == [0.0, -0.69, -12.95]
+    assert nats(written.ratios, 648) == [6.47, -0.1, -6.48]
+    [_, unknown] = spans_of({**row, "logprobs": [0.0], "log_ratios": []}, TokenTexts(tiny.tokenizer()))
+    assert (unknown.logprobs, unknown.ratios) == ("", "")
+
+
+@pytest.mark.parametrize("texts", [TokenTexts(tiny.tokenizer()), None])
+def test_each_turn_has_its_own_advantage_or_that_of_the_game(texts):
+    tokens = list(tiny.tokenizer()("abcd")["input_ids"])
+    turns = [{"text": "b", "reply": "c"}, {"text": "d", "reply": None}]
+    row = {"question": {"text": "a"}, "turns": turns, "tokens": tokens, "sampled": "0101", "advantage": 0.5}
+    for given, wanted in (({}, [0.5, 0.5]), ({"turn_advantages": [0.5, -1.0]}, [0.5, -1.0])):
+        spans = spans_of(row | given, texts)
+        assert [span.advantage for span in spans if span.written] == wanted
+        assert all(span.advantage is None for span in spans if not span.written)
+
+
+def test_the_answers_of_older_settings_and_calls_that_were_repeated_are_not_shown(tmp_path):
+    """The page of an evaluation counted a failed call beside the answer that replaced it."""
+    question, system = Question("q", "maths", "Who?", ("Anna",)), System("direct", "mini")
+    answers = [
+        Prediction(question, "Old", setting="old", system=system),
+        Prediction(question, None, error="HTTP 500", setting="new", system=system),
+        Prediction(question, "Anna", setting="new", system=system),
+        Prediction(question, "Bob", sample=1, setting="new", system=system),
+    ]
+    lines = [json.dumps(to_row(answer)) + "\n" for answer in answers]
+    (tmp_path / "predictions.jsonl").write_text("".join(lines))
+    [group] = payload.read_run(tmp_path, games=9).groups
+    assert [game.answer for game in group.games] == ["Anna", "Bob"]
+
+
+def test_the_page_of_an_evaluation_has_the_numbers_of_its_table_and_the_names_of_its_systems(tmp_path):
+    question = Question("q", "maths", "Who?", ("Anna",))
+    systems = [System("direct", "mini"), System("prompt-r1", "mini", "a"), System("prompt-r1", "mini", "b")]
+    answers = [Prediction(question, "Anna", system=system) for system in systems]
+    lines = [json.dumps(to_row(answer)) + "\n" for answer in answers]
+    (tmp_path / "predictions.jsonl").write_text("".join(lines))
+    printed = write_results(tmp_path, score_predictions(answers), {})
+    data = payload.read_run(tmp_path, games=9)
+    assert list(data.results) == [game.player for game in data.groups[0].games]
+    for line, (name, means) in zip(printed.splitlines()[1:], data.results.items(), strict=False):
+        assert line.startswith(name)
+        assert f"{means['em']:.3f} [{means['em_low']:.2f}, {means['em_high']:.2f}]" in line
+    assert "f1_low" in data.results["direct"] and "ssim" not in data.results["direct"]
+    (tmp_path / "results.json").write_text('{"direct": {"em": "<b>", "f1": Infinity, "n": 3}, "x": 7}')
+    assert payload.read_run(tmp_path, games=9).results == {"direct": {"n": 3}}
 
 
 @pytest.mark.parametrize(("length", "digit"), [(1, "1"), (10, "a"), (35, "z"), (36, "")])

@@ -80,21 +80,24 @@ def test_the_page_holds_the_data_of_the_run_folder(run):
     assert shown["epsilon"] == 1.0 and shown["settings"]["rule"] == "release"
 
 
-def test_each_token_of_the_agent_has_its_length_and_its_probability(run):
+def test_each_token_of_the_agent_has_its_length_its_log_probability_and_its_ratio(run):
     [shown] = data_of(write_report(run))
     written = [span for game in shown["groups"][0]["games"] for span in game["spans"] if span["written"]]
     assert len(written) == 7
     for span in written:
-        assert len(span["lengths"]) == span["tokens"] and len(span["chances"]) == 2 * span["tokens"]
+        assert len(span["lengths"]) == span["tokens"]
         assert sum(int(digit, 36) for digit in span["lengths"]) == len(span["text"])
-        assert set(re.findall("..", span["chances"])) == {"60"}  # exp(-0.5) in percent
+        assert {int(two, 36) - 1295 for two in re.findall("..", span["logprobs"])} == {-50}
+        if span["advantage"] is not None:  # it was trained on
+            assert len(span["ratios"]) == 2 * span["tokens"]
+            assert {int(two, 36) - 648 for two in re.findall("..", span["ratios"])} == {18}  # log 1.2
 
 
 def test_a_character_of_several_tokens_is_shown_once():
     """Every byte is a token of the tiny tokenizer, so "é" has two tokens that are no text on their own."""
     tokens = tiny.tokenizer()("né")["input_ids"]
     row = {"tokens": tokens, "sampled": "1" * len(tokens), "logprobs": [-3.0] * len(tokens)}
-    assert spans_of(row, TokenTexts(tiny.tokenizer())) == [Span("né", 3, written=True, chances="04" * 3)]
+    assert spans_of(row, TokenTexts(tiny.tokenizer())) == [Span("né", 3, written=True, logprobs="rn" * 3)]
 
 
 def test_a_run_without_a_saved_agent_is_shown_with_its_recorded_texts(run, tmp_path):
