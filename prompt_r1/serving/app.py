@@ -48,6 +48,9 @@ PAGE = (Path(__file__).parent / "chat.html").read_text("utf-8").replace("%THEME%
 MOST_BYTES = 1_000_000  # of a request
 BODY_SECONDS = 30.0  # for the body of a request to come
 AWAITED_SECONDS = 0.2  # between looks whether the client is still there
+FORMS: dict[str, type[ChatForm | ResponsesForm]] = {
+    "/v1/chat/completions": ChatForm, "/v1/responses": ResponsesForm
+}  # fmt: skip
 GONE = 499  # nginx's status for a client that has disconnected
 KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to send
 
@@ -55,8 +58,7 @@ KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has nothing to se
 def make_app(server: "ChatServer", *, hosts: tuple[str, ...]) -> ASGIApp:
     """The application, which answers requests for these `hosts` ("*": for any)."""
     routes = [
-        Route("/v1/chat/completions", server.complete, methods=["POST"]),
-        Route("/v1/responses", server.respond, methods=["POST"]),
+        *(Route(path, server.answer, methods=["POST"]) for path in FORMS),
         Route("/v1/models", server.models),
         Route("/v1/models/{name:path}", server.model),
         Route("/health", server.health),
@@ -155,17 +157,8 @@ class ChatServer:
         self._check_model(request.path_params["name"])
         return _json(self._model())
 
-    async def complete(self, request: Request) -> Response:
-        """Answer a question in the form of chat completions."""
-        return await self._answer(request, ChatForm, "chatcmpl-")
-
-    async def respond(self, request: Request) -> Response:
-        """Answer a question in the form of responses."""
-        return await self._answer(request, ResponsesForm, "resp_")
-
-    async def _answer(
-        self, request: Request, form_of: type[ChatForm | ResponsesForm], prefix: str
-    ) -> Response:
+    async def answer(self, request: Request) -> Response:
+        """Answer a question, in the form of the path."""
         self._check_key(request)
         asked = read_request(await _body(request))
         self._check_model(asked.model)
@@ -174,8 +167,8 @@ class ChatServer:
         if self.sessions >= self.max_sessions:
             message = "all sessions of the server are in use"
             raise Failure(429, "server_full", message, code="server_full", headers={"Retry-After": "1"})
-        form = form_of(
-            f"{prefix}{request.state.id}",
+        form = FORMS[request.scope["path"]](
+            request.state.id,
             self.model_name,
             int(time.time()),
             self.system if system else "",
@@ -193,7 +186,7 @@ class ChatServer:
                     return Response(status_code=GONE)
             answer = await game
         except Exception as error:
-            raise _failure(error, form.id) from None
+            raise _failure(error, request.state.id) from None
         finally:
             game.cancel()  # has no effect on one that is done
         played = [piece for _ in range(pieces.qsize()) if (piece := pieces.get_nowait())]
@@ -268,7 +261,7 @@ async def _events(
             yield event(body)
         yield b"data: [DONE]\n\n"
     except Exception as error:
-        yield event(form.failed(_failure(error, form.id)))
+        yield event(form.failed(_failure(error, form.request_id)))
 
 
 class GameStream(StreamingResponse):
@@ -314,7 +307,7 @@ async def _body(request: Request) -> bytes:
 def _failure(error: Exception, id: str) -> Failure:
     failure = failure_of(error)
     if failure.status == 500:
-        logger.error("%s ended with an internal error", id, exc_info=error)
+        logger.error("request %s ended with an internal error", id, exc_info=error)
     return failure
 
 

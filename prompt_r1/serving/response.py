@@ -34,7 +34,7 @@ class DialogueText:
 class _Form:
     """What all parts of a response have in common."""
 
-    id: str
+    request_id: str
     model: str
     created: int  # seconds since the epoch
     system_to: str = ""  # who got the system messages of the request; "": it had none
@@ -82,7 +82,7 @@ class ChatForm(_Form):
         return self._body("chat.completion.chunk", [choice])
 
     def _body(self, kind: str, choices: list[Body], **more: object) -> Body:
-        head = {"id": self.id, "created": self.created, "model": self.model}
+        head = {"id": f"chatcmpl-{self.request_id}", "created": self.created, "model": self.model}
         return {**head, "object": kind, "choices": choices, **more}
 
 
@@ -140,11 +140,16 @@ class ResponsesForm(_Form):
         return {"type": type, "sequence_number": next(self.numbers), **fields}
 
     def _message(self, content: list[Body], status: str) -> Body:
-        head = {"type": "message", "id": self.id.replace("resp_", "msg_"), "role": "assistant"}
+        head = {"type": "message", "id": f"msg_{self.request_id}", "role": "assistant"}
         return {**head, "status": status, "content": content}
 
     def _body(self, status: str, output: list[Body], **more: object) -> Body:
-        head = {"id": self.id, "object": "response", "created_at": self.created, "model": self.model}
+        head = {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self.created,
+            "model": self.model,
+        }
         fixed: Body = {"error": None, "tools": [], "tool_choice": "none", "parallel_tool_calls": False}
         return {**head, **fixed, "status": status, "output": output, **more}
 

@@ -350,7 +350,7 @@ def test_each_response_has_the_id_of_its_request_or_a_new_one(url, sent, kept):
 def test_the_log_names_the_response_of_an_internal_error(caplog):
     with serving(pair_of(pool=pool_of(Failing(ZeroDivisionError("mine"))))) as url:
         number = ask(url).headers["X-Request-Id"]
-    assert f"chatcmpl-{number} ended with an internal error" in caplog.text
+    assert f"request {number} ended with an internal error" in caplog.text
 
 
 def test_metrics_count_responses_games_and_what_the_environment_cost():

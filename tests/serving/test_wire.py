@@ -157,7 +157,7 @@ def test_a_completion_has_the_answer_its_usage_and_the_dialogue_if_wanted():
         if dialogue:
             message["reasoning_content"] = dialogue
         assert body == {
-            **{"id": "id", "created": 7, "model": "pair", "object": "chat.completion"},
+            **{"id": "chatcmpl-id", "created": 7, "model": "pair", "object": "chat.completion"},
             "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
             "usage": {
                 **{"prompt_tokens": 70, "completion_tokens": 9, "total_tokens": 79},
@@ -181,7 +181,7 @@ def test_a_game_without_an_answer_is_a_refusal_with_its_reason(stop, reason):
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_a_stream_ends_with_the_answer_its_reason_and_the_usage_if_wanted(include_usage):
     said, end, *rest = ChatForm("id", "pair", 7, include_usage=include_usage).last(answer())
-    head = {"id": "id", "created": 7, "model": "pair", "object": "chat.completion.chunk"}
+    head = {"id": "chatcmpl-id", "created": 7, "model": "pair", "object": "chat.completion.chunk"}
     delta = {"content": "Anna", "refusal": None}
     choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
     assert said == {**head, "choices": [choice]}
