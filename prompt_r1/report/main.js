@@ -13,7 +13,7 @@ function drawHead(runs) {
     const progress = Number(settings.steps) > step ? ` Step ${step.toLocaleString("en")} of ${Number(settings.steps).toLocaleString("en")}.` : "";
     if (verdict) $("verdicts").append(element("p", { class: `verdict ${verdict.kind}` }, element("b", {}, letter(index)), verdict.text, progress));
     const name = element("b", {}, runs.length > 1 ? `${letter(index)}${plain(run.name)}  ` : "");
-    if (isEvaluation(run)) $("summary").append(element("div", { class: "scroll" }, name, drawSystems(run, index)));
+    if (isEvaluation(run)) $("summary").append(name, element("div", { class: "scroll" }, drawSystems(run, index)), element("p", { class: "muted note" }, ABOUT_SYSTEMS));
     else $("summary").append(element("p", { class: "muted" }, name, totalsOf(run)));
   });
   drawSettings(runs);

@@ -2,6 +2,8 @@
 
 const MEANS = { em: "EM", f1: "F1", ssim: "SSim", own: "own metric", format: "format", turns: "turns", calls: "calls", usd: "$", n: "questions", errors: "errors" };
 
+const ABOUT_SYSTEMS = "Means with 95 % intervals. Where methods disagree: below ✗, on how many questions the method of the row is right and that of the column is not; a click shows them.";
+
 /** Whether some games of an entry are right and others are not. */
 const disagree = (entry) => new Set(judged(gamesOf(entry)).map((game) => game.right)).size > 1;
 
@@ -33,10 +35,10 @@ function drawSystems({ results }, index) {
     };
     columns.push({ title: `✗ ${plain(other)}`, value: (system) => found.get(system).length, draw });
   }
-  return sortableTable("95 % intervals in brackets. Where methods disagree: below ✗, on how many questions the method of the row is right and that of the column is not; a click shows them.", systems, columns);
+  return sortableTable(systems, columns);
 }
 
-function sortableTable(caption, rows, columns) {
+function sortableTable(rows, columns) {
   const body = element("tbody");
   const headings = columns.map(({ title }) => element("th", { scope: "col" }, element("button", {}, title)));
   const sort = ({ value }, heading) => {
@@ -47,5 +49,5 @@ function sortableTable(caption, rows, columns) {
   };
   headings.forEach((heading, place) => heading.addEventListener("click", () => sort(columns[place], heading)));
   sort(columns[1], headings[1]);
-  return element("table", { class: "results" }, element("caption", { class: "muted" }, caption), element("thead", {}, element("tr", {}, ...headings)), body);
+  return element("table", { class: "results" }, element("thead", {}, element("tr", {}, ...headings)), body);
 }

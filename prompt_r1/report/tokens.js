@@ -7,7 +7,7 @@ const TINT = 40; // percent of the colour, at most
 const TINTS = {
   advantage: { worse: "worse than the group: made less likely", better: "better: made likelier", of: ({ advantage }) => Math.tanh(advantage ?? 0) },
   "log-probability": { worse: "unlikely when it was sampled; full at −3 nats (5 %)", of: ({ logprob }) => (logprob ?? 0) / 3 },
-  ratio: { worse: "less likely at the update than when it was sampled", better: "likelier; full at 1.2", of: ({ ratio }) => Math.log(ratio ?? 1) / Math.log(1.2) },
+  ratio: { better: "likelier at the update than when it was sampled; full at 1.2", worse: "less likely", of: ({ ratio }) => Math.log(ratio ?? 1) / Math.log(1.2) },
 };
 
 /** The tokens of a written span. Where their numbers are not known, the whole text is one. */
@@ -46,6 +46,6 @@ function describe({ text, number, logprob, ratio, advantage }) {
 function drawTintLegend(kind) {
   const { better, worse } = TINTS[$("tint").value];
   const keys = Object.entries({ better, worse, untrained: kind === "training" ? "written, not trained" : "written", read: "read" });
-  $("tint-legend").replaceChildren(...keys.filter(([, label]) => label).map(([style, label]) => element("span", { class: "key" }, element("i", { class: `swatch ${style}` }), label)));
+  $("tint-legend").replaceChildren(term($("tint").value), ...keys.filter(([, label]) => label).map(([style, label]) => element("span", { class: "key" }, element("i", { class: `swatch ${style}` }), label)));
   $("tokens").hidden = kind === "evaluation";
 }

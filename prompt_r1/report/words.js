@@ -16,6 +16,7 @@ const WORDS = {
   gate: "Open if the game has all points of the format, ε in eq. 12. Only then does the answer count.",
   "well-formed": "Every turn is one think block and one action, and the last action is an answer.",
   advantage: "How much better a game is than the others of its group, in standard deviations (eq. 16). Tokens of better games become likelier, those of worse ones less likely.",
+  "log-probability": "Logarithm of the probability with which the agent sampled a token, in nats: 0 is certain.",
   ratio: "The probability of a token in the policy just before the optimiser step of its game, divided by that with which it was sampled. In the first mini-batch of a step it is 1. Eq. 17 clips it.",
   spread: "Differences between the rewards of a group. Without any, no game is better than another, and nothing is learned from the group.",
   "log-probability gap": "Largest difference between the log-probability of a token as it was sampled and as it is trained on. In float32 it stays below 0.0001 nats; more means that engine and trainer disagree.",
