@@ -1,4 +1,4 @@
-"""The text that a chat template writes around messages, and its encoding.
+"""The text around messages in a chat template, and its encoding.
 
 The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
 are encoded apart and appended, and together they decode to what the template writes.

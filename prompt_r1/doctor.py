@@ -1,4 +1,4 @@
-"""`prompt-r1 doctor`: versions, devices and memory, for a bug report."""
+"""`prompt-r1 doctor`: versions, devices and memory."""
 
 import argparse
 import os

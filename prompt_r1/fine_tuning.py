@@ -1,4 +1,4 @@
-"""Supervised training, for the warm start, `sft`, `bc` and `rft`."""
+"""Supervised training for warm start, `sft`, `bc` and `rft`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

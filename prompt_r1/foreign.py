@@ -1,4 +1,4 @@
-"""Folders from strangers: no link is followed, and numbers are checked.
+"""Folders from strangers: follow no link, check numbers.
 
 An archive can hold a link to any file of the user's. Reading it could put a secret into a report or an
 exported agent; writing through it would destroy the file. A pipe would block the program forever.

@@ -1,4 +1,4 @@
-"""Open a pair, and play a question: for all programs, methods, API, server and studies."""
+"""Open a pair, and play a question: the one way for all programs."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""An agent ready to play: weights, engine, codec and rules."""
+"""An agent: weights, engine, codec and rules."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention of packed rows in training and cached sequences in decoding.
+"""Attention of packed rows and of cached sequences.
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Keywords of a
 model's forward reach the attention of every layer: `packed=` or `ragged=` selects what it computes.

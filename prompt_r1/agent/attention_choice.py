@@ -1,4 +1,4 @@
-"""Choose the attention kernels of a device; warn of slow ones."""
+"""Choose the attention kernels of a device."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Attention of new tokens over the KV cache: three kernels.
+"""Three kernels for attention over the KV cache.
 
 The games of a group have the same prompt, and may share its rows. A sequence then lies in two ranges of rows:
 its shared tokens, then its own.

@@ -1,4 +1,4 @@
-"""The KV cache: one row per token; a sequence occupies consecutive rows.
+"""The KV cache, with one row per token.
 
 The games of a group begin with the same prompt. On GPUs its rows are shared: the first game that computed the
 prompt leaves these rows to a parent, and the sequence of each game has rows for what comes after it. Five

@@ -1,4 +1,4 @@
-"""Compare packed rows and KV cache with the model's own forward.
+"""Compare rows and cache with the model's own forward.
 
 The oracle is the unmodified model with transformers' eager attention, on the same weights, one game at a time
 and without a cache. On one CPU core it takes 0.04 s for the mini agent, and 4 s for a random model of 0.6 B

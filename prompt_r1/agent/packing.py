@@ -1,4 +1,4 @@
-"""Pack games into one row, with shared openings and no padding.
+"""Pack games into one row without padding.
 
     tokens      [opening | game 1 | game 2 | … ][opening | game 1 | … ]      one row of T tokens
                  \\__________ group __________/

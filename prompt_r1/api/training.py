@@ -1,4 +1,4 @@
-"""Train from Python: `prompt_r1.train("mini", steps=20, on_step=print)` is `python train.py --steps 20`."""
+"""Train from Python: `prompt_r1.train("mini", steps=20)`."""
 
 import asyncio
 from collections.abc import Callable, Mapping

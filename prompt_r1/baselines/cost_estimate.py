@@ -1,4 +1,4 @@
-"""`evaluate.py --dry-run`: the calls, tokens and dollars of each system.
+"""`evaluate.py --dry-run`: calls, tokens and dollars.
 
 Calls follow from the algorithms. Where they also depend on the models, the estimate is a range:
 

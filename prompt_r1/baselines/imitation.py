@@ -1,4 +1,4 @@
-"""`bc` and `rft`: LoRA fine-tuning of the agent on games that ended right.
+"""`bc` and `rft`: LoRA on games that ended right.
 
 bc     behaviour cloning of recorded games: in the mini world, the demonstrations of the warm start
 rft    rejection-sampling fine-tuning on the agent's own games on training questions. In each round the agent

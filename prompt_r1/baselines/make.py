@@ -1,4 +1,4 @@
-"""Make methods by name, and load the agents that they need."""
+"""Make methods by name."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`sft`: LoRA fine-tuning on gold answers, or a warm start on recorded games.
+"""`sft`: LoRA on gold answers, or on recorded games.
 
     python -m prompt_r1.baselines.sft --agent mini --data mini --out runs/mini-sft
 

@@ -1,4 +1,4 @@
-"""Show a game as text, while it is played or afterwards."""
+"""Show a game as text."""
 
 import re
 from collections.abc import Callable, Mapping

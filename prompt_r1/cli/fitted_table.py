@@ -1,4 +1,4 @@
-"""Tables for a terminal: aligned columns that fit its width."""
+"""Tables that fit the terminal's width."""
 
 import shutil
 import textwrap

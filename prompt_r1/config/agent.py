@@ -1,4 +1,4 @@
-"""Settings of an agent and its game, stored in its folder."""
+"""Settings of an agent and its game."""
 
 from dataclasses import dataclass, fields, replace
 

@@ -1,4 +1,4 @@
-"""Load questions by the names that a user gives to --data."""
+"""Load questions by the names of --data."""
 
 from collections.abc import Iterable
 from functools import lru_cache

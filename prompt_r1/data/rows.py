@@ -1,4 +1,4 @@
-"""Read the rows of data files, and check their fields."""
+"""Read and check the rows of data files."""
 
 import csv
 import json

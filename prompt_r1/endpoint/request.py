@@ -1,4 +1,4 @@
-"""Check an endpoint's URL and key; decode and scrub its responses."""
+"""Check URL and key; decode and scrub responses."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""The journal: a line for each call, so that none is paid for twice.
+"""The journal: no call is paid for twice.
 
     live    every call is sent, and written
     reuse   a call whose reply is in the journal is not sent again

@@ -1,4 +1,4 @@
-"""Open environments by the SPEC that a user writes: `--env SPEC`."""
+"""Open environments by `--env SPEC`."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The interface of what replies, and environments in this process (mini, none, py:)."""
+"""What replies: the interface, and environments in this process."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Compare two systems on the same questions, with significance tests.
+"""Compare two systems on the same questions.
 
 Pairs are formed by question, for each dataset and pooled over all of them with equal weights: the mean
 difference with a bootstrap interval (10,000 resamples), an exact McNemar test if all scores are 0 or 1, else

@@ -1,4 +1,4 @@
-"""The numbers in the paper's Tables 2 to 5, in percent.
+"""The numbers in the paper's Tables 2 to 5.
 
 The environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is over 128 questions; the paper
 reports no intervals. Datasets have the names of `prompt_r1/data`, metrics those of `aggregate.py`.

@@ -1,4 +1,4 @@
-"""The predictions of an evaluation: one JSON line for each answer.
+"""Predictions: one JSON line for each answer.
 
 A repeated evaluation asks only the questions that are missing. A line belongs to its *setting*, a digest of
 everything that affects the answer: method, agent, environment and their settings. Lines of other settings

@@ -1,4 +1,4 @@
-"""Choose the systems of an evaluation: methods × environments × agents.
+"""Choose systems: methods × environments × agents.
 
 Warns of test questions that their agents and prompts were trained or chosen on.
 """

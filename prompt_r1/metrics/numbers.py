@@ -1,4 +1,4 @@
-r"""Compare answers as numbers: 1/2, 0.5, 50 % and \frac{1}{2} are equal.
+r"""Compare answers as numbers: 1/2 and 50 % are equal.
 
 Covered are fractions and mixed numbers, decimals, thousands, percentages, a currency sign before the number,
 and the words that lead to it: "Answer: 34" as DAPO asks for it, "The answer is 34.", "x = 34". The comparison

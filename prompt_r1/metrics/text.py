@@ -1,4 +1,4 @@
-"""Score an answer against the gold answers: EM, SM, F1 and math.
+"""Score an answer by EM, SM, F1 and math.
 
 Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
 are strict: a number keeps its sign, point and slash, an empty prediction scores 0, and a gold answer of which

@@ -1,4 +1,4 @@
-"""What the mini environment believes: right with a skill's probability.
+"""What the mini environment believes, right or wrong.
 
 It answers clear one-step questions, usually fails at several steps at once, and often misreads casual
 wording. No function here sees a question's gold answer: the truth is computed from the facts of the world.

@@ -1,4 +1,4 @@
-"""The large language model of the mini world, as rules.
+"""The mini world's large language model, as rules.
 
 It knows the facts of the world but no gold answer. Its reply is a pure function of the seed, the style and
 the last user message (of the last two, where the last asks only for the answer in the reply before), so every

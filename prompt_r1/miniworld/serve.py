@@ -1,4 +1,4 @@
-"""The mini environment as an OpenAI-compatible endpoint, for this machine only.
+"""The mini environment as an OpenAI-compatible endpoint.
 
     python -m prompt_r1.miniworld.serve --port 8100 --seed 0
     python train.py --env mini@http://127.0.0.1:8100/v1

@@ -1,4 +1,4 @@
-"""The data of the report: settings, curves, and groups of games.
+"""The data of the report.
 
 A folder of evaluate.py, which holds predictions.jsonl and no curves, has one group for each question, with an
 answer of each system.

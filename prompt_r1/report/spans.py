@@ -1,4 +1,4 @@
-"""A game's text as spans that the agent wrote or read."""
+"""The spans that an agent wrote or read."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

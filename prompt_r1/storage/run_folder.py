@@ -1,4 +1,4 @@
-"""A run's folder: choose it, lock it, trim its metrics on resume."""
+"""A run's folder: choose, lock, trim on resume."""
 
 import fcntl
 import os

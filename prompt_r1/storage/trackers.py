@@ -1,4 +1,4 @@
-"""Metrics in TensorBoard or Weights & Biases, imported on use."""
+"""Metrics in TensorBoard or Weights & Biases."""
 
 import uuid
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The result of a study: a plot, a Markdown table and notes."""
+"""A study's plot, table and notes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

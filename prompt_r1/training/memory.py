@@ -1,4 +1,4 @@
-"""Estimate the memory that training takes on each GPU or process.
+"""Estimate the memory of training.
 
 For `train.py --dry-run`, and for KV caches, which leave room for the update.
 

@@ -1,4 +1,4 @@
-"""Micro-batches: the games that each rank computes together, as tensors.
+"""The games that each rank computes together, as tensors.
 
 The ranks wait for each other at every micro-batch, so an update takes as long as the longest of each. Games
 of a question are stored in one row with their opening once (`agent.packing`), so they stay together unless

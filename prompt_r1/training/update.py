@@ -1,4 +1,4 @@
-"""What surrounds forward, loss and backward: micro-batches, optimiser step, metrics.
+"""What surrounds forward, loss and backward.
 
 The loop over them stands in train.py. Every method is called by every rank or by none.
 """
