@@ -134,7 +134,9 @@ class FreeSource:
         try:
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(*arguments, **game)
-            return await asyncio.to_thread(self._function, *arguments, **game)
+            reply = await asyncio.to_thread(self._function, *arguments, **game)
+            # A decorated or partial async function does not look like one.
+            return await reply if inspect.isawaitable(reply) else reply
         except (EnvError, FatalEnvError, UsageError):
             raise
         except Exception as error:

@@ -92,3 +92,21 @@ def test_an_error_in_ask_many_names_the_environment_and_the_line():
             return 1 / 0
 
     assert all("Broken raised ZeroDivisionError" in str(one) for one in ask_five(Broken()))
+
+
+def test_what_a_plain_function_returns_is_awaited_if_it_can_be():
+    """An async function behind a decorator or a lambda was refused: "returned coroutine, not a string"."""
+
+    async def answer(text):
+        await asyncio.sleep(0)
+        return text
+
+    class One:
+        def ask(self, messages):
+            return answer("yes")
+
+    class Many:
+        def ask_many(self, dialogues):
+            return answer(["yes"] * len(dialogues))
+
+    assert ask_five(One()) == ask_five(Many()) == ["yes"] * 5
