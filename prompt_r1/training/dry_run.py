@@ -33,11 +33,13 @@ class Texts:
 def texts_of_call(spec: str, *, prompt: int, reply: int, high: bool) -> Texts:
     """The texts at one end of the estimate: short ones, or a `prompt` and a `reply` of this length.
 
-    Short texts of the mini world are a few words long. No reply is longer than `reply`.
+    Short texts of the mini world are a few words long. None is longer than the one at the high end.
     """
     if high:
         return Texts(SYSTEM_TOKENS, prompt, reply)
-    return Texts(0, 5, min(1, reply)) if is_mini(spec) else Texts(SYSTEM_TOKENS, 60, min(60, reply))
+    if is_mini(spec):
+        return Texts(0, min(5, prompt), min(1, reply))
+    return Texts(SYSTEM_TOKENS, min(60, prompt), min(60, reply))
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def spending_of_game(game: AgentConfig, spec: str, prices: tuple[str, ...], *, h
 
 
 def price_at(prices: tuple[str, ...], *, high: bool) -> Price:
-    """The lowest or the highest of some prices."""
-    ordered = sorted(parse_prices(prices), key=lambda price: price.tokens_in + price.tokens_out)
-    return ordered[-1 if high else 0]
+    """The lowest or the highest prices of input and of output, so that no call can be outside of them."""
+    parsed, end = parse_prices(prices), max if high else min
+    return Price(end(price.tokens_in for price in parsed), end(price.tokens_out for price in parsed))
 
 
 def cost_table(parts: Sequence[Part], low: Spending, high: Spending, *, priced: bool) -> str:

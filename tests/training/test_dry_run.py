@@ -2,6 +2,9 @@
 
 from functools import partial
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.environments.budget import Price
 from prompt_r1.spending import Spending
@@ -47,6 +50,20 @@ def test_a_game_has_one_short_call_or_one_in_every_turn_but_the_last():
     assert short.tokens == 40 + 60 + 20
 
 
+@given(
+    spec=st.sampled_from(["model", "mini"]),
+    max_new=st.integers(1, 200),
+    max_turns=st.integers(1, 5),
+    max_reply_tokens=st.integers(0, 100),
+    prices=st.sampled_from([(), ("0.5,6", "3,4"), ("1,1",), ("0,9", "9,0")]),
+)
+def test_the_low_estimate_never_exceeds_the_high_one(spec, max_new, max_turns, max_reply_tokens, prices):
+    """With turns of 48 tokens the low estimate had prompts of 60, and the high one prompts of 24."""
+    game = TrainConfig(max_new=max_new, max_turns=max_turns, max_reply_tokens=max_reply_tokens)
+    low, high = (spending_of_game(game, spec, prices, high=end) for end in (False, True))
+    assert low.calls <= high.calls and low.tokens <= high.tokens and low.usd <= high.usd
+
+
 def test_calls_of_the_mini_world_have_a_few_words():
     texts = partial(texts_of_call, prompt=100, reply=50, high=False)
     assert texts("mini") == texts("mini@http://x") == Texts(0, 5, 1)
@@ -56,7 +73,7 @@ def test_calls_of_the_mini_world_have_a_few_words():
 
 def test_of_several_prices_the_estimate_takes_the_lowest_and_the_highest():
     prices = ("3,4", "0.5,6", "1,1")
-    assert (price_at(prices, high=False), price_at(prices, high=True)) == (Price(1, 1), Price(3, 4))
+    assert (price_at(prices, high=False), price_at(prices, high=True)) == (Price(0.5, 1), Price(3, 6))
     assert price_at((), high=True) == Price()
 
 
