@@ -24,6 +24,7 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, check_number
 from prompt_r1.config.methods import METHODS
 from prompt_r1.data.questions import find_questions
 from prompt_r1.evaluation.predictions import Prediction, read_predictions
+from prompt_r1.evaluation.systems import FROM_START
 from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.miniworld.demonstrations import decompose
@@ -33,6 +34,7 @@ from prompt_r1.studies.programs import Flags, add_seeds, run, train
 from prompt_r1.studies.seeds import PREDICTIONS, Measured, measure, table
 
 ENVIRONMENT = "mini-advice"
+TRAINED = {"prompt-r1", "agent-only", "self-consistency"}  # the last one counts the agent's calls
 ABLATIONS = ("agent-only", "untrained", "direct", "prompt-r1")  # the rows of Table 4
 KINDS = {
     "Table 2": ("bridge", "compare", "pop", "math", "gen"),
@@ -90,7 +92,7 @@ def main(arguments: list[str]) -> None:
 def compare(settings: Settings, seed: int) -> None:
     """Train and evaluate all methods with one seed. What is finished is not repeated."""
     agent = settings.folder("agent", seed)
-    if "prompt-r1" in settings.methods or "agent-only" in settings.methods:
+    if not TRAINED.isdisjoint(settings.methods):
         own: Flags = {"--env": [ENVIRONMENT], "--seed": [seed], "--env-price": [PRICE]}
         train(agent, settings.steps, own)
     if "grpo-only" in settings.methods:
@@ -116,6 +118,8 @@ def compare(settings: Settings, seed: int) -> None:
     }
     if agent.exists():
         lines["--agent"] = [agent]
+    elif not set(FROM_START).isdisjoint(settings.methods):
+        lines["--agent"] = ["mini"]  # else evaluate.py takes the newest mini run, whichever it is
     if "grpo-only" in settings.methods:
         lines["--grpo-agent"] = [settings.folder("alone", seed)]
     run("evaluate", lines, log=results.with_suffix(".log"))

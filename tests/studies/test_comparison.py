@@ -93,6 +93,15 @@ def test_the_agent_alone_is_trained_and_evaluated_where_a_method_needs_it(tmp_pa
     assert (program, log) == ("evaluate", tmp_path / "results-seed4.log")
 
 
+def test_methods_that_start_from_the_untrained_agent_do_not_take_the_newest_run(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(comparison, "train", lambda folder, *_: ran.append(folder.name))
+    monkeypatch.setattr(comparison, "run", lambda program, flags, *, log: ran.append(flags.get("--agent")))
+    for methods in (("untrained", "best-of-n"), ("direct",), ("self-consistency",)):
+        comparison.compare(comparison.Settings(tmp_path, 3, 60, 1, 10, methods), 4)
+    assert ran == [["mini"], None, "agent-seed4", None]
+
+
 def two_of_each_kind(seed: int) -> tuple[list[Question], list[Question]]:
     """A test question of each kind, and another."""
     test = mini_world(seed).test
