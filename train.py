@@ -28,7 +28,7 @@ from prompt_r1.types import Question, Trajectory
 
 
 def train(run: Run) -> None:
-    """Train from the start, or from the newest checkpoint, to the last step and the table at the end.
+    """Train from the start, or from the newest checkpoint, to the last step; then test.
 
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
@@ -37,6 +37,7 @@ def train(run: Run) -> None:
     rule = config.reward_rule
 
     async def play_step(step: int) -> list[list[Trajectory]]:
+        # By its number in the step, each question of this rank.
         mine, epoch = parts.questions.of_rank(step, ranks), parts.questions.epoch(step)
         # Seeds do not depend on the rank: any number of ranks plays the same games.
         seeds = [f"{config.seed}/{step}/{number}" for number in mine]
@@ -49,7 +50,7 @@ def train(run: Run) -> None:
         counted = run.console.counted(play_one, len(mine) * config.group_size)
         return await play_groups(list(mine.values()), config.group_size, counted, seeds=seeds)
 
-    with lifecycle(run, parts) as life:  # resumes; saves what a signal or an error interrupts
+    with lifecycle(run, parts) as life:  # resumes; saves when a signal or an error stops it
         for step in life.steps():
             with run.clock.phase("rollout"):
                 trajectories_PG = run.wait_for(play_step(step))
@@ -89,7 +90,7 @@ def learn(
             scores = update.policy(batch.packed)
             # In the first mini-batch the weights have not moved yet: its own forward is the old one.
             old = scores.logprobs.detach() if batch.old is None else batch.old
-            # Without a reference, the KL is to the policy that sampled.
+            # Without a reference (kl_coef is 0), the KL to the old policy is logged.
             loss = objective(scores.logprobs, old, old if ref is None else ref, batch)
             loss.total.backward()
             update.record(batch, scores, loss)

@@ -13,7 +13,8 @@ def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
-    All advantages of a group are 0 when its rewards are equal. A game that `compared` leaves out has None.
+    All are 0 when the rewards of the group are equal or only one is left. A game that `compared` leaves out
+    has None. The suffix PG: by question (P) and game (G).
     """
     return [_group_advantages(compared(rewards)) for rewards in rewards_PG]
 
@@ -21,8 +22,8 @@ def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[
 def compared(rewards: Sequence[float | None]) -> list[float | None]:
     """The rewards of a group to compare: all None when more than a quarter of its games broke.
 
-    A reward of None is a game that the environment broke: it says nothing about the agent, so it leaves mean,
-    std and loss.
+    A reward of None is a game that the environment, or the verifier of its answer, broke: it says nothing
+    about the agent, so it leaves mean, std and loss.
     """
     broken = sum(reward is None for reward in rewards)
     return [None] * len(rewards) if 4 * broken > len(rewards) else list(rewards)
@@ -38,7 +39,7 @@ def _group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a micro-batch, and what is logged beside it: summed over all batches, it is a mean."""
+    """The loss of a micro-batch, and what is logged: shares of a mean, to be added up over micro-batches."""
 
     total: Tensor  # scalar, with a gradient
     kl: Tensor  # scalar, weighted sum
@@ -63,12 +64,12 @@ def grpo_loss(
         L  = Σ w [ -min(r Â, clip(r, 1 - ε, 1 + ε) Â) + β KL ]         ε: clip, β: kl_coef
 
     All tensors are (N,). `logprobs` are those of the policy that learns, the only ones with a gradient; `old`
-    those of the policy that sampled; `ref` those of the frozen reference; `advantages` those of each token's
-    game. `weights` hold mask and normalisation together and sum to 1 over one optimiser step and all ranks,
-    so that neither padding nor micro-batches nor the number of GPUs can change the loss.
+    its own before this step of training; `ref` those of the frozen reference; `advantages` those of each
+    token's game. `weights` hold the normalisation: over one optimiser step and all ranks they sum to 1 (or to
+    less with --drop-even-groups), so that neither micro-batches nor the number of GPUs can change the loss.
 
-    `options.objectives` has other ratios, an asymmetric clip range, and weights for tokens that another
-    policy sampled.
+    `options.objectives` has other ratios, an asymmetric clip range, and weights that correct for the rounding
+    of a 16-bit engine, which are the default there.
     """
     ratio = (logprobs - old).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)

@@ -1,8 +1,8 @@
 """The protocol of the game: instruction, tags, `parse`, and the `Codec` between text and tokens.
 
-Two rules keep training correct. Tokens are append-only: a turn is encoded once and never rendered again. And
-text from outside (questions, replies) is encoded separately from our own frame of roles, tags and
-instruction, so that it can never become a control token.
+Two rules keep training correct. Tokens are append-only: those that the agent sampled are kept, and other text
+is encoded once. And text from outside (questions, replies) is encoded separately from our own frame of roles,
+tags and instruction (`chat_template.Frame`), so that it can never become a control token.
 """
 
 import copy
@@ -73,9 +73,9 @@ ENVIRONMENT_SYSTEM = (
 
 LAST_TURN = "This is your last turn: answer now."  # for --force-answer; not in the paper
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
-LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached: 256 of them take at most 170 MB
+LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
 CHARACTERS_PER_TOKEN = 8  # more than usual; only for the first guess at how much of a long reply to encode
-# Cutting a text changes the tokens of its last word at most, or the last few tokens of an endless word.
+# Cutting a text changes the tokens of its last word at most, or the last few tokens of a word without end.
 TOKENS_OF_A_WORD = 256
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
@@ -89,9 +89,9 @@ TAGS = tuple(
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 
-    The think block is the first one. The action is the first complete prompt or answer block after it. A
-    block ends at its first closing tag and begins at the last opening tag before that. `text` must be the
-    agent's own: tags in a reply of the environment mean nothing.
+    The think block is the first one. The action is the first complete prompt or answer block after it
+    (without one: anywhere). A block ends at its first closing tag and begins at the last opening tag before
+    that. `text` must be the agent's own: tags in a reply of the environment mean nothing.
     """
     think, think_end = _block(text, "think", 0)
     prompt, prompt_end = _block(text, "interaction_prompt", think_end)
@@ -129,7 +129,7 @@ def _is_clean(text: str, think: str | None, name: str, content: str | None) -> b
     order = ["<think>", "</think>", f"<{name}>", f"</{name}>"]
     positions = [text.find(tag) for tag in order]
     return (
-        all(text.count(tag) == (tag in order) for tag in TAGS)
+        all(text.count(tag) == (tag in order) for tag in TAGS)  # these once, the others never
         and positions == sorted(positions)
         and text.startswith("<think>")
         and text.endswith(f"</{name}>")
@@ -158,7 +158,7 @@ class Codec:
         end = position_of_turn_end(between, tokenizer, known=TAGS)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
-        # Blanks before the end token belong to the frame: they close a message that the agent left open.
+        # Closes a message that the agent left open: the template's blanks and end token.
         self._close, self._reply_head = between[: end + 1], between[end + 1 :]
         self._opening_head = self._encoder.start(self.frame.before_user + "Question:")
         # The games of a question share its text, and often the replies.
@@ -168,7 +168,7 @@ class Codec:
         self._reply_tail = cache(
             lambda note: self.encode_trusted("</interaction_response>" + self._ending(note))
         )
-        # The agent's turn is any text with tags: only what stands around it is compared.
+        # The agent's turn may be any text with tags: what stands around it is compared.
         opening, said = self.opening("Who?"), self.encode_trusted(" ".join(TAGS))
         check_pieces(
             self._encoder,
@@ -209,11 +209,11 @@ class Codec:
         return self._encoder.trusted(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside, without control tokens and tags."""
+        """The tokens of text from outside; names of control tokens and tags in it are spelled out."""
         return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
 
     def encode_beginning(self, text: str, max_tokens: int) -> list[int]:
-        """Tokens of a text: all, or of a long one more than `max_tokens`, of which that many are exact.
+        """All tokens of a text, or more than `max_tokens`: the first `max_tokens` are those of the whole.
 
         Replies may have megabytes, which take seconds to encode.
         """

@@ -1,13 +1,13 @@
 """The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer.
 
-    R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)                                        (12)
+    R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    (without an answer, a lower cap)     (12)
     R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
     R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
             -ε + R_fmt            otherwise: the gate is shut
 
 M_t = 1 for a turn with a non-empty think and a non-empty prompt block and a reply that is not empty (the
 sum ends at T-1: the prompt of the last turn is never sent), A_p = 1 if an answer can be parsed, A_n = 1 if it
-is not empty, C_f = 1 if the last turn is think, answer and nothing else.
+is not empty, C_f = 1 if the last turn is a non-empty think, an answer and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,14 +38,15 @@ class Rule:
 
 
 RULES = {
-    # Appendix G. A perfect final turn and two good interactions open the gate. Five good turns without an
-    # answer collect 1.0: the prompt of the fifth is not sent.
+    # Appendix G. Two good interactions and a perfect final turn open the gate, or four and any answer that is
+    # not empty. Five good turns without an answer collect 1.0: the prompt of the fifth is not sent.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
-    # The coefficients of the released code: one good interaction opens the gate. There, three interactions
-    # open it even without an answer; here such a game stays below any that answers: epsilon - (beta + gamma +
-    # delta). Turns are read as for "paper". The released code gives alpha only to a turn that is exactly a
-    # think and a prompt block, and nothing for an empty answer; but there the blocks may be empty, and in the
-    # last turn tags may repeat and text may stand between the blocks.
+    # The coefficients of the released code: one good interaction and a perfect final turn open the gate, or
+    # two and any answer that is not empty. There, three open it even without an answer; here such a game
+    # stays below any that answers: epsilon - (beta + gamma + delta). Turns are read as for "paper". The
+    # released code is stricter in two things: alpha only for a turn that is exactly a think and a prompt
+    # block, nothing for an empty answer. It is looser in two: blocks may be empty, and in the last turn tags
+    # may repeat and text may stand between the blocks.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
     # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
     # reached. Scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
@@ -72,8 +73,8 @@ def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | Non
 def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of a game that the environment did not break.
 
-    R is in [-ε, 1]. A game without an answer is scored by the same formula with A_p = A_n = C_f = 0. A user's
-    own reward replaces R alone.
+    R is in [-ε, 1]. Without an answer A_p = A_n = C_f = 0, and `unanswered_cap` replaces ε in eq. 12. A
+    user's own reward replaces R alone.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
@@ -81,7 +82,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
         bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
     )
     last = turns[-1].action if turns else None
-    complete = answer is not None and last is not None and last.clean and bool(last.think)  # C_f
+    complete = last is not None and answer is not None and last.clean and bool(last.think)  # C_f
     terms = FormatTerms(
         interactions=rule.alpha * interactions,
         parsed=rule.beta * (answer is not None),

@@ -25,7 +25,7 @@ async def play(
     context = codec.opening(question.text, note=note_before(1, settings))
     for number in range(1, settings.max_turns + 1):
         if len(trajectory.tokens) + len(context) >= settings.max_tokens:
-            trajectory.stop = "max_tokens"  # no room to write, so the agent does not read this
+            trajectory.stop = "max_tokens"  # no room for a turn: what was to be read is dropped
             break
         trajectory.add_context(context)
         max_new = min(settings.max_new, settings.max_tokens - len(trajectory.tokens))
@@ -35,7 +35,7 @@ async def play(
         action = parse(text)
         if not action.prompt or number == settings.max_turns:
             trajectory.turns.append(Turn(text, action, reply=None))
-            if action.answer is not None:
+            if action.answer is not None:  # a prompt in the last turn: "max_turns", the default
                 trajectory.stop = "answered"
             elif not action.prompt:
                 trajectory.stop = "malformed" if completion.finished else "max_tokens"
@@ -61,7 +61,7 @@ async def play(
 
 
 def note_before(turn: int, settings: GameSettings) -> str:
-    """Our sentence to the agent before this turn: with `force_answer`, that it is the last one."""
+    """With `force_answer`, our sentence to the agent before its last turn; else nothing."""
     return LAST_TURN if settings.force_answer and turn == settings.max_turns else ""
 
 

@@ -15,8 +15,9 @@ from typing import Literal, Protocol, TypedDict
 
 from prompt_r1.spending import Spending
 
+# Why a game ended. "max_tokens": it or its last turn was too long; "malformed": neither prompt nor answer.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
-Kind = Literal["qa", "math", "text"]
+Kind = Literal["qa", "math", "text"]  # how answers are compared, in evaluations
 
 
 class Message(TypedDict):
@@ -73,10 +74,10 @@ class Completion:
 class Turn:
     """One turn of the agent and the environment's reply."""
 
-    text: str  # the agent's own, after a <think> that its chat template opens; without the stop token
+    text: str  # the agent's own, with a <think> that its chat template may open, without the stop token
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed
-    latency: float = 0.0  # seconds until the environment replied
+    latency: float = 0.0  # seconds until the environment replied or failed
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class FormatTerms:
-    """The four terms of eq. 12, before the cap."""
+    """The four terms of eq. 12 of the paper, before the cap (see reward.py)."""
 
     interactions: float = 0.0  # α Σ M_t
     parsed: float = 0.0  # β A_p
@@ -145,9 +146,9 @@ class ScoredGame:
     """A game, its reward, and how much better it did than the other games of its question."""
 
     trajectory: Trajectory
-    reward: Reward | None  # None: the environment broke the game
+    reward: Reward | None  # None: the environment or a verifier broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
-    turn_advantages: tuple[float, ...] = ()  # of each turn, where they differ (--advantages turn)
+    turn_advantages: tuple[float, ...] = ()  # one for each turn with --advantages turn, else empty
 
 
 class Generate(Protocol):
@@ -160,4 +161,4 @@ class Generate(Protocol):
 
 
 Ask = Callable[[list[Message]], Awaitable[str]]
-"""The environment: chat messages in, its reply out. Raises EnvError or FatalEnvError, never returns one."""
+"""The environment: chat messages in, its reply out. EnvError ends the game, FatalEnvError the run."""
