@@ -37,7 +37,6 @@ SMALL: Flags = {
 }
 FALL = 0.15  # of validation EM
 HEALTHY = "healthy"
-STEPS = {"displacement": 4}  # of a run; 6 of the others
 # The faults in flags, beside those of the healthy run; the others are in code.
 FAULTY_FLAGS: dict[str, Flags] = {
     "learning-rate": {"--lr": [1e-2]},
@@ -91,7 +90,7 @@ def course_of(lines: Sequence[Line]) -> Course:
 
 
 def train_runs(
-    names: Sequence[str], out: Path, seeds: Sequence[int], *, most_steps: int
+    names: Sequence[str], out: Path, seeds: Sequence[int], *, steps: int
 ) -> dict[str, dict[int, Course]]:
     """Train the healthy runs and the failures; what became of them by name and seed."""
     names = [*names, HEALTHY]
@@ -100,9 +99,8 @@ def train_runs(
         train(out / f"start-seed{seed}", START_STEPS, start)
         common: Flags = {**SMALL, "--seed": [seed], "--agent": [out / f"start-seed{seed}" / "agent"]}
         for name in names:
-            folder, steps = out / f"{name}-seed{seed}", min(STEPS.get(name, 6), most_steps)
             flags = {**common, **FAULTY_FLAGS.get(name, {})}
-            train(folder, steps, flags, fault=name if name in FAULTS else "")
+            train(out / f"{name}-seed{seed}", steps, flags, fault=name if name in FAULTS else "")
     return {
         name: {seed: course_of(read_metrics(out / f"{name}-seed{seed}")) for seed in seeds} for name in names
     }
@@ -149,7 +147,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("name", nargs="*", help=f"failures (all): {', '.join(FAILURES)}")
     add_seeds(parser)
-    parser.add_argument("--steps", type=int, default=10, help="most GRPO steps of a run (10)")
+    parser.add_argument("--steps", type=int, default=6, help="GRPO steps of each run (6)")
     parser.add_argument(
         "--out", type=Path, default=RUNS / "failures", help="folder of the runs (runs/failures)"
     )
@@ -161,7 +159,7 @@ def main(arguments: list[str]) -> None:
             raise UsageError(f"there is no failure {name!r}{did_you_mean(name, FAILURES)}; there are {known}")
 
     names = list(dict.fromkeys(given.name or FAILURES))
-    courses = train_runs(names, given.out, given.seeds, most_steps=given.steps)
+    courses = train_runs(names, given.out, given.seeds, steps=given.steps)
     text = f"{failures_table(courses)}\n\n{leading(courses)}"
     (given.out / "failures.md").write_text(f"{text}\n", "utf-8")
     print(f"\n{given.out}/failures.md\n\n{text}")
