@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")
     if config.tables and not config.method and not config.grpo_agent:
         print("\ngrpo-only is left out: `python train.py --env none` trains its agent for --grpo-agent RUN")
-    print(f"\nIn {folder}/: results.md, comparisons.md, tables.md, cells.csv")
+    print(f"\nIn {folder}/: results.md, comparisons.md, tables.md")
 
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:

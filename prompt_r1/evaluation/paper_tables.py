@@ -1,8 +1,8 @@
 """The paper's Tables 2 to 5, from scored predictions.
 
-table2, table3    results on the trained datasets and out of distribution; one column per method
-table4            ablations; one row each
-table5            transfer: agents by the environment of their training, with each environment
+Tables 2, 3    results on the trained datasets and out of distribution; one column per method
+Table 4        ablations; one row each
+Table 5        transfer: agents by the environment of their training, with each environment
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,21 +55,17 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Tabl
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     trained, held_out = split_datasets(results)
     tables = []
-    for number, environment in enumerate(environments or [""]):
+    for environment in environments or [""]:
         systems = _systems_with(environment, results, trained_with)
-        suffix = f"-{environment}" if number else ""
         where = f", environment {environment}" if environment else ""
-        for name, title, datasets in (
-            ("table2", "Table 2: results", trained),
-            ("table3", "Table 3: results out of distribution", held_out),
-        ):
-            if datasets:
-                title += where
-                tables.append(_results_table(name + suffix, title, results, systems, environment, datasets))
+        if trained:
+            tables.append(_results_table(f"Table 2: results{where}", results, systems, environment, trained))
+        if held_out:
+            title = f"Table 3: results out of distribution{where}"
+            tables.append(_results_table(title, results, systems, environment, held_out))
         methods = {system.method for system in systems}
         if FULL in methods and len(methods & set(ABLATIONS)) > 1:
-            title = f"Table 4: ablations{where}"
-            tables.append(_ablations_table(f"table4{suffix}", title, results, systems, environment))
+            tables.append(_ablations_table(f"Table 4: ablations{where}", results, systems, environment))
     if len({system for system in results.systems if system.method == FULL}) > 1:
         tables.append(_transfer_table(results, trained_with))
     return tables
@@ -97,12 +93,7 @@ def costs(results: Results, system: System, datasets: Sequence[str]) -> dict[str
 
 
 def _results_table(
-    name: str,
-    title: str,
-    results: Results,
-    systems: Sequence[System],
-    environment: str,
-    datasets: Sequence[str],
+    title: str, results: Results, systems: Sequence[System], environment: str, datasets: Sequence[str]
 ) -> Table:
     """A row for each dataset and metric, then averages and costs; a column for each system.
 
@@ -125,19 +116,17 @@ def _results_table(
     for system in systems:
         for cost, number in costs(results, system, datasets).items():
             entries[(cost, ""), (names[system],)] = Entry(number=number)
-    return Table(name, title, ("dataset", "metric"), entries)
+    return Table(title, ("dataset", "metric"), entries)
 
 
-def _ablations_table(
-    name: str, title: str, results: Results, systems: Sequence[System], environment: str
-) -> Table:
+def _ablations_table(title: str, results: Results, systems: Sequence[System], environment: str) -> Table:
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
         if paper_name(environment) != GPT_4O_MINI:
             return None
         return paper_numbers.ablation(ABLATIONS[system.method], dataset, metric)
 
     chosen = [system for method in ABLATIONS for system in systems if system.method == method]
-    return _table_by_system(name, title, system_names(chosen, ABLATIONS), results, paper_number)
+    return _table_by_system(title, system_names(chosen, ABLATIONS), results, paper_number)
 
 
 def _transfer_table(results: Results, trained_with: Mapping[str, str]) -> Table:
@@ -156,16 +145,16 @@ def _transfer_table(results: Results, trained_with: Mapping[str, str]) -> Table:
 
     chosen = [system for method in ("direct", FULL) for system in results.systems if system.method == method]
     labels = {system: label(system) for system in chosen}
-    return _table_by_system("table5", "Table 5: transfer between environments", labels, results, paper_number)
+    return _table_by_system("Table 5: transfer between environments", labels, results, paper_number)
 
 
 def _table_by_system(
-    name: str, title: str, labels: Mapping[System, str], results: Results, paper_number: PaperNumber
+    title: str, labels: Mapping[System, str], results: Results, paper_number: PaperNumber
 ) -> Table:
     """A row for each system, a column for each dataset and metric."""
     measured = _measure(results, list(labels), list(results.kinds), paper_number)
     entries: Entries = {((labels[system],), label): entry for (system, label), entry in measured.items()}
-    return Table(name, title, ("",), entries)
+    return Table(title, ("",), entries)
 
 
 def _measure(

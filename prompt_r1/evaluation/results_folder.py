@@ -1,7 +1,7 @@
 """The files of an evaluation folder besides the predictions.
 
 results.md, results.json    every system and dataset: means with intervals, costs
-tables.md, cells.csv        the paper's Tables 2 to 5; every rate in them with its interval
+tables.md                   the paper's Tables 2 to 5; each rate with its interval
 comparisons.md              the full method against each other one, by dataset and pooled
 preparation.json            what preparing each method cost
 """
@@ -25,7 +25,7 @@ from prompt_r1.evaluation.comparison import (
 )
 from prompt_r1.evaluation.paper_tables import FULL, paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, system_names
-from prompt_r1.evaluation.tables import rates_to_csv, to_markdown
+from prompt_r1.evaluation.tables import to_markdown
 from prompt_r1.foreign import json_object
 from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.terminal import printable_line
@@ -58,7 +58,6 @@ def write_results(
         "results.md": "\n\n".join([results_table(results), *notes]),
         "results.json": json.dumps(results_by_system(results), indent=1),
         "tables.md": "\n\n".join([*map(to_markdown, paper), *notes]),
-        "cells.csv": rates_to_csv(paper),
         "comparisons.md": "\n\n".join(comparisons),
     }
     for name, content in files.items():

@@ -1,10 +1,7 @@
-"""Tables as data, written as Markdown and CSV."""
+"""Tables as data, written as Markdown."""
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation.aggregate import Rate
@@ -29,7 +26,6 @@ class Entry:
 class Table:
     """Cells by the labels of their row and column, of one or more parts. Those without an entry are empty."""
 
-    name: str  # in cells.csv: "table2"
     title: str
     headings: Label  # of the parts of a row's label
     entries: Mapping[tuple[Label, Label], Entry]
@@ -54,32 +50,8 @@ def to_markdown(table: Table) -> str:
     return f"### {printable_line(table.title)}\n\n{cells}"
 
 
-def rates_to_csv(tables: Iterable[Table]) -> str:
-    """One row for each measured rate of the tables: interval, n, errors and the paper's number."""
-    rows: list[Sequence[object]] = [
-        ["table", "row", "column", "percent", "low", "high", "n", "errors", "paper"]
-    ]
-    for table in tables:
-        for row, column in product(table.rows, table.columns):
-            entry = table.entry(row, column)
-            if entry.rate is not None:
-                rate, paper = entry.rate, "" if entry.paper is None else entry.paper
-                percents = [f"{100 * value:.4f}" for value in (rate.mean, rate.low, rate.high)]
-                names = [_csv_text(name) for name in (table.name, _joined(row), _joined(column))]
-                rows.append([*names, *percents, rate.n, rate.errors, paper])
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()
-
-
 def _joined(label: Label) -> str:
     return " ".join(part for part in label if part)
-
-
-def _csv_text(text: str) -> str:
-    """A text as a cell. Spreadsheets would read one that begins with = + - @ as a formula without the '."""
-    line = printable_line(text)
-    return f"'{line}" if line.lstrip().startswith(("=", "+", "-", "@")) else line
 
 
 def _rows(table: Table) -> Iterator[list[str]]:

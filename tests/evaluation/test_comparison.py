@@ -18,7 +18,7 @@ from prompt_r1.evaluation.comparison import (
 )
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
 from prompt_r1.evaluation.results_folder import printed_results
-from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
+from prompt_r1.evaluation.tables import Entry, Table, to_markdown
 from prompt_r1.metrics.statistics import difference_interval, mcnemar
 from prompt_r1.spending import Spending
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
@@ -123,7 +123,7 @@ def test_a_small_table_in_every_format():
         (rows[0], columns[1]): Entry(number=1234.5),
         (rows[1], columns[0]): Entry(Rate(0.25, 0.0, 0.5, 6, 2), usual_n=8),
     }
-    table = Table("table9", "Table 9: a title", ("method", "agent"), entries)
+    table = Table("Table 9: a title", ("method", "agent"), entries)
     assert to_markdown(table).splitlines() == [
         "### Table 9: a title",
         "",
@@ -133,11 +133,6 @@ def test_a_small_table_in_every_format():
         "|  | A, paper | 71.50 |  |",
         "| x&y | B | 25.0 [0.0, 50.0] (n 6, 2 errors) | – |",
     ]
-    assert rates_to_csv([table]).splitlines() == [
-        "table,row,column,percent,low,high,n,errors,paper",
-        "table9,ours A,towns EM,75.0000,50.0000,87.5000,8,0,71.5",
-        "table9,x&y B,towns EM,25.0000,0.0000,50.0000,6,2,",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +140,7 @@ def test_a_small_table_in_every_format():
     [(0, "0.00"), (0.0099, "0.0099"), (0.01, "0.01"), (99.994, "99.99"), (100, "100"), (12345.6, "12,346")],
 )
 def test_a_plain_number_has_as_many_digits_as_it_needs(number, shown):
-    table = Table("t", "T", ("",), {(("r",), ("c",)): Entry(number=number)})
+    table = Table("T", ("",), {(("r",), ("c",)): Entry(number=number)})
     assert to_markdown(table).splitlines()[-1] == f"| r | {shown} |"
 
 

