@@ -16,6 +16,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import json
 import os
+import shutil
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -109,7 +110,8 @@ class Session:
         self.wants_tokens = sys.stdout.isatty() and not config.json
         self._views: list[Dialogue] = []  # the screen first, then the transcript
         if not config.json:
-            self._views.append(Dialogue(_write_out, colours=has_colours(sys.stdout)))
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+            self._views.append(Dialogue(_write_out, colours=has_colours(sys.stdout), width=width))
         if config.save and self._json_file is None:
             self._views.append(Dialogue(file.write, colours=False))
 

@@ -29,19 +29,32 @@ TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", 
 PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
 
 
-def shown(texts: list[str], *, colours: bool = False) -> str:
+def shown(texts: list[str], *, colours: bool = False, width: int = 0) -> str:
     """The output for a turn of which these longer and longer texts arrive."""
     written: list[str] = []
-    view = Dialogue(written.append, colours=colours)
+    view = Dialogue(written.append, colours=colours, width=width)
     for number, text in enumerate(texts, start=1):
         view.turn(text, ended=number == len(texts))
     return "".join(written)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.sampled_from([0, 20, 80]))
+def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text, width):
     """No part of a tag is shown as text, and every character is shown once."""
-    assert shown([text[:end] for end in range(len(text))] + [text]) == shown([text])
+    streamed = shown([text[:end] for end in range(len(text))] + [text], width=width)
+    assert streamed == shown([text], width=width)
+
+
+def test_a_terminal_breaks_lines_between_words():
+    """The terminal cut long texts inside words at its last column."""
+    text = tiny.think("one two three-and-more four five", answer="a-word-that-is-longer-than-a-line b")
+    assert shown([text], width=24).splitlines() == [
+        "agent thinks one two",
+        "             three-and-more",
+        "             four five",
+        "answer       a-word-that-is-longer-than-a-line",
+        "             b",
+    ]
 
 
 def test_each_block_has_a_label_and_its_lines_are_indented():

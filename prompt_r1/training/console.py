@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from tqdm import tqdm
 
+from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.storage.run_log import Log, read_metrics
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 HEADER_EVERY = 25  # rows
+BAR_WIDTH = 50  # characters of the progress line besides the metrics and the numbers of its steps
 RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
 
@@ -156,7 +158,10 @@ class Console:
         self._rows += 1
         self._log.say(row(metrics, priced=self._priced))
         if self._bar is not None:
-            self._bar.set_postfix_str(bar_metrics(metrics, priced=self._priced), refresh=False)
+            columns = self._bar.format_dict["ncols"] or 0  # of the terminal
+            room = columns - BAR_WIDTH - 2 * len(str(self._steps))
+            text = bar_metrics(metrics, priced=self._priced, width=room)
+            self._bar.set_postfix_str(text, refresh=False)
 
     def _describe(self, text: str) -> None:
         """Update the text before the bar, at most ten times a second."""
@@ -166,14 +171,18 @@ class Console:
             self._bar.set_description_str(text.ljust(15))
 
 
-def bar_metrics(metrics: Mapping[str, float], *, priced: bool) -> str:
-    """The newest metrics beside the bar; the important ones first, because a narrow terminal cuts the end."""
+def bar_metrics(metrics: Mapping[str, float], *, priced: bool, width: int) -> str:
+    """The newest metrics beside the bar: as many whole ones as fit, the important ones first."""
     shown = [f"{label} {metrics[name]:.2f}" for label, name in BAR.items() if name in metrics]
     if priced:
         shown.append(_dollars(metrics))
     if "games/s" in metrics:
         shown.append(f"{metrics['games/s']:.1f} games/s")
-    return "  ".join(shown)
+    text = "  ".join(shown)
+    while len(text) > width and shown:
+        shown.pop()
+        text = "  ".join(shown)
+    return text
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
@@ -190,7 +199,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     phases = [value for line in lines for name, value in line.items() if name.startswith("time/")]
     totals.append(_duration(sum(phases)))
     mini = config.env == "mini" and set(config.data) <= {"mini"}
-    other = "mini:ood" if mini else " ".join(config.test_data) or "FILE"
+    other = ("mini:ood",) if mini else config.test_data or ("FILE",)
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),
@@ -203,8 +212,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
         *([f"  {folder}/{TEST_FILE}: the test by dataset"] if config.test_data else []),
         "What to type next",
-        f"  python infer.py --agent {folder}",
-        f"  python evaluate.py --agent {folder} --data {other}",
+        f"  {command('ask', '--agent', folder)}",
+        f"  {command('evaluate', '--agent', folder, '--data', *other)}",
     ]
     return "\n".join(text)
 

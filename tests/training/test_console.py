@@ -76,10 +76,10 @@ def test_a_step_without_games_leaves_its_cells_blank():
 
 
 @contextmanager
-def terminal():
-    """Replace stderr by a pseudo-terminal of 120 columns; calling the result reads its output."""
+def terminal(columns=120):
+    """Replace stderr by a pseudo-terminal; calling the result reads its output."""
     ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     os.set_blocking(ours, False)
     with os.fdopen(theirs, "w", encoding="utf-8") as stream, redirect_stderr(stream):
         yield lambda: os.read(ours, 65536).decode()
@@ -103,8 +103,22 @@ def test_the_progress_line_shows_phase_games_and_the_newest_metrics(tmp_path):
             console.at(step)
         shown = shown_by()
     assert "rollout 1/5" in shown and "step 19/20" in shown and "left" in shown
-    assert bar_metrics(STEP, priced=True) in shown and "\n" not in shown
-    assert bar_metrics(STEP, priced=True) == "reward 0.50  EM 0.25  format 1.00  KL 0.01  $1.50  40.0 games/s"
+    whole = "reward 0.50  EM 0.25  format 1.00  KL 0.01  $1.50  40.0 games/s"
+    assert whole in shown and "\n" not in shown
+    assert bar_metrics(STEP, priced=True, width=len(whole)) == whole
+
+
+def test_a_narrow_progress_line_leaves_out_whole_metrics(tmp_path):
+    """At 80 columns it ended in the middle of a word."""
+    assert bar_metrics(STEP, priced=True, width=40) == "reward 0.50  EM 0.25  format 1.00"
+    assert bar_metrics(STEP, priced=True, width=5) == ""
+    console = Console(Log(tmp_path, quiet=False), steps=320, priced=True)
+    with terminal(columns=80) as shown_by, console.bar(99):
+        console.phase("rollout")
+        console.row({**STEP, "step": 100})
+        console.at(100)
+        console.phase("validation")
+        assert shown_by().split("\r")[-1].rstrip().endswith(" EM 0.25")
 
 
 def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_path):
@@ -196,8 +210,8 @@ def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
 
 
 def test_a_number_that_was_not_measured_is_not_shown_beside_the_bar():
-    assert bar_metrics({"em": 0.5}, priced=False) == "EM 0.50"
-    assert bar_metrics({}, priced=True) == "$0.0000"
+    assert bar_metrics({"em": 0.5}, priced=False, width=80) == "EM 0.50"
+    assert bar_metrics({}, priced=True, width=80) == "$0.0000"
     assert row({"step": 3, "env/lost_usd": 0.0}, priced=True).split() == ["3", "$0.0000"]
 
 
