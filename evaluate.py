@@ -36,7 +36,7 @@ from prompt_r1.baselines.make import (
     request_fields,
 )
 from prompt_r1.baselines.method import Method
-from prompt_r1.cli.command_line import evaluate_config, run_program
+from prompt_r1.cli.command_line import command, evaluate_config, run_program
 from prompt_r1.cli.crash_report import crash_report_in
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.functions import Metric, import_metric
@@ -110,7 +110,8 @@ def main(arguments: list[str]) -> None:
     if failed:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")
     if config.tables and not config.method and not config.grpo_agent:
-        print("\ngrpo-only is left out: `python train.py --env none` trains its agent for --grpo-agent RUN")
+        train = command("train", "--env", "none")
+        print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
     print(f"\nIn {folder}/: results.md, comparisons.md, tables.md")
 
 

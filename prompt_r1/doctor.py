@@ -5,14 +5,16 @@ import os
 import platform
 from collections.abc import Iterator
 
-from prompt_r1.cli.command_line import program_name, run_program
+from prompt_r1.cli.command_line import command, program_name, run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.version import __version__, installed_version
 
 
 def main(arguments: list[str]) -> None:
     """Print the table."""
-    about = "Show versions, devices and memory. `train.py --dry-run` estimates what a training needs."
+    about = (
+        f"Show versions, devices and memory. `{command('train', '--dry-run')}` estimates what a run needs."
+    )
     parser = argparse.ArgumentParser(program_name("python -m prompt_r1.doctor"), description=about)
     parser.parse_args(arguments)
     print(markdown_table(["", "this machine"], list(rows()), left=2))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.agent.remote import Prompts, parse_remote
+from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import MINI_AGENTS
 from prompt_r1.config.train import agent_preset
@@ -55,7 +56,7 @@ def newest_mini_run() -> Path:
             saved[file.parent.parent] = file.stat().st_mtime
     if not saved:
         raise UsageError(
-            f"no trained agent under {RUNS}/: run `python train.py` first, or give --agent and --env"
+            f"no trained agent under {RUNS}/: run `{command('train')}` first, or give --agent and --env"
         )
     return max(saved, key=saved.__getitem__)
 

@@ -22,6 +22,7 @@ from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
 from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.sft import FineTuned, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
+from prompt_r1.cli.command_line import command
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import MINI_AGENTS, is_mini
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
@@ -170,8 +171,8 @@ def trained_alone(name: str) -> AgentSpec:
     spec = resolve_agent(name, kv_tokens=0) if name else None
     if spec is None or spec.config.env != "none":
         raise UsageError(
-            "grpo-only needs an agent that was trained without environment: run `python train.py --env none` "
-            "and give --grpo-agent RUN"
+            "grpo-only needs an agent that was trained without environment: run "
+            f"`{command('train', '--env', 'none')}` and give --grpo-agent RUN"
         )
     return spec
 

@@ -33,7 +33,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
-from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.cli.command_line import command, parse_arguments, run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import MINI_AGENTS, check_ranges
@@ -72,12 +72,13 @@ def main(arguments: list[str]) -> None:
         folder = learn_games(Path(config.games), config, out)
         print(
             f"The agent is saved in {folder}. Train it:\n"
-            f"python train.py --config {config.preset} --agent {folder}"
+            f"{command('train', '--config', config.preset, '--agent', folder)}"
         )
         return
     questions = find_questions(config.data, "train", config.seed)
     folder = learn_answers(questions, config, out)
-    print(f"The agent is saved in {folder}. Score it:\npython evaluate.py --method sft --sft-agent {folder}")
+    score = command("evaluate", "--method", "sft", "--sft-agent", folder)
+    print(f"The agent is saved in {folder}. Score it:\n{score}")
 
 
 def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:

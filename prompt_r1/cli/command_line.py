@@ -4,6 +4,7 @@ import argparse
 import gc
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # a program imports the settings of no other one
 
 Config = TypeVar("Config")
 CONSOLE_COMMAND = "prompt-r1"
+SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}  # `prompt-r1 NAME` runs them
 LONGEST_SENTENCE = 2000  # characters of an error message
 MORE_CPU_MEMORY = (
     "start fewer processes on this machine, give a smaller --tokens-per-batch or less --offload, and resume "
@@ -104,6 +106,17 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
 def program_name(default: str) -> str:
     """How this program was called: `prompt-r1 NAME` by the console command, else `default`."""
     return sys.argv[0] if sys.argv[0].startswith(f"{CONSOLE_COMMAND} ") else default
+
+
+def command(program: str, *arguments: object) -> str:
+    """A command to type next, in the form in which this process was started, with arguments quoted.
+
+    `program` is one of SCRIPTS. An installed package has no scripts of its own to name.
+    """
+    installed = (Path(__file__).parents[1] / "scripts").is_dir()
+    by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
+    start = [CONSOLE_COMMAND, program] if by_name else ["python", SCRIPTS[program]]
+    return shlex.join([*start, *map(str, arguments)])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -242,6 +255,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
         """The values of the flags. Raises UsageError."""
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+            from argcomplete import autocomplete
+
+            autocomplete(self, print_suppressed=True)
         given, unknown = self.parse_known_args(arguments)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -315,6 +332,8 @@ def _options(f: Field[Any], preset: dict[str, Any]) -> dict[str, Any]:
         options |= {"nargs": "+", "type": get_args(f.type)[0], "action": _Collect}
     if f.metadata["choices"]:
         options["choices"] = f.metadata["choices"]
+        if get_origin(f.type) is not tuple:  # a list of methods is too long for {A,B}
+            del options["metavar"]
     return options
 
 
@@ -335,9 +354,9 @@ class _Collect(argparse.Action):
 
 
 def _help_line(f: Field[Any], preset: dict[str, Any]) -> str:
-    """The help of a field with its choices and its default, here and in the mini preset."""
+    """The help of a field with its default, here and in the mini preset."""
     help_line, choices = f.metadata["help"], f.metadata["choices"]
-    if not all(choice in help_line for choice in choices):
+    if get_origin(f.type) is tuple and not all(choice in help_line for choice in choices):
         help_line += f": {', '.join(choices)}"
     defaults = []
     if "default:" not in help_line:

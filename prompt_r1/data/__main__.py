@@ -37,7 +37,8 @@ def _add_convert(commands: Commands) -> None:
         dest="source",
         required=True,
         choices=[*DATASETS, "questions"],
-        help="dataset; questions: a question file, or with the two FIELDs a table of your own",
+        metavar="DATASET",
+        help=f"{', '.join(DATASETS)}; or questions: a question file, or with the two FIELDs your own table",
     )
     add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="raw files")
     add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as published")

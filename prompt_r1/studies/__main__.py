@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from prompt_r1.agent.names import RUNS
-from prompt_r1.cli.command_line import program_name, run_program
+from prompt_r1.cli.command_line import command, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 
@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS)
     if not folders:
-        raise UsageError(f"there is no mini run under {RUNS}/ to study: run `python train.py`, or give RUN")
+        raise UsageError(
+            f"there is no mini run under {RUNS}/ to study: run `{command('train')}`, or give RUN"
+        )
     runs = [load_run(folder, per_kind=given.limit) for folder in folders]
     print(f"{', '.join(map(str, folders))}: {sum(len(run.questions) for run in runs)} questions")
     given.out.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--budget", type=int, default=2000, help="calls of each prompt search (2000)")
     parser.add_argument("--examples", type=int, default=50, help="questions that score a prompt (50)")
     parser.add_argument("--limit", type=int, default=0, help="test questions of each file (0: all)")
-    parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS, help="methods (all)")
+    methods = f"{', '.join(METHODS)} (all)"
+    parser.add_argument("--method", nargs="+", metavar="NAME", default=METHODS, choices=METHODS, help=methods)
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time (2)")
     given = parser.parse_args(arguments)
     for flag in ("steps", "budget", "examples", "jobs"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch
 from infer import InferConfig
 from prompt_r1.cli.command_line import (
     check_usage,
+    command,
     evaluate_config,
     parse_arguments,
     run_program,
@@ -148,6 +150,20 @@ def test_out_of_memory_suggests_what_to_reduce(monkeypatch, capsys):
     assert "Tried to allocate" not in message
 
 
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("train.py", "python infer.py --agent 'my runs/a b'"),
+        ("/somewhere/train.py", "python infer.py --agent 'my runs/a b'"),
+        ("prompt-r1 train", "prompt-r1 ask --agent 'my runs/a b'"),
+    ],
+)
+def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, monkeypatch):
+    """The installed `prompt-r1 train` advised `python infer.py`, which its user does not have."""
+    monkeypatch.setattr("sys.argv", [typed, "--steps", "3"])
+    assert command("ask", "--agent", Path("my runs/a b")) == shown
+
+
 def test_success_exits_with_0_and_prints_nothing(monkeypatch, capsys):
     assert exit_code(None, monkeypatch) == 0
     assert capsys.readouterr() == ("", "")
@@ -257,9 +273,7 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     assert shown["--checkpointing"].startswith(
         "--checkpointing true|false gradient checkpointing (True, mini: False)"
     )
-    assert shown["--track"] == (
-        "--track TEXT log metrics to this tracker too: none, tensorboard, wandb (none)"
-    )
+    assert shown["--track"] == "--track {none,tensorboard,wandb} log metrics to this tracker too (none)"
     assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
     assert "--version" not in shown and len(shown) == len(fields(TrainConfig)) + 2
 
