@@ -1,16 +1,9 @@
-"""`evaluate.py --dry-run`: calls, tokens and dollars.
+"""`evaluate.py --dry-run`: the most calls, tokens and dollars that each method can take.
 
-Calls follow from the algorithms. Where they also depend on the models, the estimate is a range:
-
-              low                                         high
-    games     one call                                    a call in every turn but the last
-    opro      each new instruction repeats the first      no instruction is repeated
-    textgrad  each rewrite has its tags                   each rewrite is requested twice
-    gepa      each parent is perfect                      none is, and the last child joins the pool
-    examples  each is right at once (`cot-few-shot`)      each attempt fails
-
-Texts of models are short in the low estimate, and as long as the limits allow in the high one. Questions have
-their own lengths. Nothing is subtracted for calls that a journal or earlier answers save.
+The calls follow from the algorithms, at their most: a game asks in every turn but the last, every attempt at
+an example of `cot-few-shot` fails, and a search never finds a text twice. Texts of models are as long as the
+limits allow; questions have their own lengths. Nothing is subtracted for calls that a journal or earlier
+answers save.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +26,11 @@ from prompt_r1.config.methods import SEARCHES
 from prompt_r1.environments.opening import parse_fields
 from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, SystemSetup
 from prompt_r1.spending import Spending
-from prompt_r1.training.dry_run import (
-    LONGEST_REPLY,
-    cost_cells,
-    price_at,
-    span,
-    spending_of_game,
-    texts_of_call,
-)
+from prompt_r1.training.dry_run import LONGEST_REPLY, SYSTEM_TOKENS, price_at, spending_of_game
 from prompt_r1.types import Question
 
 LONGEST_PROMPT = 2000  # tokens, where the optimiser may write more
+REQUEST_TOKENS = 250  # of the optimiser's request, besides what it quotes
 
 
 def estimate_evaluation(
@@ -54,42 +41,37 @@ def estimate_evaluation(
     Reads the training questions if a method needs them, and loads no model.
     """
     train, validation = preparation_questions((setup.system.method for setup in setups), config, seed)
-    spendings = []  # before the answers, then of the answers; each low and high
-    for setup in setups:
-        ends = [SystemCost(setup, config, high=high) for high in (False, True)]
-        before = [end.before(questions, train, validation) for end in ends]
-        spendings.append([*before, *(end.answers(questions) for end in ends)])
-    spendings.append([sum(column, Spending()) for column in zip(*spendings, strict=True)])
+    costs = [SystemCost(setup, config) for setup in setups]
+    before = [cost.before(questions, train, validation) for cost in costs]
+    answers = [cost.answers(questions) for cost in costs]
+    before.append(sum(before, Spending()))
+    answers.append(sum(answers, Spending()))
     labels = [*(str(setup.system) for setup in setups), "together"]
     rows = []
-    for label, (low_before, high_before, low, high) in zip(labels, spendings, strict=True):
-        calls = [span(low_before.calls, high_before.calls), span(low.calls, high.calls)]
-        costs = cost_cells(low_before + low, high_before + high, priced=bool(config.env_price))
-        rows.append([label, *calls, *costs[1:]])
-    return fitted_table(["system", "calls before", "calls of the answers", "tokens", "dollars"], rows)
+    for label, first, then in zip(labels, before, answers, strict=True):
+        both = first + then
+        dollars = f"{both.usd:,.2f}" if config.env_price else "no --env-price"
+        rows.append([label, f"{first.calls:,}", f"{then.calls:,}", f"{both.tokens:,}", dollars])
+    return fitted_table(["at most", "calls before", "calls of the answers", "tokens", "dollars"], rows)
 
 
 class SystemCost:
-    """What a system spends, at the low or at the high end of the estimate."""
+    """The most that a system can spend."""
 
-    def __init__(self, setup: SystemSetup, config: EvaluateConfig, *, high: bool) -> None:
+    def __init__(self, setup: SystemSetup, config: EvaluateConfig) -> None:
         self.method = method = setup.system.method
-        self._high = high
         self._config = config
         spec = setup.system.environment or "mini"
         self._answer_format = choose_answer_format(config, spec)
-        self._price = price_at(config.env_price, high=high)
-        self._optimizer_price = price_at(config.optimizer_price or config.env_price, high=high)
-        self._game = spending_of_game(setup.agent.config, spec, config.env_price, high=high)
-        reply = _limit_of(request_fields(method, config, config.env_args))
-        asked = texts_of_call(spec, prompt=0, reply=reply, high=high)
-        self._system, self._reply = asked.system, asked.reply
+        self._price = price_at(config.env_price, high=True)
+        self._optimizer_price = price_at(config.optimizer_price or config.env_price, high=True)
+        self._game = spending_of_game(setup.agent.config, spec, config.env_price, high=True)
+        self._reply = _limit_of(request_fields(method, config, config.env_args))
         # What the optimiser writes: replies, and in them prompts.
         fields = parse_fields(config.optimizer_args, flag="--optimizer-args") or OPTIMIZER_FIELDS.get(method)
-        limit = _limit_of(fields or {})
+        self._written = _limit_of(fields or {})
         longest = ceil(MAX_LENGTH / 3) if method in ("random-search", "opro") else LONGEST_PROMPT
-        written = texts_of_call(spec, prompt=longest, reply=limit, high=high)
-        self._prompt, self._written = min(written.prompt, limit), written.reply
+        self._prompt = min(longest, self._written)
 
     def answers(self, questions: Sequence[Question]) -> Spending:
         """All answers to all questions."""
@@ -103,8 +85,7 @@ class SystemCost:
         elif self.method == "cot":  # the second call reads the first one's reply
             one = self._call(questions) + self._call(questions, also=self._reply)
         elif self.method == "cot-few-shot":
-            examples = config.shots * self._case(questions) if self._high else 0
-            one = self._call(questions, also=examples)
+            one = self._call(questions, also=config.shots * self._case(questions))
         elif self.method in SEARCHES:
             one = self._call(questions, also=self._prompt)
         elif self.method not in WITHOUT_ENVIRONMENT:
@@ -117,8 +98,7 @@ class SystemCost:
         """What the method spends before its first answer."""
         config = self._config
         if self.method == "cot-few-shot":
-            asked = config.shots * TRIES_PER_SHOT if self._high else config.shots
-            return self._call(train) * min(len(train), asked)
+            return self._call(train) * min(len(train), config.shots * TRIES_PER_SHOT)
         if self.method == "self-consistency" and not config.samples:
             return self._game * min(MEASURED_GAMES, len(validation))
         if self.method == "rft":
@@ -131,57 +111,50 @@ class SystemCost:
 
     def _search(self, part: SearchPart) -> Spending:
         """One search for a prompt, within --optimize-calls."""
-        config, high = self._config, self._high
+        config = self._config
         train, validation = len(part.train), min(config.optimize_val, len(part.validation))
         if self.method in ("random-search", "opro"):
             first = min(config.opro_train, train)  # calls that are made in any case
             optimizer = config.opro_steps * config.opro_per_step
-            task = (1 + optimizer) * first if high else first
-            unused = config.opro_per_step - 1  # calls of the budget, at most
+            task = (1 + optimizer) * first
         elif self.method == "textgrad":
             first = validation
             asked = min(train, config.textgrad_updates * config.textgrad_batch)
             updates = ceil(asked / config.textgrad_batch)
             task = first + config.textgrad_epochs * (asked + updates * validation)
-            optimizer = config.textgrad_epochs * (2 * asked + updates * (2 if high else 1))
-            unused = 3 * config.textgrad_batch + validation
+            optimizer = config.textgrad_epochs * 2 * (asked + updates)  # each rewrite is requested twice
         else:
             first = validation
             iteration = 2 * config.gepa_batch
-            task = max(first, config.gepa_calls + (iteration + validation - 1 if high else 0))
-            optimizer = max(0, ceil((config.gepa_calls - first) / iteration)) if high else 0
-            unused = iteration + validation
-        task_call = self._call(part.train, also=self._prompt)
-        optimizer_call = self._optimizer_call(part.train)
-        budget = config.optimize_calls
+            # The last iteration exceeds the limit, and its child joins the pool.
+            task = max(first, config.gepa_calls + iteration + validation - 1)
+            optimizer = max(0, ceil((config.gepa_calls - first) / iteration))
+        calls = [self._call(part.train, also=self._prompt), self._optimizer_call(part.train)]
         # A second request of textgrad for the same rewrite may exceed the budget by one call.
-        most = max(first, budget + 1 if high else budget - unused)
-        if not budget or task + optimizer <= most:
-            return task_call * task + optimizer_call * optimizer
-        cheap, dear = sorted((task_call, optimizer_call), key=lambda call: (call.usd, call.tokens))
-        return (dear if high else cheap) * most
+        most = max(first, config.optimize_calls + 1) if config.optimize_calls else task + optimizer
+        if task + optimizer <= most:
+            return calls[0] * task + calls[1] * optimizer
+        return max(calls, key=lambda call: (call.usd, call.tokens)) * most
 
     def _call(self, questions: Sequence[Question], *, also: int = 0) -> Spending:
         """The mean call of an environment that is asked once; `also` are tokens besides the question."""
         hint = STEP_BY_STEP if self.method in ("cot", "cot-few-shot", "self-consistency") else ""
         texts = [self._answer_format.user_message(one.text, hint=hint)["content"] for one in questions]
-        return self._price.of_call(self._system + also + self._tokens(texts), self._reply)
+        return self._price.of_call(SYSTEM_TOKENS + also + self._tokens(texts), self._reply)
 
     def _optimizer_call(self, questions: Sequence[Question]) -> Spending:
         """The mean call of the optimiser. It sees prompts, and questions with their replies and answers."""
         config, case = self._config, self._case(questions)
-        frame = 250 if self._high else 30  # tokens besides what it quotes
         if self.method in ("random-search", "opro"):
-            quoted = EXEMPLARS * case + (SHOWN * self._prompt if self._high else 0)
+            quoted = EXEMPLARS * case + SHOWN * self._prompt
         elif self.method == "textgrad":
-            # The criticism of each reply, then that of the prompt, then the rewrite with all of them.
-            size, rewrites = config.textgrad_batch, 2 if self._high else 1
-            criticism = self._prompt + case + self._written
+            # The criticism of each reply, then that of the prompt, then two rewrites with all of them.
+            size, criticism = config.textgrad_batch, self._prompt + case + self._written
             rewrite = self._prompt + size * criticism
-            quoted = (size * (case + criticism) + rewrites * rewrite) // (2 * size + rewrites)
+            quoted = (size * (case + criticism) + 2 * rewrite) // (2 * size + 2)
         else:
             quoted = self._prompt + config.gepa_batch * case
-        return self._optimizer_price.of_call(frame + quoted, self._written)
+        return self._optimizer_price.of_call(REQUEST_TOKENS + quoted, self._written)
 
     def _case(self, questions: Sequence[Question]) -> int:
         """The mean tokens of a question with a reply and the right answer."""
@@ -189,8 +162,7 @@ class SystemCost:
         return self._tokens(texts) + self._reply
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        characters = fmean(map(len, texts)) if texts else 0.0
-        return ceil(characters / 3) if self._high else int(characters / 4)
+        return ceil(fmean(map(len, texts)) / 3) if texts else 0
 
 
 def _limit_of(fields: Mapping[str, object]) -> int:
