@@ -39,10 +39,11 @@ def main(arguments: list[str]) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import torch
 
-    from prompt_r1.studies.svg import svg
+    from prompt_r1.studies.plot import check_matplotlib, figure_of
     from prompt_r1.studies.training import study_training
     from prompt_r1.studies.turns import find_runs, load_run, study_turns
 
+    check_matplotlib()
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS)
     if not folders:
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> None:
         begin = time.perf_counter()
         study = make_study()
         file = given.out / f"{study.name}.svg"
-        file.write_text(svg(study.plot), "utf-8")
+        figure_of(study.plot).savefig(file)
         file.with_suffix(".md").write_text(study.markdown(), "utf-8")
         seconds = time.perf_counter() - begin
         print(f"\n{study.plot.title}: {file}, .md ({seconds:.0f} s)\n\n{study.table}")

@@ -20,9 +20,9 @@ from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.faults import FAULTS
+from prompt_r1.studies.plot import rate_text
 from prompt_r1.studies.programs import Flags, add_seeds, train
 from prompt_r1.studies.study import Line, pooled_validations, validations
-from prompt_r1.studies.svg import rate_text
 from prompt_r1.training.alarms import Watchdog
 from prompt_r1.training.update import limit_of
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from prompt_r1.metrics.statistics import seeds_interval, wilson
-from prompt_r1.studies.svg import Plot, Point
+from prompt_r1.studies.plot import Plot, Point
 
 Line = Mapping[str, float]  # of metrics.jsonl
 

@@ -13,8 +13,8 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.studies.plot import Plot, Point, Series, rate_text
 from prompt_r1.studies.study import Study, pooled_validations, validations
-from prompt_r1.studies.svg import Plot, Point, Series, rate_text
 
 CLAIM = (
     "Proposition 2. Reinforcement learning can make small-scale LLMs better guide large-scale LLMs to "

@@ -22,8 +22,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.rollout import play
+from prompt_r1.studies.plot import Plot, Series, rate_text
 from prompt_r1.studies.study import Study, rate_point
-from prompt_r1.studies.svg import Plot, Series, rate_text
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 
 CLAIM = (

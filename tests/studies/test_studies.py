@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import programs, turns
-from prompt_r1.studies.svg import Plot, Point, Series, svg
 from prompt_r1.studies.training import study_training
 from prompt_r1.studies.turns import (
     THOUGHT_AFTER_ASKING,
@@ -191,14 +189,9 @@ def test_the_training_study_pools_all_seeds(tmp_path):
     assert [(point.x, point.mean, point.n) for point in sampled.points] == [(3.0, 0.5, 40), (8.0, 0.5, 8)]
 
 
-def test_names_and_titles_of_a_plot_are_escaped():
-    plot = Plot("<title & more>", "x", "y", [Series("<b>", [Point(0, 0.0, 0.0, 0.1, 50)])])
-    texts = [one.text for one in ElementTree.fromstring(svg(plot)).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"<title & more>", "<b>"} <= set(texts)
-
-
 def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     """With an agent that memorised a few turns: the numbers are meaningless, but none is missing."""
+    pytest.importorskip("matplotlib")
     from prompt_r1.cli.command_line import train_config
 
     run = tmp_path / "runs" / "tiny"
