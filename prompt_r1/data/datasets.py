@@ -121,24 +121,21 @@ def mathqa(row: Fields) -> Draft:
 
 def squad(row: Fields) -> Draft:
     """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable."""
-    answers = row.get("answers")
+    question, answers = text_field(row, "question"), row.get("answers")
     golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
-    golds = [text_field(gold, "text") if isinstance(gold, dict) else gold for gold in golds]
     if not golds:
         raise LeftOut("unanswerable")
-    return Draft(text_field(row, "question"), _golds(golds, "answers"), _id(row, "id"))
+    return Draft(question, _golds(golds, "answers"), _id(row, "id"))
 
 
 def triviaqa(row: Fields) -> Draft:
-    """TriviaQA: the answer and its aliases. Keys are capitalised in the official JSON, not on the hub."""
-    row = {key.lower(): value for key, value in row.items()}
+    """TriviaQA: the answer and its aliases."""
     answer = row.get("answer")
     if not isinstance(answer, dict):
         raise LeftOut(NO_ANSWER)
-    answer = {key.lower(): value for key, value in answer.items()}
     golds = _golds(answer.get("value"), "value")
     golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
-    return Draft(text_field(row, "question"), golds, _id(row, "question_id", "questionid"))
+    return Draft(text_field(row, "question"), golds, _id(row, "question_id"))
 
 
 def xsum(row: Fields) -> Draft:

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
 
 
 def _json(path: Path) -> Iterator[object]:
-    """The rows of an array, of an object like SQuAD's or TriviaQA's, or of JSON lines with this suffix.
+    """The rows of an array, or of JSON lines with this suffix.
 
     The elements are parsed one by one: all at once, some dumps would need gigabytes.
     """
@@ -89,10 +89,7 @@ def _json(path: Path) -> Iterator[object]:
             element, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise BadRow(f"not JSON ({error})") from None
-        if is_array:
-            yield element
-        else:
-            yield from _nested_rows(element)
+        yield element
         position = _after_separator(text, position)
     if is_array and end == len(text):
         raise BadRow("not JSON (the end of the array is missing)")
@@ -101,23 +98,6 @@ def _json(path: Path) -> Iterator[object]:
 def _after_separator(text: str, position: int) -> int:
     found = SEPARATOR.match(text, position)
     return found.end() if found else position
-
-
-def _nested_rows(document: object) -> Sequence[object]:
-    """The questions inside one JSON object; any object of another layout is one row.
-
-    SQuAD has them in data → paragraphs → qas, TriviaQA in Data.
-    """
-    articles = document.get("Data", document.get("data")) if isinstance(document, dict) else None
-    if not isinstance(articles, list):
-        return [document]
-    if not any(isinstance(article, dict) and "paragraphs" in article for article in articles):
-        return articles
-    try:
-        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        return [question for paragraph in paragraphs for question in paragraph["qas"]]
-    except (KeyError, TypeError) as error:
-        raise BadRow(f"not in the layout of SQuAD's JSON ({error!r})") from None
 
 
 def _csv(path: Path) -> Iterator[object]:

@@ -57,18 +57,14 @@ class Layout:
 
 
 SOLUTION = "She sold 48/2 = <<48/2=24>>24 clips.\n#### -1,024"
-GOLDS = [{"text": "Bob", "answer_start": 12}, {"text": "Bob", "answer_start": 12}]
-SQUAD_QUESTIONS = [
-    {"id": "s1", "question": "Who?", "is_impossible": False, "answers": GOLDS},
-    {"id": "s2", "question": "Why?", "is_impossible": True, "answers": []},
-]
-SQUAD = {"data": [{"title": "Bob", "paragraphs": [{"context": "Bob did it.", "qas": SQUAD_QUESTIONS}]}]}
 DAPO_ROW = {
     "prompt": [{"role": "user", "content": f"{DAPO_OPENING}Find $x$.{DAPO_CLOSING}"}],
     "reward_model": {"ground_truth": "-3", "style": "rule"},
 }
-TRIVIA_ANSWER = {"Value": "Bob", "Aliases": ["Robert", "Bob"], "NormalizedValue": "bob"}
-TRIVIA = {"Data": [{"Question": "Who?", "QuestionId": "t1", "Answer": TRIVIA_ANSWER}]}
+SQUAD_ROWS = [
+    {"id": "s1", "question": "Who?", "answers": {"text": ["Bob", "Bob"], "answer_start": [12, 12]}},
+    {"id": "s2", "question": "Why?", "answers": {"text": [], "answer_start": []}},
+]
 TRIVIA_ROWS = [
     {"question": "Who?", "question_id": "t1", "answer": {"value": "Bob", "aliases": ["Bob", "Rob"]}},
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
@@ -103,9 +99,7 @@ LAYOUTS = [
     Layout("mathqa", "test.json", [options("a ) a ) 25 , b ) b ) 30", "b")], ("30",)),
     Layout("mathqa", "train.parquet", [options("['a ) 38', 'b ) 27.675', 'e ) none']", "b")], ("27.675",)),
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
-    Layout("squad", "train-v2.0.json", SQUAD),
-    Layout("squad", "train.parquet", [{"id": "s1", "question": "Who?", "answers": {"text": ["Bob"]}}]),
-    Layout("triviaqa", "unfiltered-web-dev.json", TRIVIA, ("Bob", "Robert")),
+    Layout("squad", "train.parquet", SQUAD_ROWS),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
     Layout(
         "xsum",
@@ -169,7 +163,7 @@ def test_detokenising_rejoins_words_and_punctuation(tokens: str, text: str) -> N
 
 
 def test_one_gold_keeps_only_the_first_gold_answer(tmp_path: Path) -> None:
-    trivia = dump(tmp_path / "trivia.json", TRIVIA)
+    trivia = dump(tmp_path / "trivia.json", TRIVIA_ROWS)
     assert converted(trivia, "--from", "triviaqa", "--one-gold") == [("Who?", ("Bob",))]
 
 
@@ -235,9 +229,9 @@ def test_the_published_columns_are_written_and_read_back(tmp_path: Path) -> None
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("squad", "x.json", {"data": [{"paragraphs": [{"context": "Bob."}]}]}, "row 1: not in the layout of"),
+        ("squad", "x.json", {"version": "v2.0", "data": []}, "row 1: the field question is missing"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
-        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field text"),
+        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "x.json", [], "none of the 0 rows is left"),
