@@ -2,8 +2,8 @@
 
 Every run starts from the agent of the same ten default steps and differs from the healthy run in one fault
 (`prompt_r1.studies.faults`, or flags). Validations are always played as they should be, so they measure the
-agent. EM has *fallen* at the first validation from which on all are more than FALL below the best before. An
-alarm *leads* if it comes at an earlier step. The same command reuses finished runs.
+agent. EM has *fallen* at the first validation from which on all are more than FALL below the best before. The
+same command reuses finished runs.
 """
 
 import argparse
@@ -53,11 +53,6 @@ class Course:
     alarm: int | None  # step of the first alarm
     text: str  # of the alarms of that step, one per line
     fall: int | None  # step of the validation at which EM has fallen
-
-    @property
-    def leads(self) -> bool | None:
-        """Whether the alarm came before the fall; None: EM did not fall."""
-        return None if self.fall is None else self.alarm is not None and self.alarm < self.fall
 
 
 def step_of_fall(em: Mapping[int, float]) -> int | None:
@@ -125,21 +120,6 @@ def _step(step: int | None) -> str:
     return "–" if step is None else str(step)
 
 
-def leading(courses: Mapping[str, Mapping[int, Course]]) -> str:
-    """A sentence about all runs: how many alarms led, and how many healthy runs gave one."""
-    broken = [course for name, by_seed in courses.items() if name != HEALTHY for course in by_seed.values()]
-    fallen = [course for course in broken if course.fall is not None]
-    false = [course for course in courses[HEALTHY].values() if course.alarm is not None]
-    led = [course for course in fallen if course.leads]
-    others = [course for course in broken if course.fall is None]
-    noticed = [course for course in others if course.alarm is not None]
-    return (
-        f"EM fell in {len(fallen)} of {len(broken)} broken runs, and the alarm came before in {len(led)} of "
-        f"them. Of the {len(others)} runs whose EM did not fall, {len(noticed)} gave an alarm. Of "
-        f"{len(courses[HEALTHY])} healthy runs, {len(false)} did."
-    )
-
-
 def main(arguments: list[str]) -> None:
     """Break runs from a command line."""
     parser = argparse.ArgumentParser(
@@ -160,6 +140,6 @@ def main(arguments: list[str]) -> None:
 
     names = list(dict.fromkeys(given.name or FAILURES))
     courses = train_runs(names, given.out, given.seeds, steps=given.steps)
-    text = f"{failures_table(courses)}\n\n{leading(courses)}"
+    text = failures_table(courses)
     (given.out / "failures.md").write_text(f"{text}\n", "utf-8")
     print(f"\n{given.out}/failures.md\n\n{text}")

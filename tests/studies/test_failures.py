@@ -21,7 +21,6 @@ from prompt_r1.studies.failures import (
     course_of,
     failures_table,
     first_alarm,
-    leading,
     step_of_fall,
 )
 from prompt_r1.training import update
@@ -68,13 +67,6 @@ def course(fault_at: int | None, em: list[float]) -> Course:
     return course_of(lines(fault_at=fault_at, em=em))
 
 
-def test_an_alarm_leads_when_it_comes_at_an_earlier_step_than_the_fall():
-    assert course(1, [0.9, 0.9, 0.5, 0.5]).leads is True
-    assert course(2, [0.9, 0.9, 0.5, 0.5]).leads is False  # in the same step
-    assert course(None, [0.9, 0.9, 0.5, 0.5]).leads is False
-    assert course(1, [0.9, 0.9, 0.9, 0.9]).leads is None
-
-
 def test_a_first_step_without_spread_is_the_alarm_of_the_console():
     assert first_alarm([{"step": 1, "groups/no_spread": 1.0}]) == (1, "nothing can be learned from step 1")
 
@@ -88,9 +80,6 @@ def test_the_table_counts_every_run():
     _, _, healthy, row, _ = failures_table(courses).splitlines()
     assert row == "| learning-rate | update/kl | 1, 2 | 2, 2 | 0.85 | 0.450 [0.32, 0.58] |"
     assert healthy == "| healthy | none | –, – | –, – | 0.85 | 0.950 [0.31, 1.00] |"
-    said = leading(courses)
-    assert "fell in 2 of 4 broken runs, and the alarm came before in 1 of them" in said
-    assert "the 2 runs whose EM did not fall, 1 gave an alarm. Of 2 healthy runs, 0 did." in said
 
 
 def test_an_unknown_failure_is_named():
