@@ -86,11 +86,6 @@ class PromptSearch:
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
 
-    def finish(self, prompt: str) -> None:
-        """Write prompt.txt and ledger.json."""
-        (self.folder / "prompt.txt").write_text(prompt, "utf-8")
-        (self.folder / "ledger.json").write_text(json.dumps(self.ledger.row), "utf-8")
-
 
 MIXTURE = ""  # in place of a dataset: the questions of all datasets
 
@@ -121,7 +116,7 @@ class OptimisedPrompt(Method):
         for part in parts_of(self.datasets, train, validation):
             search = self._searches[part.dataset] = self.open_search(part.dataset)
             prompt = await self.algorithm(search, part)
-            search.finish(prompt)
+            (search.folder / "prompt.txt").write_text(prompt, "utf-8")
             self.ledger.task += search.ledger.task
             self.ledger.optimizer += search.ledger.optimizer
             self.prompts[part.dataset] = prompt

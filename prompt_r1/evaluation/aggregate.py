@@ -7,18 +7,12 @@ from statistics import mean
 
 from prompt_r1.config.functions import Metric
 from prompt_r1.errors import EnvError
-from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, TRAINED
+from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.statistics import cluster_means, macro_interval
 from prompt_r1.metrics.text import Rules, score_text
 from prompt_r1.types import Kind
 
-# The metrics that the paper reports of each kind of question; the first is the kind's main metric here.
-REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
-    "qa": ("em", "f1"),
-    "math": ("em", "f1"),
-    "text": ("f1", "ssim"),
-}
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
 OWN = "own"  # the metric of --answer-metric
 

@@ -220,9 +220,7 @@ def _select(text: str) -> list[Prediction]:
     if len(chosen) != 1:
         choices = ", ".join(f"{name}:{selector}" for selector in names.values())
         raise UsageError(f"--compare {text} names {len(chosen)} systems; choose one of {choices}")
-    found = [one for one in predictions if one.system == chosen[0]]
-    newest = list(dict.fromkeys(one.setting for one in found))[-1]
-    return [one for one in found if one.setting == newest]
+    return [one for one in predictions if one.system == chosen[0]]
 
 
 def _selector(system: System) -> str:

@@ -4,11 +4,20 @@ The environments are GPT-4o-mini and, in Table 5, GPT-OSS-20B. Each number is ov
 reports no intervals. Datasets have the names of `prompt_r1/data`, metrics those of `aggregate.py`.
 """
 
+from collections.abc import Mapping
+
 from prompt_r1.data.datasets import DATASETS, PAPER_MIX
 from prompt_r1.data.files import kind_of
+from prompt_r1.types import Kind
 
 TRAINED = PAPER_MIX
 OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not dataset.trained)
+# The metrics that the paper reports of each kind of question; the first is the kind's main metric here.
+REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
+    "qa": ("em", "f1"),
+    "math": ("em", "f1"),
+    "text": ("f1", "ssim"),
+}
 COLUMNS = (
     "Qwen3-4B", "GPT-4o-mini", "SFT (Qwen3-4B)", "CoT (Qwen3-4B)", "CoT (GPT-4o-mini)", "GRPO (Qwen3-4B)",
     "OPRO", "TextGrad", "GEPA", "Prompt-R1",
@@ -83,11 +92,6 @@ TRANSFER = {
 }
 
 
-def metrics_of(dataset: str) -> tuple[str, str]:
-    """The two metrics that the paper reports for a dataset."""
-    return ("f1", "ssim") if kind_of(dataset) == "text" else ("em", "f1")
-
-
 def main_result(column: str, dataset: str | tuple[str, ...], metric: str) -> float | None:
     """A number of Table 2 or 3, of a dataset or the average of several; None if it is not reported."""
     row = (
@@ -109,6 +113,7 @@ def transfer(trained_with: str, tested_with: str, dataset: str, metric: str) -> 
 def _find_in_pairs(
     numbers: tuple[float, ...] | None, datasets: tuple[str, ...], dataset: str, metric: str
 ) -> float | None:
-    if numbers is None or dataset not in datasets or metric not in metrics_of(dataset):
+    metrics = REPORTED_METRICS[kind_of(dataset)]
+    if numbers is None or dataset not in datasets or metric not in metrics:
         return None
-    return numbers[2 * datasets.index(dataset) + metrics_of(dataset).index(metric)]
+    return numbers[2 * datasets.index(dataset) + metrics.index(metric)]

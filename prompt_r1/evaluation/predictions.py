@@ -196,7 +196,7 @@ class PredictionFile:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in a file, the last line of each key. Raises UsageError if there are none."""
+    """Each system's predictions with its newest setting. Raises UsageError if the file holds none."""
     if not path.is_file():
         raise UsageError(
             f"{path}: there is no such file; evaluate.py writes predictions.jsonl into its --out"
@@ -204,4 +204,5 @@ def read_predictions(path: Path) -> list[Prediction]:
     predictions = _parse(path.read_bytes())
     if not predictions:
         raise UsageError(f"{path}: the file holds no predictions of evaluate.py")
-    return list(predictions.values())
+    newest = {one.system: one.setting for one in predictions.values()}
+    return [one for one in predictions.values() if one.setting == newest[one.system]]

@@ -31,10 +31,8 @@ def table(folders: Sequence[Path]) -> str:
     # method, kind → folder, question → whether each of its answers is right
     right: dict[tuple[str, str], dict[tuple[Path, str], list[bool]]] = defaultdict(lambda: defaultdict(list))
     for folder in folders:
-        predictions = read_predictions(folder / "predictions.jsonl")
-        newest = {one.system: one.setting for one in predictions}  # there may be answers of older settings
-        for one in predictions:
-            if one.error or one.setting != newest[one.system]:
+        for one in read_predictions(folder / "predictions.jsonl"):
+            if one.error:
                 continue
             exact = exact_match(one.answer or "", one.question.answers) == 1
             for kind in (one.question.dataset, "all"):

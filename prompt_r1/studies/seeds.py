@@ -111,7 +111,7 @@ def means_of_seeds(groups: Mapping[tuple[int, str], Sequence[float]]) -> list[fl
 
 def measure(folders: Mapping[int, Path], method: str) -> Measured:
     """A method's scores and costs over the seeds, from the results folder of each."""
-    found = {seed: newest_answers(folder, method) for seed, folder in folders.items()}
+    found = {seed: answers_of(method, folder) for seed, folder in folders.items()}
     before = [preparation(folders[seed], method, of[0].system.agent) for seed, of in found.items()]
     return Measured(
         method,
@@ -123,13 +123,12 @@ def measure(folders: Mapping[int, Path], method: str) -> Measured:
     )
 
 
-def newest_answers(folder: Path, method: str) -> list[Prediction]:
-    """The answers of a method with its newest settings."""
-    predictions = read_predictions(folder / PREDICTIONS)
-    found = [one for one in predictions if one.system.method == method]
+def answers_of(method: str, folder: Path) -> list[Prediction]:
+    """The answers of a method with its newest settings, from a results folder."""
+    found = [one for one in read_predictions(folder / PREDICTIONS) if one.system.method == method]
     if not found:
         raise UsageError(f"{folder} has no answers of {method}")
-    return [one for one in found if one.setting == found[-1].setting]
+    return found
 
 
 def scores_of(found: Mapping[int, list[Prediction]]) -> dict[tuple[int, str], dict[str, float]]:
