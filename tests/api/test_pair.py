@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 import prompt_r1
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api.pair import Pair
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
@@ -224,6 +225,14 @@ def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
     hostile = replace(spec, config=replace(spec.config, env="py:os:environ"))
     with pytest.raises(prompt_r1.UsageError, match="runs code: give it as --env"):
         open_for_agent("", hostile.config, EnvironmentConfig(), seed=0, device=torch.device("cpu"))
+
+
+def test_the_environment_of_an_agent_gets_the_fields_of_its_training_unless_others_are_given(asking_agent):
+    trained = AgentConfig(env=f"hf:{asking_agent}", env_args='{"unknown": 1}')
+    with pytest.raises(prompt_r1.UsageError, match="takes max_tokens and temperature, not"):
+        open_for_agent("", trained, EnvironmentConfig(), seed=0, device=torch.device("cpu"))
+    own = EnvironmentConfig(env_args='{"max_tokens": 5}')
+    open_for_agent("", trained, own, seed=0, device=torch.device("cpu"))
 
 
 def test_the_package_imports_nothing_slow_until_a_name_is_used():

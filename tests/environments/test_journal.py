@@ -142,6 +142,22 @@ def test_when_a_call_is_cancelled_an_equal_call_that_waits_for_it_is_sent(tmp_pa
     assert asyncio.run(cancel_first()) == "reply 2"
 
 
+def test_of_many_that_wait_for_a_call_that_fails_one_is_sent_and_the_others_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    source = CountingSource()
+    environment = metered(source, tmp_path)
+
+    async def cancel_first() -> list[str]:
+        games = [asyncio.create_task(text_of(environment)) for _ in range(4)]
+        await asyncio.sleep(0)
+        games[0].cancel()
+        return await asyncio.gather(*games[1:])
+
+    assert asyncio.run(cancel_first()) == ["reply 2"] * 3
+    assert source.calls == 2
+
+
 def test_a_failed_call_is_recorded_and_sent_again(tmp_path: Path) -> None:
     failing = CountingSource(Outcome("retry", reason="HTTP 500"))
     environment = metered(failing, tmp_path)
