@@ -58,14 +58,14 @@ class PromptSearch:
 
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
-        return await asyncio.gather(*(self._try_on(prompt, question) for question in questions))
-
-    async def _try_on(self, prompt: str, question: Question) -> Prediction:
-        prediction = await self.answer(prompt, question)
-        self.ledger.task += prediction.spent
-        if prediction.error:
-            raise Resumable(f"the environment failed while {self.name} searched a prompt: {prediction.error}")
-        return prediction
+        predictions = await asyncio.gather(*(self.answer(prompt, question) for question in questions))
+        for prediction in predictions:
+            self.ledger.task += prediction.spent
+            if prediction.error:
+                raise Resumable(
+                    f"the environment failed while {self.name} searched a prompt: {prediction.error}"
+                )
+        return predictions
 
     async def ask_optimizer(self, system: str, request: str, *, sample: int = 0) -> str:
         """One call of the optimiser; `sample` numbers several replies to the same request."""

@@ -15,7 +15,6 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".wp_source")
 LARGEST_ROW = 64 * 2**20  # bytes; a row may hold a book
 LONGEST_TEXT = 1_000_000  # characters of a question or an answer: more takes gigabytes to tokenize
 PARQUET_ROWS = 64  # decoded at a time: of a text that many rows share, the file has one copy
-SEPARATOR = re.compile(r"\s*,?\s*")  # between the elements of a JSON array, and between JSON lines
 
 
 class BadRow(Exception):
@@ -45,7 +44,7 @@ def _numbered_rows(path: Path, columns: Collection[str]) -> Iterable[tuple[int, 
         case ".jsonl":
             return _json_lines(path)
         case ".json":
-            return enumerate(_json(path), start=1)
+            return _json(path)
         case ".csv" | ".tsv":
             return enumerate(_csv(path), start=1)
         case ".parquet":
@@ -71,33 +70,16 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
                 yield number, BadRow(f"not JSON ({error})")
 
 
-def _json(path: Path) -> Iterator[object]:
-    """The rows of an array, or of JSON lines with this suffix.
-
-    The elements are parsed one by one: all at once, some dumps would need gigabytes.
-    """
+def _json(path: Path) -> Iterable[tuple[int, object]]:
+    """The rows of an array, of a single object, or of JSON lines with this suffix."""
+    content = path.read_bytes()
     try:
-        text = path.read_text("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise BadRow(f"not UTF-8 (byte {error.start + 1} of the file)") from None
-    decoder = json.JSONDecoder()
-    is_array = text.startswith("[")
-    end = len(text) - 1 if is_array and text.endswith("]") else len(text)
-    position = _after_separator(text, 1 if is_array else 0)
-    while position < end:
-        try:
-            element, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
+        document = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if content.lstrip().startswith(b"["):
             raise BadRow(f"not JSON ({error})") from None
-        yield element
-        position = _after_separator(text, position)
-    if is_array and end == len(text):
-        raise BadRow("not JSON (the end of the array is missing)")
-
-
-def _after_separator(text: str, position: int) -> int:
-    found = SEPARATOR.match(text, position)
-    return found.end() if found else position
+        return _json_lines(path)
+    return enumerate(document if isinstance(document, list) else [document], start=1)
 
 
 def _csv(path: Path) -> Iterator[object]:
