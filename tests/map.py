@@ -21,6 +21,7 @@ ROOMS = {
     "types": "",
     "terminal": "",
     "foreign": "",
+    "hub": "",
     "metrics": "Scores of answers, and their statistics.",
     "chat_template": "",
     "protocol": "",

@@ -27,9 +27,11 @@ HOMES = {
     "math_verify": ("prompt_r1/metrics/with_math_verify.py",),
     "matplotlib": ("prompt_r1/studies/plot.py",),
     "huggingface_hub": (
+        "prompt_r1/hub.py",
         "prompt_r1/agent/",
         "prompt_r1/metrics/similarity.py",
         "prompt_r1/storage/export.py",
+        "prompt_r1/storage/push.py",
     ),
     "tokenizers": ("prompt_r1/miniworld/tokenizer.py",),
     "safetensors": ("prompt_r1/storage/",),

@@ -265,7 +265,7 @@ BAD_INPUT = [
     ),
     (
         ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "empty.jsonl"],
-        "the file contains no questions",
+        "there are no questions in it",
     ),
     (
         ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "long.jsonl", "--val-data", "none"],

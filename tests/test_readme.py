@@ -104,7 +104,11 @@ def find(name: str) -> object:
 def test_every_flag_in_the_text_exists():
     configs = (TrainConfig, *CONFIGS.values())
     flags = {f"--{f.name.replace('_', '-')}" for config in configs for f in fields(config)}
-    for file in [ROOT / "prompt_r1/data/__main__.py", *(ROOT / "prompt_r1/studies").glob("*.py")]:
+    programs = ("data/__main__.py", "storage/push.py")
+    for file in [
+        *(ROOT / "prompt_r1" / name for name in programs),
+        *(ROOT / "prompt_r1/studies").glob("*.py"),
+    ]:
         flags |= set(re.findall(r'"(--[a-z-]+)"', file.read_text("utf-8")))
     torchrun = vars(get_args_parser().parse_args(["x"]))
     flags |= {f"--{name.replace('_', '-')}" for name in torchrun}

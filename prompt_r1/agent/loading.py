@@ -3,14 +3,11 @@
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub import model_info
 from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,8 +26,8 @@ from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import check_links_stay_inside, check_weight_index
+from prompt_r1.hub import hub_is_reachable
 
-HUB_TIMEOUT = 10.0  # seconds
 # Kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 NOT_REPLACEABLE = "its attention cannot be replaced (by transformers' AttentionInterface)"
@@ -239,8 +236,7 @@ def _missing(path: Path, error: Exception) -> str:
 def loading_options(path: str | Path) -> dict[str, bool]:
     """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
 
-    Without this, huggingface_hub tries each file six times, with pauses, before it uses its cache. Raises
-    UsageError for a folder with links to files elsewhere.
+    Raises UsageError for a folder with links to files elsewhere.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -254,16 +250,4 @@ def loading_options(path: str | Path) -> dict[str, bool]:
                 "give the folder of the merged model"
             )
         return {}
-    return {} if _hub_is_reachable(str(path)) else {"local_files_only": True}
-
-
-@cache
-def _hub_is_reachable(name: str) -> bool:
-    """Ask the hub once for a model. Any answer of the hub counts, also that the model does not exist."""
-    try:
-        model_info(name, timeout=HUB_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
-        return True  # from_pretrained explains it better
-    except Exception:  # no DNS, route or certificate: the exception depends on the hub's HTTP client
-        return False
-    return True
+    return {} if hub_is_reachable(str(path)) else {"local_files_only": True}

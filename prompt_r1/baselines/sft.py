@@ -49,7 +49,7 @@ from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import check_no_links
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.storage.export import export_agent
+from prompt_r1.storage.export import export_agent, hub_metadata
 from prompt_r1.training.parts import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
@@ -173,7 +173,7 @@ def fine_tune_agent(
         metrics=line,
         ranks=alone,
         frame=agent.codec.frame,
-        card=lambda base: model_card(config),
+        card=lambda base: model_card(config, base),
     )
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
@@ -196,12 +196,13 @@ def _make_folder(out: Path) -> None:
         raise UsageError(f"{out}: {error.strerror}; give a folder that can be written") from None
 
 
-def model_card(config: SftConfig) -> str:
+def model_card(config: SftConfig, base: Path) -> str:
     """The README.md of the agent's folder."""
     rows = [[name, str(value)] for name, value in asdict(config).items() if name != "out"]
+    metadata = hub_metadata(config.agent, base, "sft").to_yaml()
     what = "LoRA, merged into the weights" if config.rank else "all weights"
     return (
-        f"# A fine-tuned agent\n\nFine-tuned by Prompt-R1: {what}.\n\n"
+        f"---\n{metadata}\n---\n\n# A fine-tuned agent\n\nFine-tuned by Prompt-R1: {what}.\n\n"
         f"{markdown_table(['setting', 'value'], rows, left=2)}\n"
     )
 

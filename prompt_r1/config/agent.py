@@ -25,7 +25,7 @@ class AgentConfig(EnvironmentConfig):
         "gpt-4o-mini", "mini, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True, identifies=True
     )
     data: tuple[str, ...] = setting(
-        (), "mini, or JSONL/parquet files to train on", everyday=True, identifies=True
+        (), "mini, JSONL/parquet files, or hf:ORG/NAME:SPLIT of the Hub", everyday=True, identifies=True
     )
     val_data: tuple[str, ...] = setting(
         (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True

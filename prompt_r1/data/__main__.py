@@ -10,6 +10,7 @@ from prompt_r1.data.audit import audit_file, audit_report
 from prompt_r1.data.convert import convert, write_conversion
 from prompt_r1.data.datasets import DATASETS
 from prompt_r1.data.files import check_writable, load_questions, write_questions
+from prompt_r1.data.hub import HUB_DATA, hub_questions
 from prompt_r1.data.mixture import mix, mix_report
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
@@ -40,7 +41,15 @@ def _add_convert(commands: Commands) -> None:
         metavar="DATASET",
         help=f"{', '.join(DATASETS)}; or questions: a question file, or with the two FIELDs your own table",
     )
-    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="raw files")
+    add(
+        "--in",
+        dest="files",
+        required=True,
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="raw files, or with questions hf:ORG/NAME:SPLIT",
+    )
     add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as published")
     add("--one-gold", action="store_true", help="keep only the first gold, as in the published files")
     add("--question-field", default="", metavar="FIELD", help="questions: column of a table of your own")
@@ -59,8 +68,10 @@ def _convert(options: argparse.Namespace) -> None:
         return
     if len(options.files) > 1 or options.one_gold:
         raise UsageError("--from questions rewrites one file as it is; use `mix` to join several")
-    questions = load_questions(
-        options.files[0],
+    source = str(options.files[0])
+    load = hub_questions if source.startswith(HUB_DATA) else load_questions
+    questions = load(
+        source,
         question_field=options.question_field or "question",
         answer_field=options.answer_field,
     )

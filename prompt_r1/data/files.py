@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
@@ -67,13 +67,18 @@ def load_questions(
 
     Raises UsageError with the file, the row (from 1) and the reason.
     """
+    return all_questions(path, read_questions(path, question_field=question_field, answer_field=answer_field))
+
+
+def all_questions(source: Path | str, numbered: Iterable[tuple[int, Question | BadRow]]) -> list[Question]:
+    """The questions of a source. Raises UsageError for a row without one, and if there is none."""
     questions = []
-    for number, question in read_questions(path, question_field=question_field, answer_field=answer_field):
+    for number, question in numbered:
         if isinstance(question, BadRow):
-            raise UsageError(f"{path}, row {number}: {question}")
+            raise UsageError(f"{source}, row {number}: {question}")
         questions.append(question)
     if not questions:
-        raise UsageError(f"{path}: the file contains no questions")
+        raise UsageError(f"{source}: there are no questions in it")
     return questions
 
 
@@ -89,16 +94,37 @@ def read_questions(
     read.
     """
     path = Path(path)
+    return as_questions(
+        read_rows(path),
+        path.stem,
+        question_field=question_field,
+        answer_field=answer_field,
+        columnar=path.suffix == ".parquet",
+    )
+
+
+def as_questions(
+    rows: Iterable[tuple[int, Fields | BadRow]],
+    source: str,
+    *,
+    question_field: str,
+    answer_field: str,
+    columnar: bool,
+) -> Iterator[tuple[int, Question | BadRow]]:
+    """The numbered rows of a file or dataset as questions; `source` names the dataset of rows without one.
+
+    `columnar`: rows may share one long text, as in parquet files.
+    """
     rows_by_id: dict[str, int] = {}
-    for number, row in read_rows(path):
+    for number, row in rows:
         try:
             if isinstance(row, BadRow):
                 raise row
             if "prompt" in row and question_field not in row:
                 question = _published_question(row)
             else:
-                question = _question(row, path.stem, question_field, answer_field)
-                if path.suffix == ".parquet":
+                question = _question(row, source, question_field, answer_field)
+                if columnar:
                     _check_lengths(question.extra)
             if question.id in rows_by_id and "id" in row:
                 raise BadRow(f"row {rows_by_id[question.id]} already has the id {question.id!r}")

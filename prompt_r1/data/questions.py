@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.config.fields import HELD_OUT
 from prompt_r1.data.files import load_questions
+from prompt_r1.data.hub import HUB_DATA, hub_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.tasks.arena import arena_questions
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") -> list[Question]:
     """Concatenate the questions of the given names.
 
-    A name is a file, `mini` (its `split`), `mini:SPLIT`, or a task of another package (its `split`), whose
-    sizes are `args`. Raises UsageError for a file that cannot be read and for an unknown split or task.
+    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, or a task of another
+    package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset that cannot be
+    read, and for an unknown split or task.
     """
     questions: list[Question] = []
     for name in names:
@@ -33,7 +34,7 @@ def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") 
             make = reasoning_questions if world == REASONING_GYM else arena_questions
             questions += make(named_split, split, seed, args)
         else:
-            questions += load_questions(Path(name))
+            questions += hub_questions(name) if name.startswith(HUB_DATA) else load_questions(name)
     return questions
 
 

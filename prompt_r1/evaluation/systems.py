@@ -16,7 +16,8 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import HELD_OUT
 from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
-from prompt_r1.data.files import load_questions, question_key
+from prompt_r1.data.files import question_key
+from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.opening import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
@@ -170,7 +171,7 @@ def leak_warnings(questions: Sequence[Question], names: Iterable[str]) -> list[s
         if name.partition(":")[0] == "mini" or is_task(name):
             continue
         try:
-            keys = {question_key(question.text) for question in load_questions(name)}
+            keys = {question_key(question.text) for question in find_questions([name], "", 0)}
         except UsageError as error:
             warnings.append(f"Warning: whether {name} contains test questions was not checked ({error}).")
             continue

@@ -49,8 +49,10 @@ ALONE = (
     "# An agent that answers on its own",
     "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
 )
-USE = """```bash
-python infer.py --agent path/to/this/folder --env MODEL --question "…"
+PLACE = "path/to/this/folder"
+USE_HERE = f"python infer.py --agent {PLACE}"  # replaced, as PLACE is, in the card on the Hub
+USE = f"""```bash
+{USE_HERE} --env MODEL --question "…"
 ```
 
 The weights also load without Prompt-R1, but then nothing asks the environment:
@@ -58,8 +60,8 @@ The weights also load without Prompt-R1, but then nothing asks the environment:
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = AutoModelForCausalLM.from_pretrained("{PLACE}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{PLACE}")
 ```"""
 
 
@@ -172,7 +174,7 @@ def model_card(agent: str, env: str, settings: Mapping[str, str], *, seed: int, 
     environments = ", ".join(f"`{spec.split('@')[0]}`" for spec in env.split(","))
     named = {"base model": f"`{agent}`", "environment in training": environments, **settings}
     parts = [
-        f"---\n{_hub_metadata(agent, base).to_yaml()}\n---",
+        f"---\n{hub_metadata(agent, base, 'grpo').to_yaml()}\n---",
         *(ALONE if env == "none" else ASKING),
         USE,
         f"Every setting is in `{GAME_FILE}`, the metrics of its step in `{STEP_FILE}`.",
@@ -181,10 +183,10 @@ def model_card(agent: str, env: str, settings: Mapping[str, str], *, seed: int, 
     return "\n\n".join(parts) + "\n"
 
 
-def _hub_metadata(agent: str, base: Path) -> ModelCardData:
+def hub_metadata(agent: str, base: Path, method: str) -> ModelCardData:
     """What the Hub reads: the base model if it is from the Hub, and its licence if its card names one."""
     metadata = ModelCardData(
-        library_name="transformers", pipeline_tag="text-generation", tags=["prompt-r1", "grpo"]
+        library_name="transformers", pipeline_tag="text-generation", tags=["prompt-r1", method]
     )
     if re.fullmatch(r"[\w.-]+/[\w.-]+", agent) and not Path(agent).exists():
         metadata.base_model = agent

@@ -5,8 +5,9 @@ import transformers.utils.hub
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
-from prompt_r1.agent.loading import _hub_is_reachable, load_policy, loading_options
+from prompt_r1.agent.loading import load_policy, loading_options
 from prompt_r1.errors import UsageError
+from prompt_r1.hub import hub_is_reachable
 from tests import tiny
 from tests.games import CPU
 
@@ -26,10 +27,10 @@ def hub():
         set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(handle)))
         return requests
 
-    _hub_is_reachable.cache_clear()
+    hub_is_reachable.cache_clear()
     yield answer_with
     set_client_factory(default_client_factory)
-    _hub_is_reachable.cache_clear()
+    hub_is_reachable.cache_clear()
 
 
 def no_network(request):

