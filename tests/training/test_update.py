@@ -214,10 +214,11 @@ def test_the_ratio_of_each_token_is_that_of_the_policy_before_the_games_own_opti
 
 
 def test_a_rank_gets_the_ratios_of_its_games_from_the_ranks_that_trained_on_them():
-    games = random_scored_games(6)
+    # Threads that made their policies at once would share one random generator, and differ.
+    games, policy = random_scored_games(6), tiny.policy()
 
     def ratios_on(ranks: Ranks) -> list[list[float]]:
-        learner = Learner(tiny.policy(), ranks=ranks)
+        learner = Learner(copy.deepcopy(policy), ranks=ranks)
         mine = games if ranks.count == 1 else games[5:] if ranks.rank else games[:5]
         for batch in learner.update.prepare([mine])[0]:
             with torch.no_grad():
