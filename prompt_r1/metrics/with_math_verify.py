@@ -10,7 +10,7 @@ from collections.abc import Sequence
 try:
     from math_verify import parse, verify
 except ImportError:
-    raise ImportError("math-verify is not installed: pip install '.[math]'") from None
+    raise ImportError("math-verify is not installed: pip install math-verify") from None
 
 
 def same_answer(prediction: str, answers: Sequence[str]) -> float:

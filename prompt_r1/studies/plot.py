@@ -54,7 +54,7 @@ def rate_text(point: Point) -> str:
 def check_matplotlib() -> None:
     """Raise UsageError if matplotlib is missing. Call it before long work."""
     if find_spec("matplotlib") is None:
-        raise UsageError("the plots need matplotlib: pip install '.[plot]'")
+        raise UsageError("the plots need matplotlib: pip install matplotlib")
 
 
 def figure_of(plot: Plot) -> "Figure":

@@ -53,5 +53,5 @@ def test_a_rate_is_written_with_its_interval():
 
 def test_a_missing_matplotlib_is_named_before_a_game_is_played(monkeypatch):
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"the plots need matplotlib: pip install '.\[plot\]'"):
+    with pytest.raises(UsageError, match=r"the plots need matplotlib: pip install matplotlib"):
         studies.main([])
