@@ -1,6 +1,7 @@
 """The command `prompt-r1`, and what the programs import before they have read their flags."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,7 @@ def test_help_imports_nothing_slow_and_fits_80_columns(program):
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
 def test_help_all_fits_80_columns(script):
     text = start(script, "--help-all").stdout.splitlines()
+    assert not [line for line in text if re.search(r"\w-$", line)], "a name was cut at its hyphen"
     assert len(text) > 20 and max(map(len, text)) <= 80
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import Field, fields, replace
@@ -293,6 +294,10 @@ class _HelpFormatter(argparse.HelpFormatter):
         if action.nargs == "+":
             return f"{action.metavar} ..."
         return super()._format_args(action, default_metavar)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Break lines between words only: names such as self-consistency and --env-price stay whole."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _add_flags(

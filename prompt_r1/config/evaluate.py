@@ -22,7 +22,7 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = setting(
-        ("mini",), "mini, mini:validation, mini:ood, or JSONL/parquet files", everyday=True
+        ("mini",), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT", everyday=True
     )
     method: tuple[str, ...] = setting(
         (),
