@@ -35,7 +35,6 @@ from prompt_r1.agent.adapters import adapters_of, add_lora
 from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.cuda_graphs import SIZES, TOLERANCE, Record
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.kv_cache import affordable_rows
 from prompt_r1.agent.packing import Group
 from prompt_r1.agent.policy import Policy
@@ -128,11 +127,8 @@ class Machine:
         return self.new_policy(self.dtype)
 
     def new_policy(self, weights: torch.dtype, name: str = "") -> Policy:
-        """A policy with weights of this dtype and, on a GPU, fused kernels as in training."""
-        policy = Policy(self.model(name or self.model_name, weights), compute=self.dtype)
-        if self.cuda:
-            policy.fused = fuse(policy.model, self.device, self.dtype)
-        return policy
+        """A policy with weights of this dtype."""
+        return Policy(self.model(name or self.model_name, weights), compute=self.dtype)
 
     @cached_property
     def bench(self) -> forwards.Bench:
@@ -201,9 +197,8 @@ def matrix_product(machine: Machine) -> Row:
 def kernels(machine: Machine) -> Row:
     line = describe_attention(machine.policy.attention)
     slow = "one_by_one" in line or "game_by_game" in line
-    fused = ", ".join(machine.policy.fused) or "none"
     shared = "shared" if machine.policy.attention.shares_rows else "copied"
-    text = f"{line}; prompts of a group: {shared}; fused modules: {fused}"
+    text = f"{line}; prompts of a group: {shared}"
     return Row(None, "", text, FAIL if slow and machine.cuda else PASS)
 
 

@@ -77,7 +77,6 @@ def load_agent(
         weights=weights or compute,
         temperature=config.temperature,
         max_tokens=config.max_tokens,
-        fuse_on=device if device.type == "cuda" else None,
     )
     check_vocabulary(policy, codec.tokenizer)
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)

@@ -21,7 +21,6 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
-from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
@@ -42,14 +41,12 @@ def load_policy(
     temperature: float = 1.0,
     max_tokens: int = 0,
     check: bool = True,
-    fuse_on: torch.device | None = None,
 ) -> Policy:
     """Load the Hugging Face causal model of a folder or hub id, with our attention and without dropout.
 
     `max_tokens`: of the longest game (0: not known). `check`: compare with the unmodified model; not needed
-    where the same model was checked before. `fuse_on`: the GPU that will compute, with fused kernels where
-    they agree; None: unmodified modules. Raises UsageError if there is no such model, if its files are
-    broken, or if we would compute it wrongly. Code that comes with a model is never executed.
+    where the same model was checked before. Raises UsageError if there is no such model, if
+    its files are broken, or if we would compute it wrongly. Code that comes with a model is never executed.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
@@ -78,8 +75,6 @@ def load_policy(
         raise unsupported(config, cause)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
-    if fuse_on is not None:
-        policy.fused = fuse(model, fuse_on, compute)
     if check:
         check_model(policy)
     return policy

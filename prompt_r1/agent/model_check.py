@@ -19,7 +19,6 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.attention import UnsupportedAttention, attention_shape
 from prompt_r1.agent.decode_kernels import Chunk, ragged_batch
-from prompt_r1.agent.fused_kernels import own_forwards
 from prompt_r1.agent.kv_cache import Arena, Move, free_on
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -49,7 +48,7 @@ def check_model(policy: Policy) -> float:
         found = _check(policy)
         weights = [weight for weight in policy.parameters() if weight.dtype.itemsize < 4]
         if policy.compute.itemsize < 4 and sum(4 * w.numel() for w in weights) <= free_on(policy.device):
-            with own_forwards(policy.model), _in_float32(policy, weights):
+            with _in_float32(policy, weights):
                 _check(policy)
         return found
 
@@ -137,7 +136,7 @@ def _logprobs(logits: Tensor, tokens: list[int], temperature: float) -> Tensor:
 def _own_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     """The oracle: the model's own forward of each game."""
     found: list[Tensor] = []
-    with eager_attention(policy.model), own_forwards(policy.model):
+    with eager_attention(policy.model):
         for tokens in games:
             row = torch.tensor([tokens], device=policy.device)
             with torch.autocast(row.device.type, policy.compute, enabled=policy.compute.itemsize < 4):

@@ -52,7 +52,6 @@ class Policy(nn.Module):
         self.model = model
         self.device = model.device  # of the computation; sharded weights may be elsewhere
         self.compute = compute
-        self.fused: tuple[str, ...] = ()  # classes of the modules that compute with fused kernels
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
         text = model.config.get_text_config()
         # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (Gemma 2).

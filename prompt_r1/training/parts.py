@@ -196,7 +196,6 @@ def _load_share(
         weights=weights,
         temperature=agent.policy.temperature,
         check=False,
-        fuse_on=ranks.device if agent.policy.fused else None,
     )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.adapters import add_lora
-from prompt_r1.agent.fused_kernels import fuse
 from prompt_r1.agent.policy import Policy, blocks_of
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (
@@ -66,7 +65,6 @@ class Case:
     recompute: bool = False  # activations, in the backward pass
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
-    fused: bool = False  # kernels, without the compiler
     adapter_rank: int = 0
     options: bool = False  # other advantages, by turn too, and another ratio than the paper's
 
@@ -77,7 +75,6 @@ CASES = {
     "ddp, options": Case("ddp", options=True),
     "fsdp": Case("fsdp"),
     "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
-    "fsdp, fused, recomputed activations": Case("fsdp", fused=True, recompute=True),
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "hsdp, two nodes of one": Case("hsdp", ranks_per_node=1),
     "hsdp, one node of two": Case("hsdp"),
@@ -166,8 +163,6 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     reference = Policy(tiny.model(tied=case.tied), compute=case.compute).requires_grad_(False)
     rollout_policy = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
     sampling_policy = tiny.policy(tied=case.tied)
-    if case.fused:
-        assert fuse(policy.model, torch.device("cpu"), case.compute, compiler=lambda function: function)
     if case.adapter_rank:
         add_lora(policy.model, rank=case.adapter_rank, alpha=32)
         rollout_policy = policy
