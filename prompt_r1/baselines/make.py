@@ -24,7 +24,7 @@ from prompt_r1.baselines.sft import FineTuned, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import MINI_AGENTS, is_mini
+from prompt_r1.config.fields import MINI_AGENTS, is_mini, is_mini_data
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
@@ -247,7 +247,7 @@ def preparation_questions(
     """Training and validation questions, if one of the methods needs them; the mini world brings its own."""
     if not set(methods) & set(LEARNING):
         return [], []
-    own = ("mini",) if all(name.split(":")[0] == "mini" for name in config.data) else ()
+    own = {name.partition(":")[0] for name in config.data} if all(map(is_mini_data, config.data)) else ()
     train = find_questions(config.train_data or own, "train", seed, config.data_args)
     return train, sample_questions(config.val_data or own, "validation", seed, 0, config.data_args)
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
-from prompt_r1.config.fields import HELD_OUT, MINI_AGENTS, MINI_ENVIRONMENTS, check_ranges, flag_of, type_name
+from prompt_r1.config.fields import (
+    HELD_OUT,
+    MINI_AGENTS,
+    MINI_ENVIRONMENTS,
+    check_ranges,
+    flag_of,
+    mini_data,
+    type_name,
+)
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
@@ -158,9 +166,10 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     source = chosen or "mini"
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
-    # The mini world brings its own questions.
-    if config.env in MINI_ENVIRONMENTS and not config.data:
-        config = replace(config, data=("mini",), val_data=("mini",), test_data=("mini",))
+    if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
+        own = (mini_data(config.env),)  # the mini world brings its own questions
+        asked = {name: given.get(name, own) for name in ("data", "val_data", "test_data")}
+        config = replace(config, **asked)
     if has_own_questions(config):
         if config.agent not in MINI_AGENTS and not chosen:
             raise UsageError(

@@ -22,7 +22,9 @@ class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = setting(
-        ("mini",), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT", everyday=True
+        (),
+        "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT (default: mini)",
+        everyday=True,
     )
     method: tuple[str, ...] = setting(
         (),

@@ -2,6 +2,7 @@
 
 import math
 import reprlib
+from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin
 
@@ -24,7 +25,8 @@ NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
 MINI_AGENTS = ("mini", "mini-parts")
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
+NEURAL = ("mini-neural", "mini-neural-b")  # environments that are language models, with a world of their own
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute", *NEURAL)
 LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
@@ -57,6 +59,24 @@ HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which
 def is_mini(spec: str) -> bool:
     """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
     return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
+
+
+def is_mini_data(name: str) -> bool:
+    """Whether a name of --data stands for questions of the mini world."""
+    return name.partition(":")[0] in ("mini", "mini-neural")
+
+
+def mini_data(env: str) -> str:
+    """The questions about the world that the mini environments of a SPEC know."""
+    return "mini-neural" if set(env.split(",")) <= set(NEURAL) else "mini"
+
+
+def check_world(env: str, data: Iterable[str]) -> None:
+    """Raise UsageError if one of the mini environments of a SPEC knows another world than the questions."""
+    for part in set(env.split(",")) & set(MINI_ENVIRONMENTS) - {"mini-mute"}:
+        for name in filter(is_mini_data, data):
+            if name.partition(":")[0] != (own := mini_data(part)):
+                raise UsageError(f"--env {part} knows another world than --data {name}: give --data {own}")
 
 
 def flag_of(name: str) -> str:

@@ -12,7 +12,9 @@ from prompt_r1.config.fields import (
     POSITIVE,
     Range,
     check_ranges,
+    check_world,
     is_mini,
+    is_mini_data,
     setting,
 )
 from prompt_r1.config.functions import import_metric, import_reward
@@ -152,7 +154,7 @@ class TrainConfig(AgentConfig):
 
 def has_own_questions(config: TrainConfig) -> bool:
     """Whether a run trains on questions that are not of the mini world."""
-    return any(name.partition(":")[0] != "mini" for name in config.data)
+    return not all(map(is_mini_data, config.data))
 
 
 def toy_note(config: TrainConfig) -> str:
@@ -231,6 +233,7 @@ def check(config: TrainConfig) -> None:
         ),
         "no training questions: give --data FILE … (JSONL or parquet), or --data mini": not config.data,
     }
+    check_world(config.env, (*config.data, *config.val_data, *config.test_data))
     for sentence, contradicted in contradictions.items():
         if contradicted:
             raise UsageError(sentence)

@@ -17,8 +17,10 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
+from prompt_r1.config.fields import NEURAL
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld import NEURAL_WEIGHTS
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
@@ -125,28 +127,36 @@ class LocalEnvironment:
 def load_local(
     name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
-    """Load the model of hf:DIR. `fields`: max_tokens and temperature of --env-args. Raises UsageError."""
+    """Load the model of hf:DIR, or a neural environment of the mini world, which reads no system message.
+
+    `fields`: max_tokens and temperature of --env-args. Raises UsageError.
+    """
     folder = Path(name.removeprefix("hf:"))
+    short = f"hf:{folder.resolve().name}"
+    if name in NEURAL:
+        folder, short, system = NEURAL_WEIGHTS / name, name, ""
     if not (folder / "config.json").exists():
+        if name in NEURAL:
+            raise UsageError(
+                f"--env {name}: this version's weights are not in {folder}: install the package again"
+            )
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
     given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     for field, value in fields.items():
         if field not in given or not isinstance(value, int | float) or value < 0:
-            raise UsageError(
-                f"--env-args for hf:{folder} takes max_tokens and temperature, not {dict(fields)}"
-            )
+            raise UsageError(f"--env-args for {name} takes max_tokens and temperature, not {dict(fields)}")
         given[field] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
     check_vocabulary(policy, tokenizer)
-    warn_if_slow(policy.attention, f"hf:{folder}")
+    warn_if_slow(policy.attention, name)
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(
         policy,
         tokenizer,
-        name=f"hf:{folder.resolve().name}",
+        name=short,
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
         settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, system),

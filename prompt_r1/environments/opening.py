@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import MINI_ENVIRONMENTS, EnvironmentConfig
+from prompt_r1.config.fields import MINI_ENVIRONMENTS, NEURAL, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
@@ -70,6 +70,7 @@ class Environments:
 
         mini, mini-b, mini-mute    the mini world of `seed`
         mini-advice                the mini world with a reader of instructions
+        mini-neural, mini-neural-b language models that have read about a world of their own
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
@@ -162,6 +163,15 @@ class Environments:
             source = FreeSource(ArenaEnvironment(config.data_args), seed=seed)
             source.parameters = {**source.parameters, "data_args": config.data_args}  # they shape the replies
             return source
+        if _is_local(name):
+            return load_local(
+                name,
+                fields=fields,
+                system=config.env_system,
+                seed=seed,
+                slots=config.env_concurrency,
+                device=self._device,
+            )
         if name in BUILT_IN:
             return _open_built_in(name, seed, priced=bool(config.env_price))
         if name.startswith("mini-") and "@" not in name:
@@ -172,15 +182,6 @@ class Environments:
             if not self._is_from_user(name):  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             return open_own(name, seed=seed)
-        if name.startswith("hf:"):
-            return load_local(
-                name,
-                fields=fields,
-                system=config.env_system,
-                seed=seed,
-                slots=config.env_concurrency,
-                device=self._device,
-            )
         limits = ClientLimits(
             concurrency=config.env_concurrency,
             attempt_timeout=config.env_timeout,
@@ -228,8 +229,13 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
 
 def _samples(name: str, fields: Mapping[str, object]) -> bool:
     """Whether equal messages may have different replies, as far as we know."""
-    greedy = 0 if name.startswith("hf:") else None  # endpoints sample unless they are told not to
-    return name not in BUILT_IN and fields.get("temperature", greedy) != 0
+    greedy = 0 if _is_local(name) else None  # endpoints sample unless they are told not to
+    return (_is_local(name) or name not in BUILT_IN) and fields.get("temperature", greedy) != 0
+
+
+def _is_local(name: str) -> bool:
+    """Return whether an environment is a language model in this process."""
+    return name.startswith("hf:") or name in NEURAL
 
 
 def _is_at_default_endpoint(name: str) -> bool:

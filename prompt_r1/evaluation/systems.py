@@ -14,7 +14,7 @@ from pathlib import Path
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import HELD_OUT
+from prompt_r1.config.fields import HELD_OUT, check_world, is_mini_data, mini_data
 from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions
@@ -134,6 +134,14 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     return next(iter(seeds))
 
 
+def with_questions(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> EvaluateConfig:
+    """The config with the questions of the mini world that its environments know, unless it names others."""
+    env = ",".join(environments_of(config, agents))
+    config = replace(config, data=config.data or (mini_data(env),))
+    check_world(env, config.data)
+    return config
+
+
 def with_data_args(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> EvaluateConfig:
     """The config with the --data-args of the agents' runs, unless it has its own.
 
@@ -168,7 +176,7 @@ def leak_warnings(questions: Sequence[Question], names: Iterable[str]) -> list[s
     """
     warnings = []
     for name in dict.fromkeys(names):
-        if name.partition(":")[0] == "mini" or is_task(name):
+        if is_mini_data(name) or is_task(name):
             continue
         try:
             keys = {question_key(question.text) for question in find_questions([name], "", 0)}

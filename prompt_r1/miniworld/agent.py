@@ -105,7 +105,7 @@ def mini_agent(seed: int, cache_dir: Path | str, kind: str = "mini") -> Path:
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: int = 256) -> Qwen3ForCausalLM:
     """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
 
     With this mimetic initialisation, attending to a token adds a multiple of the token's embedding to the
@@ -118,7 +118,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
-        intermediate_size=256,
+        intermediate_size=feed_forward,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
@@ -157,7 +157,7 @@ def warm_start(
     losses = fine_tune(
         list(model.parameters()),
         batches,
-        partial(_loss, model),
+        partial(next_token_loss, model),
         rate=lambda step: learning_rate * _schedule(step, steps),
         betas=(0.9, 0.98),
         micro_batch=batch_size,
@@ -194,7 +194,8 @@ def _batches(
         yield from rng.sample(batches, len(batches))
 
 
-def _loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Tensor:
+def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Tensor:
+    """The mean cross-entropy of the sampled tokens of a batch."""
     width = max(len(trajectory.tokens) for trajectory in batch)
     padding = model.config.pad_token_id
     assert padding is not None, "new_model sets the padding token"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
+from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world, neural_world
 from prompt_r1.types import Kind, Question
 
 Split = Literal["train", "validation", "test", "ood"]
@@ -136,13 +136,23 @@ def mini_world(
     seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
 ) -> MiniWorld:
     """Make the world of `seed`, with these numbers of questions in each split."""
-    world = make_world(seed)
+    return _with_questions(make_world(seed), train=train, validation=validation, test=test, ood=ood)
 
-    def draw(split: Split, count: int) -> list[Question]:
-        return [mini.question for mini in make_questions(world, split, count, seed)]
 
-    parts = draw("train", train), draw("validation", validation), draw("test", test), draw("ood", ood)
-    return MiniWorld(world, *parts)
+def neural_questions() -> MiniWorld:
+    """The world that the neural environments know, and its questions; the same for every seed of a run."""
+    shares = ["bridge", "compare", "pop", "math"] * 2 + ["gen"]  # there are few films to summarise
+    return _with_questions(neural_world(), shares, train=1024, validation=99, test=198, ood=80)
+
+
+def _with_questions(world: World, held_out: Sequence[str] | None = None, **counts: int) -> MiniWorld:
+    """`held_out`: the kinds in validation and test (None: equal shares of all)."""
+
+    def draw(split: Split, kinds: Sequence[str] | None = None) -> list[Question]:
+        drawn = make_questions(world, split, counts[split], world.seed, kinds=kinds)
+        return [mini.question for mini in drawn]
+
+    return MiniWorld(world, draw("train"), draw("validation", held_out), draw("test", held_out), draw("ood"))
 
 
 def make_questions(
@@ -208,7 +218,7 @@ def _new_question(world: World, split: Split, kind: str, rng: random.Random, tex
     """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
     names = world.train if split == "train" else world.test
     for _ in range(2000):
-        slots = _draw_slots(kind, world, names.films, rng)
+        slots = draw_slots(kind, world, names.films, rng)
         text = put_into_words(slots, rng)
         if _split_of(slots, world) != split or text in texts:
             continue
@@ -221,7 +231,8 @@ def _new_question(world: World, split: Split, kind: str, rng: random.Random, tex
     )
 
 
-def _draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
+def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
+    """Draw the meaning of a question about one of `films` (and others of them)."""
     film = rng.choice(films)
     if kind in ("bridge", "bridge_ood"):
         pairs = [(first, second) for first in CREW for second in PERSON_RELATIONS]

@@ -2,7 +2,7 @@
 
 Without RUN it studies the mini runs under runs/, the longest of each seed.
 
-`python -m prompt_r1.studies failures`, `… comparison`, `… passes` and `… seeds` are studies of their own.
+`python -m prompt_r1.studies card` is a study of its own, like comparison, failures, passes and seeds.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from prompt_r1.cli.command_line import command, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 
-OTHERS = ("comparison", "failures", "passes", "seeds")  # modules with a command line of their own
+OTHERS = ("card", "comparison", "failures", "passes", "seeds")  # modules with a command line of their own
 
 
 def main(arguments: list[str]) -> None:

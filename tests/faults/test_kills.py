@@ -49,6 +49,9 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
         assert any(phases_hit[phase] for phase in phases), phases
 
 
+BY_SESSION = "py:tests.faults.test_kills:BySession"
+
+
 class BySession:
     """An environment of one's own, whose replies differ from game to game."""
 
@@ -56,11 +59,14 @@ class BySession:
         return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
 
 
-@pytest.mark.parametrize("phase", ["rollout", "backward", "save"])
-def test_a_killed_run_with_an_environment_that_takes_sessions_ends_the_same(
-    harness, arguments, tmp_path, phase
+@pytest.mark.parametrize(
+    ("env", "phase"),
+    [(BY_SESSION, "rollout"), (BY_SESSION, "backward"), (BY_SESSION, "save"), ("mini-neural", "rollout")],
+)
+def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_neural_one_ends_the_same(
+    harness, arguments, tmp_path, env, phase
 ):
-    arguments = [*arguments, "--env", "py:tests.faults.test_kills:BySession"]
+    arguments = [*arguments, "--env", env]
     finished, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     ended = harness.run(killed, arguments, ranks=1, fault=signal_at(phase, occurrence=2, targets=(0,)))
     assert ended.exit_codes == [-9]

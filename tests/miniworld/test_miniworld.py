@@ -408,7 +408,7 @@ def test_the_agent_that_comes_with_the_package_is_the_one_that_the_code_builds()
         for mini in make_questions(world, "train", 400, "unseen")
     ]
     with torch.no_grad():
-        loss, expected = (agent_module._loss(one, games).item() for one in (model, built.model))
+        loss, expected = (agent_module.next_token_loss(one, games).item() for one in (model, built.model))
     assert loss == pytest.approx(expected, rel=0.1)
 
 
@@ -523,7 +523,8 @@ def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demon
             for place, token in enumerate(game.tokens)
             if game.sampled[place]
         ]
-    assert agent_module._loss(quick.model, games).item() == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+    loss = agent_module.next_token_loss(quick.model, games).item()
+    assert loss == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
 def test_an_epoch_of_the_warm_start_shows_every_game_once_among_games_of_its_length(demonstrations, codec):
