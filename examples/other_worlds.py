@@ -2,8 +2,9 @@
 
 It makes scripted games (`games.jsonl`) and a random Qwen3 (`new/`), then runs two commands, which it prints:
 the warm start on the games, and the training. The tasks are chain_sum of reasoning-gym, with the calculator
-below as the environment, and GuessTheNumber-v0 of TextArena, which is its own environment. The games are
-imperfect, like those of the mini world: most strategies fail, and GRPO finds the one that works.
+below as the environment, and GuessTheNumber-v0 and Mastermind-v0 of TextArena, which are their own
+environments. The games are imperfect, like those of the mini world: most strategies fail, and GRPO finds the
+one that works.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Generator
+from itertools import permutations
+from operator import eq
 from pathlib import Path
 
 from prompt_r1.data.questions import find_questions
@@ -30,8 +33,12 @@ SEEDS_APART = 1_000  # scripted games have the questions of a run with a seed th
 TASKS = {
     "chain_sum": ("reasoning_gym:chain_sum", "py:examples.other_worlds:Calculator"),
     "GuessTheNumber-v0": ("textarena:GuessTheNumber-v0", "textarena"),
+    "Mastermind-v0": ("textarena:Mastermind-v0", "textarena"),
 }
-SIZES = {"chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 2}}
+SIZES = {
+    "chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 2},
+    "Mastermind-v0": {"code_length": 2, "num_numbers": 6},
+}
 WARM_START = (
     "--preset mini --rank 0 --lr 3e-3 --epochs 2 --batch-size 8 --accumulate 1 --checkpointing=false "
     "--device cpu"
@@ -91,6 +98,40 @@ def number_script(question: Question, rng: random.Random) -> Script:
     yield "Now I answer.", ANSWER, str(rng.randint(low, max(low, high)))
 
 
+def code_script(question: Question, rng: random.Random) -> Script:
+    """Try the first code that is still possible, or codes at random; then answer a possible one."""
+    [(length, most)] = re.findall(r"(\d+) digits long, each digit from 1 to (\d+)", question.text)
+    codes = list(permutations(range(1, int(most) + 1), int(length)))
+    possible, excludes = codes, rng.random() < 0.3
+    at_random = rng.sample(codes, 4)
+    for number in range(4 if excludes else rng.randint(1, 4)):
+        guess = possible[0] if excludes else at_random[number]
+        thought = "I try what is possible." if excludes else "I try one."
+        reply = yield thought, ASK, f"[{' '.join(map(str, guess))}]"
+        pegs = re.search(r"(\d+) black peg\(s\), (\d+) white", reply)
+        if pegs is None:  # the code is cracked
+            possible = [guess]
+        else:
+            black, white = map(int, pegs.groups())
+            possible = [code for code in possible if pegs_of(code, guess) == (black, white)]
+        if len(possible) == 1:
+            break
+    yield "Now I answer.", ANSWER, " ".join(map(str, rng.choice(possible)))
+
+
+def pegs_of(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
+    """The black and the white pegs of a guess, for codes without repeated digits."""
+    black = sum(map(eq, code, guess))
+    return black, len({*code} & {*guess}) - black
+
+
+SCRIPTS = {
+    "chain_sum": chain_sum_script,
+    "GuessTheNumber-v0": number_script,
+    "Mastermind-v0": code_script,
+}
+
+
 def main() -> None:
     """Make the games and the model, then run the warm start and the training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -124,7 +165,7 @@ async def scripted_games(task: str, seed: int) -> list[tuple[Question, list[Turn
     """Games of the script of a task, with questions that no training with a small seed has."""
     data, _ = TASKS[task]
     sizes = json.dumps({**SIZES.get(task, {}), "size": GAMES})
-    script = chain_sum_script if task == "chain_sum" else number_script
+    script = SCRIPTS[task]
     environment = FreeSource(Calculator() if task == "chain_sum" else ArenaEnvironment(sizes), seed=seed)
     questions = find_questions([data], "train", seed + SEEDS_APART, sizes)
     return [
