@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") -> list[Question]:
     """Concatenate the questions of the given names.
 
-    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` or `mini-neural` (its `split`), `mini:SPLIT`, or a
-    task of another package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset
+    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` or `mini-neural` (its `split`), `mini:SPLIT`, or
+    a task of another package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset
     that cannot be read, and for an unknown split or task.
     """
     questions: list[Question] = []
