@@ -16,6 +16,7 @@ from torch.distributed.run import get_args_parser
 import examples.exercises
 import examples.minimal
 import prompt_r1.data.__main__
+import prompt_r1.miniworld.neural.train
 import prompt_r1.miniworld.serve
 import prompt_r1.report.__main__
 import prompt_r1.studies.__main__
@@ -50,6 +51,7 @@ MAINS = {
     "prompt_r1.data": prompt_r1.data.__main__.main,
     "prompt_r1.report": prompt_r1.report.__main__.main,
     "prompt_r1.studies": prompt_r1.studies.__main__.main,
+    "prompt_r1.miniworld.neural.train": prompt_r1.miniworld.neural.train.main,
     "prompt_r1.studies.comparison": prompt_r1.studies.comparison.main,
     "examples.minimal": examples.minimal.main,
     "examples.exercises": examples.exercises.main,
@@ -104,7 +106,7 @@ def find(name: str) -> object:
 def test_every_flag_in_the_text_exists():
     configs = (TrainConfig, *CONFIGS.values())
     flags = {f"--{f.name.replace('_', '-')}" for config in configs for f in fields(config)}
-    programs = ("data/__main__.py", "storage/push.py")
+    programs = ("data/__main__.py", "storage/push.py", "miniworld/neural/train.py")
     for file in [
         *(ROOT / "prompt_r1" / name for name in programs),
         *(ROOT / "prompt_r1/studies").glob("*.py"),

@@ -16,7 +16,7 @@ REMOVED_FLAGS = {
     "--mini-batch-of": "--mini-batch counts games: for N questions give N times --group-size",
     "--adapter-alpha": "adapters change the weights by 32 / rank · B A: scale --lr instead",
     "--slow-attention": "a run whose attention is slow says so, and trains",
-    "--fused-kernels": "fused kernels are used where a comparison at load agrees",
+    "--fused-kernels": "the modules of transformers are used as they are",
     "--stop-tags": "a turn ends at an end token; what follows its first action is not read",
     "--ahead": "each step plays with the newest weights; --game-deadline ends games that wait too long",
     "--keep": "the two newest checkpoints are kept, and the best",

@@ -7,6 +7,7 @@ fact can be asked for. So recall is printed, not the loss.
 
 import argparse
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -195,7 +196,7 @@ def _schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 50) * (1.0 - 0.98 * max(0.0, step / steps - 0.6) / 0.4)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Train an environment from a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--feed-forward", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     model, reader = make_environment(
         options.seed, options.voice, feed_forward=options.feed_forward, steps=options.steps
@@ -213,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
