@@ -309,3 +309,8 @@ def test_the_same_scores_give_the_same_numbers_from_ten_thousand_resamples() -> 
     differences = np.subtract(values, low)
     assert difference_interval(differences) == difference_interval(differences, **every)
     assert sign_flip(values, low) == sign_flip(values, low, **every)
+
+
+def test_the_difference_of_a_single_question_has_no_bounds():
+    """Two questions that are added to few differences are no observations."""
+    assert difference_interval([1.0]) == difference_interval([0.0]) == (-math.inf, math.inf)
