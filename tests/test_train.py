@@ -213,6 +213,24 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
         assert torch.allclose(after[name], expected, atol=1e-5), name
 
 
+def test_games_end_at_the_deadline_of_the_flag(asking_agent, tmp_path, monkeypatch):
+    deadlines, play_question = set(), train.play_question
+
+    def watched(agent, environment, question, how, **others):
+        deadlines.add(how.deadline)
+        return play_question(agent, environment, question, how, **others)
+
+    monkeypatch.setattr(train, "play_question", watched)
+    train_run(tmp_path, asking_agent, "--game-deadline", "77")
+    assert deadlines == {77.0}
+
+
+def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(asking_agent, tmp_path):
+    """0 in the first mini-batch, where nothing has moved yet."""
+    run = train_run(tmp_path, asking_agent, "--kl-coef", "0", "--mini-batch", "2", "--lr", "0.01")
+    assert read_metrics(run)[1]["kl"] > 0
+
+
 def test_in_16_bits_the_importance_weights_have_the_cap_of_the_flag(asking_agent, tmp_path, monkeypatch):
     """A CPU would compute in float32, where there are none."""
     monkeypatch.setattr(agent_module, "compute_dtype", lambda name, device: torch.bfloat16)

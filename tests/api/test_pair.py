@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -155,12 +156,14 @@ def test_a_game_that_takes_too_long_is_cancelled():
 
 
 def test_a_stream_that_is_not_read_to_its_end_cancels_its_game():
-    agent = EchoAgent(seconds=0.01)
+    agent = EchoAgent(seconds=0.3)
     with pair_of(agent=agent) as pair:
         stream = pair.stream("3: a")
         next(stream)
         stream.close()
-        assert pair.ask(QUESTION).text and agent.running == 0
+        time.sleep(0.1)  # a game that went on would be in its second turn
+        assert agent.running == 0
+        assert pair.ask(QUESTION).text
 
 
 def test_a_loaded_pair_answers_as_infer_does(folder, call_here, tmp_path):
