@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib import metadata
 
 import torch
 import transformers
@@ -20,7 +21,7 @@ def test_the_table_names_versions_and_memory_but_no_key(monkeypatch, capsys):
     for name, value in {
         "prompt-r1": __version__,
         "Python": f"{platform.python_version()} on {platform.platform()}",
-        "torch": torch.__version__,
+        "torch": metadata.version("torch"),
         "transformers": transformers.__version__,
         "CPU": f"{os.cpu_count()} cores",
         "memory": f"{memory / 1e9:.1f} GB",
