@@ -3,7 +3,7 @@
     import prompt_r1
 
     with prompt_r1.load("runs/mini-seed0") as pair:
-        print(pair.ask("Who is the mother of the director of Silent Train?"))
+        print(pair.ask("Who is the mother of the director of Silent Valley?"))
 
 The names of `__all__` are imported on first use: torch takes seconds.
 """

@@ -22,7 +22,7 @@ from tests.paths import ROOT
 README = (ROOT / "README.md").read_text("utf-8")
 SHORT = "--questions 2 --group-size 2 --mini-batch 4 --steps 1 --val-limit 2 --device cpu"
 TINY = f"{SHORT} --max-new 32 --max-tokens 900 --val-data none --test-data none --dtype float32"
-OWN_TEXT = """{"question": "Who is the mother of the director of Silent Train?", "answer": "David Larsen"}
+OWN_TEXT = """{"question": "Who is the mother of the director of Silent Valley?", "answer": "Maria Dubois"}
 {"question": "Any idea who made Hollow Empire?", "answers": ["Ugo Adler", "U. Adler"]}
 """
 OWN_CODE = """
@@ -40,7 +40,7 @@ COMMANDS = {
     f"{SET_UP} -r requirements.txt && python train.py": (
         f"{PIP} -r requirements.txt && python train.py {SHORT} --test-data none"
     ),
-    'python infer.py --question "Who is the mother of the director of Silent Train?"': "{SAME}",
+    'python infer.py --question "Who is the mother of the director of Silent Valley?"': "{SAME}",
     "python -m examples.minimal": "{SAME} --steps 1",
     'python infer.py --question "…"': "{SAME}",
     "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
@@ -64,6 +64,7 @@ COMMANDS = {
     "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
     "prompt-r1 serve": "",  # below
+    "prompt-r1 push runs/paper-seed0 ORG/NAME": "prompt-r1 push --help",  # there is no Hub here
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help": "python train.py --help",
     "--help-all": "python train.py --help-all",
