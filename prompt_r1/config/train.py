@@ -100,6 +100,11 @@ class TrainConfig(AgentConfig):
     val_limit: int = setting(
         256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
     )
+    passes: int = setting(
+        0,
+        "games of each test question by the untrained agent, for pass@k; 0: none",
+        range=NOT_NEGATIVE,
+    )
     save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
     on_collapse: str = setting(
         "warn", "when training collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")

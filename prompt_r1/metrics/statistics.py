@@ -206,3 +206,8 @@ def student_quantile(freedom: int) -> float:
     second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
     third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * freedom**3)
     return Z + first + second + third
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The chance that k of n answers, so many of them `right`, hold a right one (Chen et al. 2021, eq. 1)."""
+    return 1 - math.comb(n - right, k) / math.comb(n, k)

@@ -8,7 +8,6 @@ agent's pass@1 is below the pass@k of the untrained one, training chose among wh
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
-from math import comb
 from pathlib import Path
 from statistics import fmean
 
@@ -16,14 +15,10 @@ from prompt_r1.cli.command_line import program_name
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import read_predictions
+from prompt_r1.metrics.statistics import pass_at_k
 from prompt_r1.metrics.text import exact_match
 
 KS = (1, 5, 32)
-
-
-def pass_at_k(n: int, right: int, k: int) -> float:
-    """The chance that k of n answers, so many of them `right`, hold a right one (Chen et al. 2021, eq. 1)."""
-    return 1 - comb(n - right, k) / comb(n, k)
 
 
 def table(folders: Sequence[Path]) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
-from prompt_r1.studies.passes import pass_at_k, table
+from prompt_r1.metrics.statistics import pass_at_k
+from prompt_r1.studies.passes import table
 from prompt_r1.types import Question
 
 
