@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(f"{name} seeds", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="--out of evaluate.py, one for each seed")
     parser.add_argument("--reference", default="prompt-r1", help="method to compare with (prompt-r1)")
+    parser.add_argument("--env", default="", help="environment, where the folders have answers of several")
     parser.add_argument("--data", nargs="+", default=(), help="names of datasets, to average over (all)")
     given = parser.parse_args(arguments)
     folders = dict(enumerate(given.folder))
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> None:
         raise UsageError(
             f"{given.folder[0]} has no answers of {given.reference}; --reference names one of {methods}"
         )
-    rows = [measure(folders, method) for method in methods]
+    rows = [measure(folders, method, given.env) for method in methods]
     datasets = list(dict.fromkeys(dataset for row in rows for _, dataset in row.scores))
     wanted = given.data or sorted(datasets)
     for dataset in wanted:
@@ -109,9 +110,9 @@ def means_of_seeds(groups: Mapping[tuple[int, str], Sequence[float]]) -> list[fl
     return list(map(fmean, means.values()))
 
 
-def measure(folders: Mapping[int, Path], method: str) -> Measured:
+def measure(folders: Mapping[int, Path], method: str, environment: str = "") -> Measured:
     """A method's scores and costs over the seeds, from the results folder of each."""
-    found = {seed: answers_of(method, folder) for seed, folder in folders.items()}
+    found = {seed: answers_of(method, folder, environment) for seed, folder in folders.items()}
     before = [preparation(folders[seed], method, of[0].system.agent) for seed, of in found.items()]
     return Measured(
         method,
@@ -123,12 +124,16 @@ def measure(folders: Mapping[int, Path], method: str) -> Measured:
     )
 
 
-def answers_of(method: str, folder: Path) -> list[Prediction]:
-    """The answers of a method with its newest settings, from a results folder."""
+def answers_of(method: str, folder: Path, environment: str = "") -> list[Prediction]:
+    """The answers of a method with its newest settings, and with one environment, from a results folder."""
     found = [one for one in read_predictions(folder / PREDICTIONS) if one.system.method == method]
-    if not found:
-        raise UsageError(f"{folder} has no answers of {method}")
-    return found
+    there = list(dict.fromkeys(one.system.environment for one in found))
+    if len(there) > 1 and not environment:
+        raise UsageError(f"{folder} has answers with several environments: choose one of {there} with --env")
+    chosen = [one for one in found if not environment or one.system.environment == environment]
+    if not chosen:
+        raise UsageError(f"{folder} has no answers of {method}" + f" with {environment}" * bool(environment))
+    return chosen
 
 
 def scores_of(found: Mapping[int, list[Prediction]]) -> dict[tuple[int, str], dict[str, float]]:

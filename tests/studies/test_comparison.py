@@ -271,6 +271,21 @@ def test_results_folders_of_several_seeds_make_one_table(tmp_path, monkeypatch, 
             studies.main(["seeds", *map(str, folders), *wrong])
 
 
+def test_seeds_are_joined_for_one_environment(tmp_path, capsys):
+    [question, *_] = two_of_each_kind(0)[0]
+    file = PredictionFile(tmp_path / "predictions.jsonl")
+    for env, said in [("mini", question.answers[0]), ("mini-mute", "?")]:
+        file.add(Prediction(question, said, spent=Spending(), system=System("direct", env), setting=env))
+    file.close()
+    line = ["seeds", str(tmp_path), "--reference", "direct"]
+    for name, score in [("mini", "100.0"), ("mini-mute", "0.0")]:
+        studies.main([*line, "--env", name])
+        assert rows_of(capsys.readouterr().out)["direct"][1] == score
+    for wrong, sentence in [([], r"one of \['mini', 'mini-mute'\] with --env"), (["--env", "x"], "with x")]:
+        with pytest.raises(UsageError, match=sentence):
+            studies.main([*line, *wrong])
+
+
 def test_a_program_that_fails_names_its_log(tmp_path):
     log = tmp_path / "train.log"
     with pytest.raises(UsageError, match=r"train ended with exit code 2: see .*train\.log"):
