@@ -15,8 +15,15 @@ function drawHead(runs) {
     const name = element("b", {}, runs.length > 1 ? `${letter(index)}${plain(run.name)}  ` : "");
     if (isEvaluation(run)) $("summary").append(name, element("div", { class: "scroll" }, drawSystems(run, index)), element("p", { class: "muted note" }, ABOUT_SYSTEMS));
     else $("summary").append(element("p", { class: "muted" }, name, totalsOf(run)));
+    if (run.tables.length) $("summary").append(element("details", {}, element("summary", {}, `${letter(index)}Test by dataset`), ...run.tables.map(drawTable)));
   });
   drawSettings(runs);
+}
+
+/** A table of the test. */
+function drawTable([header, ...rows]) {
+  const line = (name, cells) => element("tr", {}, ...cells.map((cell) => element(name, {}, plain(cell))));
+  return element("div", { class: "scroll" }, element("table", { class: "results" }, line("th", header), ...rows.map((row) => line("td", row))));
 }
 
 /** What a run has played and spent, in one line. */

@@ -71,6 +71,7 @@ class RunData:
     steps: int = 1
     steps_shown: int = 1
     results: Mapping[str, Row] = field(default_factory=dict)  # of an evaluation, by system: results.json
+    tables: list[list[list[str]]] = field(default_factory=list)  # the cells of those in test.md
 
 
 def read_run(folder: Path, *, games: int) -> RunData:
@@ -104,7 +105,17 @@ def read_run(folder: Path, *, games: int) -> RunData:
         step=last,
         steps=len(steps),
         steps_shown=len(shown),
+        tables=_read_tables(folder / "test.md"),
     )
+
+
+def _read_tables(path: Path) -> list[list[list[str]]]:
+    """The cells of the Markdown tables of a test, by table and row."""
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8", "replace").replace("**", "").splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if not line.startswith("|---")]
+    return [list(table) for filled, table in groupby(rows, lambda row: len(row) > 1) if filled]
 
 
 def _read_groups_of_run(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report.__main__ import main
@@ -225,6 +226,17 @@ def test_validation_and_test_games_are_shown_beside_the_training_games(tmp_path)
     assert game["right"] and game["reward"]["total"] < 0 and game["advantage"] is None
     players = [(game["player"], game["right"]) for game in test["games"]]
     assert players == [("untrained agent", False), ("trained agent", True)]
+
+
+def test_the_tables_of_the_test_are_shown(tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(question())]])
+    [shown] = data_of(write_report(run))
+    assert shown["tables"] == []
+    first = markdown_table(["method", "EM"], [["**trained agent**", "0.9"], ["<b>", ""]])
+    (run / "test.md").write_text(f"{first}\n\n{markdown_table(['kind', 'pass@5'], [['all', '0.500']])}\n")
+    [shown] = data_of(write_report(run))
+    expected = [["method", "EM"], ["trained agent", "0.9"], ["<b>", ""]]
+    assert shown["tables"] == [expected, [["kind", "pass@5"], ["all", "0.500"]]]
 
 
 def test_the_settings_are_those_of_the_config_file_in_its_order(run):

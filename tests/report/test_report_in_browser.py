@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.evaluation.aggregate import score_predictions
@@ -89,6 +90,15 @@ def test_the_page_shows_curves_and_games_and_requests_nothing_else(page):
     assert len(texts(page, "#detail .game")) == 4
     assert not logged(page) and all(url.startswith("file:") for url in requests(page))
     assert len(requests(page)) == 1
+
+
+def test_the_tables_of_the_test_open_below_the_totals(browser, tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(Question("q", "music", "Who?", ("Anna",)))]])
+    (run / "test.md").write_text(markdown_table(["method", "EM"], [["trained <b>agent", "0.9"]]))
+    browser.open(write_report(run))
+    assert texts(browser, "#summary details :is(summary, th, td)") == [
+        *("Test by dataset", "method", "EM", "trained <b>agent", "0.9")
+    ]
 
 
 def test_filters_select_games(page):
