@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measuring import make_parser, memory
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.opening import Environments

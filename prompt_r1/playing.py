@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from prompt_r1.agent.agent import Agent, check_endpoint, codec_of, open_agent
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.environments.opening import open_for_agent, pool_of
 from prompt_r1.environments.pool import GameCalls, Pool

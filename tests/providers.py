@@ -8,7 +8,7 @@ from dataclasses import fields
 import httpx
 import torch
 
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits, EndpointClient
 from prompt_r1.endpoint.request import ApiKey

@@ -6,7 +6,7 @@ from pathlib import Path
 from prompt_r1.agent.remote import Prompts, parse_remote
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import MINI_AGENTS
+from prompt_r1.config.environment import MINI_AGENTS
 from prompt_r1.config.train import agent_preset
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError

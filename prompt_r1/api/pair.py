@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from prompt_r1.agent.agent import Agent
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api.asking import Answer, Piece, ask_pair, raise_for_error
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.sources import Answering
 from prompt_r1.playing import NO_LIMITS, Limits, PlaySettings, open_pair

@@ -23,8 +23,8 @@ from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.sft import FineTuned, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
+from prompt_r1.config.environment import MINI_AGENTS, is_mini, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import MINI_AGENTS, is_mini, is_mini_data
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object

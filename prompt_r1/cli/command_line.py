@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
-from prompt_r1.config.fields import (
-    HELD_OUT,
-    MINI_AGENTS,
-    MINI_ENVIRONMENTS,
-    check_ranges,
-    flag_of,
-    mini_data,
-    type_name,
-)
+from prompt_r1.config.environment import HELD_OUT, MINI_AGENTS, MINI_ENVIRONMENTS, mini_data
+from prompt_r1.config.fields import check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.removed import removed_sentence
 from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, fields, replace
 
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, Range, setting
+from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule

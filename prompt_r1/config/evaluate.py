@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, EnvironmentConfig, Range, ServedConfig, setting
+from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
 SAMPLING_METHODS = tuple("self-consistency sft grpo-only untrained bc rft agent-only prompt-r1".split())

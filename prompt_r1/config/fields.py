@@ -2,12 +2,10 @@
 
 import math
 import reprlib
-from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin
 
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,6 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
-MINI_AGENTS = ("mini", "mini-parts")
-NEURAL = ("mini-neural", "mini-neural-b")  # environments that are language models, with a world of their own
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute", *NEURAL)
 LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
@@ -51,32 +46,6 @@ def setting(
     metadata: dict[str, Any] = {"help": help, "range": range, "choices": choices, "group": group}
     metadata |= {"everyday": everyday, "identifies": identifies, "methods": methods}
     return field(default=default, metadata=metadata)
-
-
-HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
-
-
-def is_mini(spec: str) -> bool:
-    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
-    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
-
-
-def is_mini_data(name: str) -> bool:
-    """Whether a name of --data stands for questions of the mini world."""
-    return name.partition(":")[0] in ("mini", "mini-neural")
-
-
-def mini_data(env: str) -> str:
-    """The questions about the world that the mini environments of a SPEC know."""
-    return "mini-neural" if set(env.split(",")) <= set(NEURAL) else "mini"
-
-
-def check_world(env: str, data: Iterable[str]) -> None:
-    """Raise UsageError if one of the mini environments of a SPEC knows another world than the questions."""
-    for part in set(env.split(",")) & set(MINI_ENVIRONMENTS) - {"mini-mute"}:
-        for name in filter(is_mini_data, data):
-            if name.partition(":")[0] != (own := mini_data(part)):
-                raise UsageError(f"--env {part} knows another world than --data {name}: give --data {own}")
 
 
 def flag_of(name: str) -> str:
@@ -162,62 +131,3 @@ def check_number(name: str, value: float, allowed: Range) -> None:
 def identifying_values(config: Any) -> dict[str, Any]:
     """The values of the fields that tell one experiment from another."""
     return {f.name: getattr(config, f.name) for f in fields(config) if f.metadata["identifies"]}
-
-
-@dataclass(frozen=True)
-class ServedConfig:
-    """Settings of an agent behind an endpoint (--agent MODEL@URL), which can play but not be trained."""
-
-    agent_tokenizer: str = setting(
-        "",
-        "tokenizer of a served agent: run folder, model folder or hub id (default: its MODEL)",
-        group="agents behind an endpoint",
-    )
-    agent_prompts: str = setting(
-        "tokens", "form of the prompts to a served agent", choices=("tokens", "text")
-    )
-
-
-@dataclass(frozen=True)
-class EnvironmentConfig:
-    """Settings of the environment: its calls, rate limits, budget and journal; shared by all programs."""
-
-    env_args: str = setting(
-        "",
-        'fields of each request, as JSON: {"temperature": 0.7}',
-        group="calls of the environment",
-        identifies=True,
-    )
-    route: str = setting(
-        "session", "choice among several environments: session, uniform or weights (3,1)", identifies=True
-    )
-    env_thinking: str = setting(
-        "strip",
-        "<think> blocks of replies: strip, or keep for the agent to read",
-        choices=("strip", "keep"),
-        identifies=True,
-    )
-    env_system: str = setting(
-        ENVIRONMENT_SYSTEM,
-        "system message to the environment; empty: none (default: to be a helpful assistant)",
-        identifies=True,
-    )
-    data_args: str = setting(
-        "", 'sizes of reasoning_gym:TASK and textarena:GAME, as JSON: {"max_terms": 4}', identifies=True
-    )
-    env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
-    env_price: tuple[str, ...] = setting(
-        (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True
-    )
-    env_concurrency: int = setting(64, "concurrent calls on each rank", range=POSITIVE)
-    env_rpm: float = setting(0.0, "most requests per minute on each rank; 0: no limit", range=NOT_NEGATIVE)
-    max_env_calls: int = setting(0, "most calls; 0: no limit", range=NOT_NEGATIVE)
-    max_env_usd: float = setting(
-        0.0, "most dollars (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True
-    )
-    journal: str = setting(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = setting((), "journals of other runs whose replies may be reused")

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.fields import NOT_NEGATIVE, EnvironmentConfig, ServedConfig, setting
+from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.fields import NOT_NEGATIVE, setting
 
 
 @dataclass(frozen=True)

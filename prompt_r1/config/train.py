@@ -4,17 +4,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.environment import MINI_AGENTS, check_world, is_mini, is_mini_data
 from prompt_r1.config.fields import (
     FRACTION,
     LEARNING_RATE,
-    MINI_AGENTS,
     NOT_NEGATIVE,
     POSITIVE,
     Range,
     check_ranges,
-    check_world,
-    is_mini,
-    is_mini_data,
     setting,
 )
 from prompt_r1.config.functions import import_metric, import_reward

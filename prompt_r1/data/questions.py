@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from prompt_r1.config.fields import HELD_OUT, is_mini_data
+from prompt_r1.config.environment import HELD_OUT, is_mini_data
 from prompt_r1.data.files import load_questions
 from prompt_r1.data.hub import HUB_DATA, hub_questions
 from prompt_r1.data.sampler import stratified

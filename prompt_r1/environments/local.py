@@ -17,7 +17,7 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
-from prompt_r1.config.fields import NEURAL
+from prompt_r1.config.environment import NEURAL
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import NEURAL_WEIGHTS

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import MINI_ENVIRONMENTS, NEURAL, EnvironmentConfig
+from prompt_r1.config.environment import MINI_ENVIRONMENTS, NEURAL, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits

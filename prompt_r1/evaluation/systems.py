@@ -13,8 +13,8 @@ from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.environment import HELD_OUT, check_world, is_mini_data, mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import HELD_OUT, check_world, is_mini_data, mini_data
 from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions

@@ -22,7 +22,8 @@ import torch
 
 from prompt_r1.cli.command_line import program_name
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.config.fields import NEURAL, POSITIVE, check_number
+from prompt_r1.config.environment import NEURAL
+from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.environments.local import load_local
 from prompt_r1.environments.sources import ReplySource
 from prompt_r1.metrics.statistics import wilson

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import is_mini
+from prompt_r1.config.environment import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import Price, parse_prices

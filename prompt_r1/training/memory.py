@@ -22,7 +22,7 @@ from prompt_r1.agent.kv_cache import cache_bytes
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, blocks_of
-from prompt_r1.config.fields import MINI_AGENTS
+from prompt_r1.config.environment import MINI_AGENTS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import local_tensor
 from prompt_r1.distributed.ranks import Ranks

@@ -20,7 +20,7 @@ import prompt_r1
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api.pair import Pair
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.environments.opening import open_for_agent, pool_of

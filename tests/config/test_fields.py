@@ -7,8 +7,9 @@ import pytest
 
 from infer import InferConfig
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
-from prompt_r1.config.fields import EnvironmentConfig, Range, ServedConfig, check_number
+from prompt_r1.config.fields import Range, check_number
 from prompt_r1.config.methods import MethodConfig, SftConfig
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.config.fields import EnvironmentConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price

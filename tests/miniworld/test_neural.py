@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from prompt_r1.cli.command_line import train_config
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import NEURAL, EnvironmentConfig
+from prompt_r1.config.environment import NEURAL, EnvironmentConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.local import load_local
 from prompt_r1.environments.opening import open_for_agent
