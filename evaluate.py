@@ -42,8 +42,8 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
-from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
 from prompt_r1.evaluation.comparison import compare_files

@@ -25,7 +25,7 @@ from prompt_r1.environments.sources import FreeSource
 from prompt_r1.miniworld.agent import new_model
 from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
 from prompt_r1.protocol import parse
-from prompt_r1.tasks.arena import ArenaEnvironment
+from prompt_r1.tasks.text_arena import TextArenaEnvironment
 from prompt_r1.types import Message, Question, Turn
 
 GAMES = 6_000
@@ -166,7 +166,7 @@ async def scripted_games(task: str, seed: int) -> list[tuple[Question, list[Turn
     data, _ = TASKS[task]
     sizes = json.dumps({**SIZES.get(task, {}), "size": GAMES})
     script = SCRIPTS[task]
-    environment = FreeSource(Calculator() if task == "chain_sum" else ArenaEnvironment(sizes), seed=seed)
+    environment = FreeSource(Calculator() if task == "chain_sum" else TextArenaEnvironment(sizes), seed=seed)
     questions = find_questions([data], "train", seed + SEEDS_APART, sizes)
     return [
         (

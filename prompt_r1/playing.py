@@ -11,9 +11,9 @@ from prompt_r1.agent.agent import Agent, check_endpoint, codec_of, open_agent
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import pick_device
-from prompt_r1.environments.opening import open_for_agent, pool_of
 from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import Answering
+from prompt_r1.environments.specs import open_for_agent, pool_of
 from prompt_r1.errors import INTERRUPTED, EnvError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory

@@ -1,4 +1,4 @@
-"""What calls, games and runs cost."""
+"""Sums of what calls, games and runs cost; limits are in `environments.budget`."""
 
 from dataclasses import dataclass
 from operator import add, mul, sub

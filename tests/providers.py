@@ -14,9 +14,9 @@ from prompt_r1.endpoint.client import ClientLimits, EndpointClient
 from prompt_r1.endpoint.request import ApiKey
 from prompt_r1.endpoint.responses import Outcome, classify, reply_of
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.sources import ReplySource
+from prompt_r1.environments.specs import Environments
 from prompt_r1.types import Message
 
 KEY = "sk-Secret-0123456789-abcdef"

@@ -23,7 +23,7 @@ from prompt_r1.baselines.self_consistency import MEASURED_GAMES
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import SEARCHES
-from prompt_r1.environments.opening import parse_fields
+from prompt_r1.environments.specs import parse_fields
 from prompt_r1.evaluation.systems import WITHOUT_ENVIRONMENT, SystemSetup
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import LONGEST_REPLY, SYSTEM_TOKENS, price_at, spending_of_game

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.baselines.method import Method
-from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.sources import MuteEnvironment
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed

@@ -27,8 +27,8 @@ from prompt_r1.config.environment import MINI_AGENTS, is_mini, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
-from prompt_r1.environments.opening import Environments, parse_fields, parse_json_object
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.specs import Environments, parse_fields, parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import LEARNING
 from prompt_r1.playing import PlaySettings

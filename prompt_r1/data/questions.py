@@ -9,9 +9,9 @@ from prompt_r1.data.files import load_questions
 from prompt_r1.data.hub import HUB_DATA, hub_questions
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.tasks.arena import arena_questions
 from prompt_r1.tasks.packages import REASONING_GYM, is_task
 from prompt_r1.tasks.reasoning import reasoning_questions
+from prompt_r1.tasks.text_arena import arena_questions
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:

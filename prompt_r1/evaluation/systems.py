@@ -18,7 +18,7 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions
-from prompt_r1.environments.opening import parse_json_object
+from prompt_r1.environments.specs import parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.tasks.packages import is_task

@@ -12,8 +12,8 @@ from typing import Any
 from prompt_r1 import __main__ as programs
 from prompt_r1 import playing
 from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.training import update
 from prompt_r1.types import Message, Reward, Trajectory
 

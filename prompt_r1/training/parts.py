@@ -20,8 +20,8 @@ from prompt_r1.chat_template import Frame
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step
 from prompt_r1.distributed.ranks import Ranks, assign_questions
-from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, grpo_loss, k3
 from prompt_r1.options.objectives import RATIOS, importance_weights, weighted_loss

@@ -17,9 +17,9 @@ from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_price
 from prompt_r1.environments.journal import Call, Journal
 from prompt_r1.environments.metered import LONG_REPLY, MeteredEnvironment
-from prompt_r1.environments.opening import Environments
 from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import FreeSource
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message

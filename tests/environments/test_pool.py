@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.opening import parse_fields
 from prompt_r1.environments.pool import GameCalls, Pool
+from prompt_r1.environments.specs import parse_fields
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
 from tests.environments.counting import HELLO, pool

@@ -12,7 +12,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import NEURAL, EnvironmentConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.local import load_local
-from prompt_r1.environments.opening import open_for_agent
+from prompt_r1.environments.specs import open_for_agent
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import NEURAL_WEIGHTS
 from prompt_r1.miniworld.environment import MiniEnvironment

@@ -10,8 +10,8 @@ from typing import cast
 import uvicorn
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.opening import pool_of
 from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import ChatServer, make_app
 from prompt_r1.serving.http_protocol import JsonErrors

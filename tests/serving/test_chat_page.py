@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prompt_r1.environments.opening import pool_of
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError
 from tests.browser import PROGRAM, Browser
 from tests.echo_agent import EchoAgent

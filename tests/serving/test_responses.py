@@ -7,7 +7,7 @@ import openai
 import pydantic
 import pytest
 
-from prompt_r1.environments.opening import pool_of
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError
 from prompt_r1.playing import Limits
 from tests.echo_agent import paid_pool

@@ -14,7 +14,7 @@ import pytest
 
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.chat_template import PieceEncoder
-from prompt_r1.environments.opening import pool_of
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import make_app

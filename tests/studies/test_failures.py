@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from prompt_r1 import playing
-from prompt_r1.environments.opening import pool_of
+from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score_games

@@ -11,7 +11,7 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.opening import Environments, _samples
+from prompt_r1.environments.specs import Environments, _samples
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
 from tests.providers import HELLO, KEY, open_environment

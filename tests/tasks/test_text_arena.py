@@ -12,7 +12,7 @@ from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import UsageError
 from prompt_r1.tasks import packages
-from prompt_r1.tasks.arena import OVER, ArenaEnvironment
+from prompt_r1.tasks.text_arena import OVER, TextArenaEnvironment
 from tests.environments.counting import metered
 
 NAME = "textarena:GuessTheNumber-v0"
@@ -21,7 +21,7 @@ NAME = "textarena:GuessTheNumber-v0"
 def test_a_missing_package_is_one_sentence_that_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(UsageError, match=r"cannot be imported .*pip install textarena"):
-        ArenaEnvironment("")
+        TextArenaEnvironment("")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def package(request):
 
 def ask(session: str, *moves: str, args: str = "") -> str:
     messages = [message for move in moves for message in turn(move)][:-1]
-    return asyncio.run(ArenaEnvironment(args).ask(messages, session))
+    return asyncio.run(TextArenaEnvironment(args).ask(messages, session))
 
 
 def turn(move: str) -> list[dict[str, str]]:
@@ -90,7 +90,7 @@ def test_calls_are_recorded_by_question_and_a_resumed_run_replays_them(tmp_path)
 
     def replies(mode: str) -> list[str]:
         async def play() -> list[str]:
-            environment = metered(FreeSource(ArenaEnvironment(""), seed=0), tmp_path, mode=mode)
+            environment = metered(FreeSource(TextArenaEnvironment(""), seed=0), tmp_path, mode=mode)
             calls = (environment.call(turn("[10]")[:1], session=one.id) for one in questions)
             return [(await call).text for call in calls]
 

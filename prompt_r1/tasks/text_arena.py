@@ -36,7 +36,7 @@ def arena_questions(game: str, split: str, seed: int, args: str) -> list[Questio
     return questions
 
 
-class ArenaEnvironment:
+class TextArenaEnvironment:
     """Replies to the moves of a game as TextArena does."""
 
     name = TEXTARENA

@@ -29,8 +29,8 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-from prompt_r1.tasks.arena import ArenaEnvironment
 from prompt_r1.tasks.packages import TEXTARENA
+from prompt_r1.tasks.text_arena import TextArenaEnvironment
 
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT, TEXTARENA)
@@ -160,7 +160,7 @@ class Environments:
     def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> ReplySource:
         config, seed = self._config, self._seed
         if name == TEXTARENA:
-            source = FreeSource(ArenaEnvironment(config.data_args), seed=seed)
+            source = FreeSource(TextArenaEnvironment(config.data_args), seed=seed)
             source.parameters = {**source.parameters, "data_args": config.data_args}  # they shape the replies
             return source
         if _is_local(name):
