@@ -104,7 +104,7 @@ def _results_table(
 
     def paper_number(system: System, dataset: str, metric: str) -> float | None:
         column = COLUMNS.get((system.method, paper_name(system.environment)), "")
-        return paper_numbers.main_result(column, averaged if dataset == AVERAGE else dataset, metric)
+        return paper_numbers.main_result(column, averaged if dataset == AVERAGE else [dataset], metric)
 
     names = system_names(systems, {})
     if paper_name(environment) == GPT_4O_MINI:

@@ -1,27 +1,20 @@
 """Comparisons of two systems: their pairs, their words and their tables; and small tables in every format."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import Rate, score_predictions
+from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.comparison import (
     Comparison,
     compare_systems,
-    comparison_table,
     p_text,
-    printed_comparisons,
-    printed_pair,
     with_holm,
 )
-from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
-from prompt_r1.evaluation.results_folder import printed_results
-from prompt_r1.evaluation.tables import Entry, Table, to_markdown
+from prompt_r1.evaluation.predictions import PredictionFile, System
 from prompt_r1.metrics.statistics import difference_interval, mcnemar
-from prompt_r1.spending import Spending
-from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
+from tests.evaluation.predictions import DIRECT, predict, predict_all
 
 OURS = System("ours", "large")
 
@@ -48,23 +41,6 @@ def test_a_difference_is_shown_in_points_and_its_bound_is_the_farther_end():
     assert (compared(0.5, 0.5).questions, compared(0.5, 0.5, failed=2).questions) == ("50", "50 (2 failed)")
     shown = [p_text(p) for p in (1.0, 0.0123, 0.001, 0.00099, 3.2e-5)]
     assert shown == ["1.000", "0.012", "0.001", "1e-03", "3e-05"]
-
-
-def test_the_tables_of_comparisons_have_these_columns():
-    pair = [compared(0.01, 0.02), compared(0.5, None, dataset="pooled", metric="main", failed=1)]
-    assert comparison_table(pair).splitlines() == [
-        "| dataset | metric | n | first | second | difference [95 %] | test | p | p (Holm) | verdict |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| towns | EM | 50 | 50.0 | 25.0 | +25.0 [-2.4, +50.0] | McNemar | 0.010 | 0.020 | significant |",
-        "| pooled | main | 50 (1 failed) | 50.0 | 25.0 | +25.0 [-2.4, +50.0] | McNemar | 0.500 |  "
-        "| within ±50.0 |",
-    ]
-    assert [line.split() for line in printed_pair(pair[:1], "EM").splitlines()] == [
-        ["EM", "n", "A", "B", "A", "-", "B", "[95", "%]", "p", "verdict"],
-        ["towns", "50", "50.0", "25.0", "+25.0", "[-2.4,", "+50.0]", "0.020", "significant"],
-    ]
-    [_, row] = printed_comparisons(OURS, pair[:1]).splitlines()
-    assert row.split() == ["towns", "50", "+25.0", "[-2.4,", "+50.0]", "0.020", "significant"]
 
 
 def test_pairs_are_formed_by_question_and_corrected_over_the_datasets():
@@ -95,65 +71,7 @@ def test_long_texts_are_not_compared_by_exact_match():
     assert [one.metric for one in compare_systems(*sides)] == ["f1"]
 
 
-def test_results_are_printed_without_the_columns_that_nobody_filled():
-    ours = [
-        replace(one, spent=Spending(5, 1000, 234, 0.0123))
-        for one in predict_all({"towns": [True, True]}, OURS)
-    ]
-    ours.append(predict(9, system=OURS, error="HTTP 500"))
-    results = score_predictions([*predict_all({"towns": [True, False]}), *ours])
-    lines = printed_results(results).splitlines()
-    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-    assert cells[0][:3] == ["method", "n", "errors"] and cells[0][-1] == "$"
-    assert not {"format", "SSim"} & set(cells[0])
-    assert cells[1][-3:] == ["0.00", "0", "0"]
-    assert cells[2][2] == "1" and cells[2][-3:] == ["5.00", "1,234", "0.012"]
-    for row, rate in ((cells[1], "0.500 ["), (cells[2], "1.000 [")):
-        assert any(cell.startswith(rate) for cell in row)
-
-
-RATE = Rate(0.75, 0.5, 0.875, 8, 0)
-
-
-def test_a_small_table_in_every_format():
-    """A best rate, one over fewer questions with errors, plain numbers, an empty cell, the paper's row."""
-    rows, columns = [("ours", "A"), ("x&y", "B")], [("towns", "EM"), ("calls", "")]
-    entries = {
-        (rows[0], columns[0]): Entry(RATE, best=True, paper=71.5, usual_n=8),
-        (rows[0], columns[1]): Entry(number=1234.5),
-        (rows[1], columns[0]): Entry(Rate(0.25, 0.0, 0.5, 6, 2), usual_n=8),
-    }
-    table = Table("Table 9: a title", ("method", "agent"), entries)
-    assert to_markdown(table).splitlines() == [
-        "### Table 9: a title",
-        "",
-        "| method | agent | towns EM | calls |",
-        "|---|---|---:|---:|",
-        "| ours | A | **75.0** [50.0, 87.5] | 1,234 |",
-        "|  | A, paper | 71.50 |  |",
-        "| x&y | B | 25.0 [0.0, 50.0] (n 6, 2 errors) | – |",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [(0, "0.00"), (0.0099, "0.0099"), (0.01, "0.01"), (99.994, "99.99"), (100, "100"), (12345.6, "12,346")],
-)
-def test_a_plain_number_has_as_many_digits_as_it_needs(number, shown):
-    table = Table("T", ("",), {(("r",), ("c",)): Entry(number=number)})
-    assert to_markdown(table).splitlines()[-1] == f"| r | {shown} |"
-
-
-def test_a_prediction_without_a_game_is_one_turn_without_calls_or_costs(tmp_path):
-    one = Prediction(question_of(), None)
-    assert (one.raw, one.sample, one.stop, one.error, one.turns) == ("", 0, "answered", "", 1)
-    assert one.spent == Spending() and (one.format, one.reward, one.setting) == (None, None, "")
-    file = PredictionFile(tmp_path / "predictions.jsonl")
-    file.add(one)
-    assert file.find("", question_of(), 0) == one and file.find("", question_of(), 1) is None
-    assert file.predictions_for("", [(question_of(), 0), (question_of(2), 0)]) == [one]
-    file.close()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/x").touch()
+def test_a_folder_with_files_of_others_is_refused(tmp_path):
+    (tmp_path / "x").touch()
     with pytest.raises(UsageError, match="there are files in it that are not of an evaluation"):
-        PredictionFile(tmp_path / "other/predictions.jsonl")
+        PredictionFile(tmp_path / "predictions.jsonl")
