@@ -11,10 +11,12 @@ the worst over the vocabularies.
 """
 
 import json
-import subprocess
-import sys
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -29,7 +31,6 @@ from prompt_r1.types import ScoredGame
 
 GAMES = 5  # of a question
 TOKENS_PER_BATCH = 6144  # enough for the five games of any question, with the opening once
-CHILD_LINES = ("ready", "{")  # how lines of a child process begin; libraries print others
 
 
 @dataclass
@@ -107,44 +108,15 @@ def games_of(questions: int, vocabulary: int) -> list[ScoredGame]:
     return random_games(plan(questions, GAMES, seed=1, vocabulary=vocabulary), vocabulary)
 
 
-def serve(name: str, vocabulary: int, questions: int) -> None:
-    """The child process: for each line of input, do an update and print its measurements."""
-    variant = Variant(name, games_of(questions, vocabulary), vocabulary)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(asdict(variant.measure())), flush=True)
+@cache
+def variant_of_this_process(name: str, vocabulary: int, questions: int) -> Variant:
+    """Make the variant at the first call."""
+    return Variant(name, games_of(questions, vocabulary), vocabulary)
 
 
-class ChildProcess:
-    """A variant in a process of its own."""
-
-    def __init__(self, name: str, vocabulary: int, questions: int) -> None:
-        arguments = ["--serve", name, "--vocabulary", str(vocabulary), "--questions", str(questions)]
-        command = [sys.executable, "-m", "benchmarks.update", *arguments]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self.read_line()  # "ready"
-
-    def read_line(self) -> str:
-        """The next line of the child, without the output of libraries."""
-        line = self.process.stdout.readline()
-        while line and not line.startswith(CHILD_LINES):
-            line = self.process.stdout.readline()
-        assert line, f"{self.process.args} ended"
-        return line
-
-    def measure(self) -> MeasuredUpdate:
-        """Let the child do an update."""
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        return MeasuredUpdate(**json.loads(self.read_line()))
-
-    def end(self) -> None:
-        """Let the child exit, and wait for it."""
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+def measure(*variant: str | int) -> MeasuredUpdate:
+    """Let the variant of this process do an update."""
+    return variant_of_this_process(*variant).measure()
 
 
 def naive_fits(games: list[ScoredGame], vocabulary: int) -> bool:
@@ -164,10 +136,13 @@ def compare_updates(names: list[str], vocabulary: int, questions: int, rounds: i
     if not naive_fits(games, vocabulary):
         names = [name for name in names if name != "naive"]
         print("the naive update is left out: it would need more than half of the free memory")
-    children = {name: ChildProcess(name, vocabulary, questions) for name in names}
-    runs = compare({name: child.measure for name, child in children.items()}, rounds)
-    for child in children.values():
-        child.end()
+    with ExitStack() as stack:
+        variants = {}
+        for name in names:
+            process = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            arguments = name, vocabulary, questions
+            variants[name] = lambda run=process.submit, arguments=arguments: run(measure, *arguments).result()
+        runs = compare(variants, rounds)
     print(table(runs), flush=True)
     ratios = {}
     for name in names[1:]:
@@ -187,16 +162,12 @@ def difference(ours: MeasuredUpdate, theirs: MeasuredUpdate) -> float:
 
 
 def main() -> None:
-    """Compare the updates for each vocabulary, or be a child process (--serve)."""
+    """Compare the updates for each vocabulary."""
     parser = make_parser(__doc__)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[8192, 151936])
     parser.add_argument("--questions", type=int, nargs="+", default=[4, 1], help="for each vocabulary")
     parser.add_argument("--rounds", type=int, default=2, help="alternating rounds")
-    parser.add_argument("--serve", metavar="VARIANT", help="be the process of one variant")
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.vocabulary[0], options.questions[0])
-        return
     if len(options.vocabulary) != len(options.questions):
         parser.error("--questions takes as many values as --vocabulary (by default two)")
     names = ["ours", "trl", "naive"]
