@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import torch
 
-    from prompt_r1.studies.plot import check_matplotlib, figure_of
+    from prompt_r1.studies.study import check_matplotlib, figure_of
     from prompt_r1.studies.training import study_training
     from prompt_r1.studies.turns import find_runs, load_run, study_turns
 
@@ -57,10 +57,10 @@ def main(arguments: list[str]) -> None:
         begin = time.perf_counter()
         study = make_study()
         file = given.out / f"{study.name}.svg"
-        figure_of(study.plot).savefig(file)
+        figure_of(study).savefig(file)
         file.with_suffix(".md").write_text(study.markdown(), "utf-8")
         seconds = time.perf_counter() - begin
-        print(f"\n{study.plot.title}: {file}, .md ({seconds:.0f} s)\n\n{study.table}")
+        print(f"\n{study.title}: {file}, .md ({seconds:.0f} s)\n\n{study.table}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.studies.faults import FAULTS
-from prompt_r1.studies.plot import rate_text
 from prompt_r1.studies.programs import Flags, add_seeds, train
 from prompt_r1.studies.study import Line, pooled_validations, validations
 from prompt_r1.training.alarms import Watchdog
@@ -111,7 +110,7 @@ def failures_table(courses: Mapping[str, Mapping[int, Course]]) -> str:
         steps = [", ".join(_step(course.alarm) for course in by_seed.values())]
         steps.append(", ".join(_step(course.fall) for course in by_seed.values()))
         pooled = pooled_validations([course.lines for course in by_seed.values()])
-        ends = [f"{pooled[0].mean:.2f}", rate_text(pooled[-1])]
+        ends = [f"{pooled[0].mean:.2f}", str(pooled[-1])]
         rows.append([name, ", ".join(alarms), *steps, *ends])
     return markdown_table(header, rows)
 

@@ -13,8 +13,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.studies.plot import Plot, Point, Series, rate_text
-from prompt_r1.studies.study import Study, pooled_validations, validations
+from prompt_r1.studies.study import Point, Series, Study, pooled_validations, validations
 
 CLAIM = (
     "Proposition 2. Reinforcement learning can make small-scale LLMs better guide large-scale LLMs to "
@@ -30,7 +29,7 @@ def study_training(folders: Sequence[Path]) -> Study:
     rows = []
     for point in pooled:
         by_seed = [f"{validations(run)[int(point.x)]['val/em']:.3f}" for run in runs]
-        rows.append([f"{point.x}", f"{point.n}", rate_text(point), *by_seed])
+        rows.append([f"{point.x}", f"{point.n}", str(point), *by_seed])
     header = ["validation at step", "n", "all seeds", *(folder.name for folder in folders)]
     notes = (
         "Validation: EM of greedy games of held-out questions, with 95 % intervals over questions and "
@@ -42,8 +41,8 @@ def study_training(folders: Sequence[Path]) -> Study:
         Series("validation", pooled, joined=False),
         Series("sampled", sampled_points(folders), dashed=True),
     ]
-    plot = Plot("Exact match by training step", "GRPO step", "EM", series)
-    return Study("training", CLAIM, plot, markdown_table(header, rows), notes)
+    title, table = "Exact match by training step", markdown_table(header, rows)
+    return Study("training", CLAIM, title, "GRPO step", series, table, notes)
 
 
 def sampled_points(folders: Sequence[Path]) -> list[Point]:

@@ -22,8 +22,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.rollout import play
-from prompt_r1.studies.plot import Plot, Series, rate_text
-from prompt_r1.studies.study import Study, rate_point
+from prompt_r1.studies.study import Series, Study, rate_point
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 
 CLAIM = (
@@ -130,7 +129,7 @@ def study_turns(runs: Sequence[StudiedRun]) -> Study:
     for label in (*agents, *kinds):
         columns = [scores[label, count] for count in range(MOST + 1)]
         points = [rate_point(count, list(column.values())) for count, column in enumerate(columns)]
-        rows.append([label, str(points[0].n), *map(rate_text, points)])
+        rows.append([label, str(points[0].n), *map(str, points)])
         series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
     header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(MOST + 1)]
@@ -141,5 +140,5 @@ def study_turns(runs: Sequence[StudiedRun]) -> Study:
         "math need two.",
         "The wordings of the mini world were chosen on seed 0.",
     )
-    plot = Plot("Exact match by interactions", "interactions before the answer", "EM", series)
-    return Study("turns", CLAIM, plot, markdown_table(header, rows), notes)
+    title, x_label = "Exact match by interactions", "interactions before the answer"
+    return Study("turns", CLAIM, title, x_label, series, markdown_table(header, rows), notes)

@@ -175,7 +175,7 @@ def test_the_training_study_pools_all_seeds(tmp_path):
     write_curves(tmp_path / "a", [0.1, 0.68])
     write_curves(tmp_path / "b", [0.3, 0.72])
     study = study_training([tmp_path / "a", tmp_path / "b"])
-    validation, sampled = study.plot.series
+    validation, sampled = study.series
     assert [(point.x, point.mean, point.n) for point in validation.points] == [
         (0, 0.2, 100),
         (20, pytest.approx(0.7), 100),
@@ -225,7 +225,7 @@ def test_turns_are_counted_by_agent_and_kind(monkeypatch):
 
     monkeypatch.setattr(turns, "play_and_answer", play_and_answer)
     study = turns.study_turns(runs)
-    drawn = [(one.label, one.dashed, [point.x for point in one.points]) for one in study.plot.series]
+    drawn = [(one.label, one.dashed, [point.x for point in one.points]) for one in study.series]
     assert drawn == [
         ("trained, all", False, [0, 1, 2, 3]),
         ("untrained, all", True, [0, 1, 2, 3]),
