@@ -149,13 +149,25 @@ def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
 
 
 def _long_replies(group: Sequence[ScoredGame]) -> set[str]:
-    """The beginnings of the different replies to the games of a question, without bare answers.
-
-    Words with a digit are taken as equal: an error text may hold a time or the number of a request.
-    """
-    replies = {turn.reply for game in group for turn in game.trajectory.turns if turn.reply is not None}
-    texts = {re.sub(r"\S*\d\S*", "#", reply[:REPLY_CHARACTERS]) for reply in replies}
+    """The beginnings of the different replies to the games of a question, without bare answers."""
+    turns = [turn for game in group for turn in game.trajectory.turns if turn.reply is not None]
+    texts = {
+        _without_numbers((turn.reply or "")[:REPLY_CHARACTERS], turn.action.prompt or "") for turn in turns
+    }
     return {text for text in texts if len(text.split()) >= REPLY_WORDS}
+
+
+def _without_numbers(reply: str, prompt: str) -> str:
+    """A reply whose words with a digit are "#": an error text may hold a time or the number of a request.
+
+    Numbers of the prompt stay: a reply that repeats them was made for it.
+    """
+    asked = set(re.findall(r"\d+", prompt))
+
+    def shown(word: re.Match[str]) -> str:
+        return word[0] if asked.issuperset(re.findall(r"\d+", word[0])) else "#"
+
+    return re.sub(r"\S*\d\S*", shown, reply)
 
 
 def same_reply(replies_P: Sequence[set[str]]) -> float:

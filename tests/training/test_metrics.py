@@ -195,6 +195,17 @@ def test_the_same_reply_to_most_questions_is_counted(replies, share):
     assert metrics["env/same_reply"] == pytest.approx(share)
 
 
+def test_replies_that_repeat_the_numbers_of_their_prompts_differ():
+    """A bug: a run of Mastermind, whose feedback begins with the guess, raised an alarm at its first step."""
+    groups = []
+    for guess in range(10, 20):
+        game = with_replies(f"Submitted [{guess}]. Feedback: 0 black peg(s), 0 white peg(s).")
+        action = replace(game.turns[0].action, prompt=f"[{guess}]")
+        groups.append([replace(game, turns=[replace(game.turns[0], action=action), *game.turns[1:]])])
+    metrics = step_metrics(score_and_compare(groups, RULE), ONE_RANK, rollout_seconds=1.0)
+    assert metrics["env/same_reply"] == pytest.approx(0.1)
+
+
 def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     """A mean of the means of the ranks would weigh the games of the smaller share more."""
     right, half, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG)
