@@ -56,7 +56,7 @@ def train(run: Run) -> None:
                 trajectories_PG = run.wait_for(play_step(step))
             rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
             games_PG = compare_games(
-                trajectories_PG, rewards_PG, advantages=config.advantages, rule=rule, sum_over_ranks=ranks.sum
+                trajectories_PG, rewards_PG, advantages=config.advantages, sum_over_ranks=ranks.sum
             )
             with run.clock.phase("update"):
                 mini_batches = mini_batches_of(

@@ -148,7 +148,6 @@ class ScoredGame:
     trajectory: Trajectory
     reward: Reward | None  # None: the environment or a verifier broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
-    turn_advantages: tuple[float, ...] = ()  # one for each turn with --advantages turn, else empty
 
 
 class Generate(Protocol):

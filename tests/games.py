@@ -155,5 +155,5 @@ def score_and_compare(
     """The games with rewards and advantages, on one rank."""
     rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
     return compare_games(
-        trajectories_PG, rewards_PG, advantages=advantages, rule=rule, sum_over_ranks=ONE_RANK.sum
+        trajectories_PG, rewards_PG, advantages=advantages, sum_over_ranks=ONE_RANK.sum
     )

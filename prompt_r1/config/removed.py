@@ -12,7 +12,7 @@ REMOVED_FLAGS = {
     "--explain": "run python -m examples.minimal, which shows a game, its reward and its loss",
     "--cost-weight": COST,
     "--cost-of": COST,
-    "--credit": "give --advantages turn in place of --credit turn",
+    "--credit": "every token of a game has the advantage of the game",
     "--mini-batch-of": "--mini-batch counts games: for N questions give N times --group-size",
     "--adapter-alpha": "adapters change the weights by 32 / rank · B A: scale --lr instead",
     "--slow-attention": "a run whose attention is slow says so, and trains",

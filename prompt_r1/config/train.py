@@ -59,8 +59,8 @@ class TrainConfig(AgentConfig):
     )
     advantages: str = setting(
         "group",
-        "eq. 16; with the std of the step; without std (Dr. GRPO); or one for each turn of a game",
-        choices=("group", "group-mean-batch-std", "no-std", "turn"),
+        "eq. 16; with the std of the step; or without std (Dr. GRPO)",
+        choices=("group", "group-mean-batch-std", "no-std"),
         identifies=True,
     )
     drop_even_groups: bool = setting(
@@ -222,8 +222,6 @@ def check(config: TrainConfig) -> None:
         ),
         f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
         "give 1 or more, or 0 (no weights)": 0 < config.importance_cap < 1,
-        "--advantages turn differ between the tokens of a game, which --ratio sequence takes together: leave "
-        "out one of the two": config.advantages == "turn" and config.ratio != "token",
         "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
         "give --parallel ddp (or auto) and --offload none": bool(config.adapter_rank and sharded),
         "--on-collapse rollback returns to the best agent in validation: give --val-data": (

@@ -3,7 +3,6 @@
     group                  (R_i - mean(group)) / (std(group) + 1e-6)         eq. 16
     group-mean-batch-std   (R_i - mean(group)) / (std(step) + 1e-6)          as in TRL (scale_rewards="batch")
     no-std                  R_i - mean(group)                                Dr. GRPO
-    turn                   of each turn of a game: options.turn_advantages
 
 std(group) gives a group of nearly equal rewards the same influence as one with large differences: questions
 that are nearly always or nearly never answered weigh most (Dr. GRPO: Liu et al. 2025, arXiv 2503.20783).
@@ -16,12 +15,11 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from prompt_r1.grpo import compared, group_advantages
-from prompt_r1.options.turn_advantages import Groups, turn_advantages
-from prompt_r1.reward import Rule
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 
 Rewards = Sequence[Sequence[float | None]]  # by question and game; None: the environment broke the game
 Advantages = list[list[float | None]]
+Groups = list[list[ScoredGame]]
 Sum = Callable[[list[float]], list[float]]  # of each number, over all ranks; called by every rank
 
 
@@ -30,7 +28,6 @@ def compare_games(
     rewards_PG: Sequence[Sequence[Reward | None]],
     *,
     advantages: str,
-    rule: Rule,
     sum_over_ranks: Sum,
 ) -> Groups:
     """The games with rewards and advantages, by a name of the table above. Called by every rank."""
@@ -42,8 +39,7 @@ def compare_games(
     else:
         advantages_PG = group_advantages(totals_PG)
     columns_P = zip(trajectories_PG, rewards_PG, advantages_PG, strict=True)
-    games_PG = [list(map(ScoredGame, *columns)) for columns in columns_P]
-    return turn_advantages(games_PG, rule) if advantages == "turn" else games_PG
+    return [list(map(ScoredGame, *columns)) for columns in columns_P]
 
 
 def _group_mean_batch_std(rewards_PG: Rewards, sum_over_ranks: Sum) -> Advantages:
@@ -67,4 +63,4 @@ def _centred(rewards: Sequence[float | None], *, scale: float = 1.0) -> list[flo
 
 def has_spread(group: Sequence[ScoredGame]) -> bool:
     """Whether any game of the group did better or worse than the others."""
-    return any(game.advantage or any(game.turn_advantages) for game in group)
+    return any(game.advantage for game in group)

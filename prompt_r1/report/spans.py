@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class Span:
     lengths: str = ""
     logprobs: str = ""  # from -12.95 to 0
     ratios: str = ""  # from -6.48 to 6.47
-    advantage: float | None = None  # of the turn; None: not trained on
+    advantage: float | None = None  # of the game; None: not trained on
     seconds: float = 0.0
 
 
@@ -65,11 +65,11 @@ class TokenTexts:
 
 def spans_of(row: Mapping[str, Any], texts: TokenTexts | None) -> list[Span]:
     """A game of a trajectory file as spans; without a tokenizer from its recorded texts."""
-    advantages = cycle(row.get("turn_advantages") or [row.get("advantage")])
+    advantage = row.get("advantage")
     if texts is None:
         spans = [Span(row["question"]["text"])]
         for turn in row["turns"]:
-            spans.append(Span(turn["text"], written=True, advantage=next(advantages)))
+            spans.append(Span(turn["text"], written=True, advantage=advantage))
             if turn["reply"] is not None:
                 spans.append(Span(turn["reply"]))
         return spans
@@ -80,7 +80,7 @@ def spans_of(row: Mapping[str, Any], texts: TokenTexts | None) -> list[Span]:
         tokens = tuple(row["tokens"][start:end])
         span = Span(texts.text(tokens), len(tokens))
         if sampled:
-            span.written, span.lengths, span.advantage = True, texts.lengths(tokens), next(advantages)
+            span.written, span.lengths, span.advantage = True, texts.lengths(tokens), advantage
             span.logprobs = _digits(islice(logprobs, len(tokens)), len(tokens), zero=1295)
             span.ratios = _digits(islice(ratios, len(tokens)), len(tokens), zero=648)
         spans.append(span)

@@ -135,7 +135,6 @@ def _row(game: ScoredGame, log_ratios: LogRatios | None) -> dict[str, object]:
         "reward": asdict(game.reward) if game.reward and used else None,
         "advantage": game.advantage,
         "usd": trajectory.spent.usd,
-        **({"turn_advantages": game.turn_advantages} if game.turn_advantages else {}),
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],

@@ -16,7 +16,6 @@ from torch import Tensor
 from prompt_r1.agent.packing import Group, Packed, by_opening, fill, pack
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.options.advantages import has_spread
-from prompt_r1.options.turn_advantages import turn_starts
 from prompt_r1.types import ScoredGame, Trajectory
 
 
@@ -51,7 +50,7 @@ class Batch:
 
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
-    advantages: Tensor  # (N,) of each token's game, or turn
+    advantages: Tensor  # (N,) of each token's game
     engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
     games: Tensor  # (N,) int64 number of each token's game in the micro-batch
     keys: tuple[int, ...]  # `key_of` each game, by its number
@@ -79,8 +78,9 @@ def make_batch(
     for number, game in enumerate(game for group in groups for game in group):
         trajectory = game.trajectory
         count = sum(trajectory.sampled)
+        assert game.advantage is not None, "a game that left its group is not trained on"
         weights += [token_weight(trajectory)] * count
-        advantages += token_advantages(game)
+        advantages += [game.advantage] * count
         pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
         recorded += [logprob for logprob, sampled in pairs if sampled]
         numbers += [number] * count
@@ -92,17 +92,6 @@ def make_batch(
 def key_of(trajectory: Trajectory) -> int:
     """Finds a game again that another rank trained on; games with equal tokens share it."""
     return hash(tuple(trajectory.tokens))
-
-
-def token_advantages(game: ScoredGame) -> list[float]:
-    """The advantage of each of the agent's tokens: that of its turn, or of the whole game."""
-    assert game.advantage is not None, "a game that left its group is not trained on"
-    sampled = game.trajectory.sampled
-    if not game.turn_advantages:
-        return [game.advantage] * sum(sampled)
-    starts = turn_starts(game.trajectory)
-    turns = zip(game.turn_advantages, starts, [*starts[1:], len(sampled)], strict=True)
-    return [advantage for advantage, start, end in turns for _ in range(sum(sampled[start:end]))]
 
 
 def empty_batch(device: torch.device) -> Batch:

@@ -61,7 +61,6 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
         ("--kv-tokens 1", "--kv-tokens 0", "does not hold one game"),
         ("--importance-cap 0.99", "--importance-cap 1", "give 1 or more, or 0"),
         ("--on-collapse rollback --val-data none", "--on-collapse rollback", "give --val-data"),
-        ("--advantages turn --ratio sequence", "--ratio sequence", "differ between the tokens of a game"),
         ("--config paper", "--config paper --data mini", "no training questions"),
     ],
 )

@@ -37,8 +37,6 @@ from prompt_r1.distributed.ranks import (
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
 from prompt_r1.options.advantages import Groups, compare_games
-from prompt_r1.options.turn_advantages import turn_starts
-from prompt_r1.reward import RULES
 from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.micro_batches import mini_batches_of
@@ -66,7 +64,7 @@ class Case:
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
     adapter_rank: int = 0
-    options: bool = False  # other advantages, by turn too, and another ratio than the paper's
+    options: bool = False  # other advantages and another ratio than the paper's
 
 
 CASES = {
@@ -125,27 +123,13 @@ def with_rewards(group: list[Trajectory]) -> list[ScoredGame]:
 
 
 def with_options(games_PG: Groups, ranks: Ranks) -> Groups:
-    """The games with the standard deviation of the step, and with another advantage for each turn."""
-    games_PG = compare_games(
+    """The games with the standard deviation of the step."""
+    return compare_games(
         [[game.trajectory for game in group] for group in games_PG],
         [[game.reward for game in group] for group in games_PG],
         advantages="group-mean-batch-std",
-        rule=RULES["paper"],
         sum_over_ranks=ranks.sum,
     )
-    return [
-        [
-            game
-            if game.advantage is None
-            else replace(game, turn_advantages=(game.advantage, -game.advantage, 2.0)[: turns_of(game)])
-            for game in group
-        ]
-        for group in games_PG
-    ]
-
-
-def turns_of(game: ScoredGame) -> int:
-    return len(turn_starts(game.trajectory))
 
 
 def record_a_gap(games: list[ScoredGame], nats: float) -> None:

@@ -7,7 +7,6 @@ import pytest
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.grpo import group_advantages
 from prompt_r1.options.advantages import compare_games, has_spread
-from prompt_r1.reward import RULES
 from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests import tiny
@@ -36,7 +35,6 @@ def advantages_of(
         trajectories_PG,
         scores_PG,
         advantages=name,
-        rule=RULES["paper"],
         sum_over_ranks=ranks.sum,
     )
     return [[game.advantage for game in group] for group in games_PG]
@@ -72,10 +70,9 @@ def test_advantages_do_not_depend_on_how_the_questions_are_divided_over_ranks():
 
 
 def test_an_empty_share_of_a_rank_and_a_step_without_spread_have_finite_advantages():
-    for name in ("group", "group-mean-batch-std", "no-std", "turn"):
+    for name in ("group", "group-mean-batch-std", "no-std"):
         assert advantages_of(name, []) == [], name
-        if name != "turn":  # these games have no turns
-            assert advantages_of(name, [[0.5, 0.5]]) == [[0.0, 0.0]]
+        assert advantages_of(name, [[0.5, 0.5]]) == [[0.0, 0.0]]
         assert advantages_of(name, [[None, None]]) == [[None, None]]
 
 

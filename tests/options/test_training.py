@@ -15,7 +15,6 @@ OPTIONS = {
     "--advantages group-mean-batch-std": "",
     "--advantages no-std": "",
     "--drop-even-groups": "",
-    "--advantages turn": "",
     "--clip 1e-6 --clip-high 1": "--clip 1e-6",
     "--clip 1e-6 --ratio sequence": "--clip 1e-6",
 }

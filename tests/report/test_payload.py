@@ -165,14 +165,13 @@ def test_log_probabilities_and_ratios_are_two_digits_of_base_36_in_hundredths_of
 
 
 @pytest.mark.parametrize("texts", [TokenTexts(tiny.tokenizer()), None])
-def test_each_turn_has_its_own_advantage_or_that_of_the_game(texts):
+def test_each_turn_has_the_advantage_of_the_game(texts):
     tokens = list(tiny.tokenizer()("abcd")["input_ids"])
     turns = [{"text": "b", "reply": "c"}, {"text": "d", "reply": None}]
     row = {"question": {"text": "a"}, "turns": turns, "tokens": tokens, "sampled": "0101", "advantage": 0.5}
-    for given, wanted in (({}, [0.5, 0.5]), ({"turn_advantages": [0.5, -1.0]}, [0.5, -1.0])):
-        spans = spans_of(row | given, texts)
-        assert [span.advantage for span in spans if span.written] == wanted
-        assert all(span.advantage is None for span in spans if not span.written)
+    spans = spans_of(row, texts)
+    assert [span.advantage for span in spans if span.written] == [0.5, 0.5]
+    assert all(span.advantage is None for span in spans if not span.written)
 
 
 def test_the_answers_of_older_settings_and_calls_that_were_repeated_are_not_shown(tmp_path):
