@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.measuring import seconds
-from prompt_r1.agent.attention import PLAIN, attention_shape
+from prompt_r1.agent.attention import attention_shape
 from prompt_r1.agent.cuda_graphs import Decoded, Record
 from prompt_r1.agent.decode_kernels import Chunk, one_by_one, ragged_batch
 from prompt_r1.agent.engine import Engine
@@ -63,7 +63,7 @@ def attention_error(policy: Policy) -> tuple[str, float]:
         batch = ragged_batch(chunks, kernel, device)
         scale = query.shape[-1] ** -0.5
         exact = one_by_one(query.double(), keys.double(), values.double(), batch, scale)
-        error = (kernel(query, keys, values, batch, scale, PLAIN) - exact).abs().max()
+        error = (kernel(query, keys, values, batch, scale, None) - exact).abs().max()
         worst = max(worst, float(error))
     return kernel.__name__, worst
 

@@ -227,7 +227,7 @@ def packed_attention_error(machine: Machine) -> Row:
             leaf.requires_grad_()
         with torch.enable_grad():
             query, key, value = leaves
-            out = compute(groups, query, key, value, shape.dim**-0.5, attention.PLAIN)
+            out = compute(groups, query, key, value, shape.dim**-0.5, None)
             results += [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
     errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
     note = f"{attend.__name__}, forward and backward, against float64"

@@ -154,6 +154,4 @@ def score_and_compare(
 ) -> list[list[ScoredGame]]:
     """The games with rewards and advantages, on one rank."""
     rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
-    return compare_games(
-        trajectories_PG, rewards_PG, advantages=advantages, sum_over_ranks=ONE_RANK.sum
-    )
+    return compare_games(trajectories_PG, rewards_PG, advantages=advantages, sum_over_ranks=ONE_RANK.sum)

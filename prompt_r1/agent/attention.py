@@ -6,7 +6,7 @@ model's forward reach the attention of every layer: `packed=` or `ragged=` selec
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -47,28 +47,11 @@ def attention_shape(config: PretrainedConfig) -> AttentionShape:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreRules:
-    """How a layer's attention differs from plain causal attention."""
-
-    window: int | None = None  # each token sees this many tokens, itself included; None: all before it
-    softcap: float | None = None  # scores are cap · tanh(score / cap)
-    sinks: Tensor | None = None  # (H,) the score of one more key for each head, whose value is 0
-
-    @property
-    def explicit(self) -> bool:
-        """Whether the scores themselves must be computed, which no fast kernel returns."""
-        return self.softcap is not None or self.sinks is not None
-
-    def applies(self, longest: int) -> bool:
-        """Whether anything differs from plain causal attention in sequences of at most this many tokens."""
-        return self.explicit or (self.window is not None and self.window < longest)
-
-
-PLAIN = ScoreRules()
-PackedAttention = Callable[[Tensor, Tensor, Tensor, float, ScoreRules], Tensor]
-"""(H, T, D) queries, (Hkv, T, D) keys and values of a packed row, the scale, the rules → (H, T, D)."""
-CachedAttention = Callable[[int, Tensor, Tensor, Tensor, float, ScoreRules], Tensor]
+Window = int | None
+"""The number of tokens that each token of a layer sees, itself included; None: all before it."""
+PackedAttention = Callable[[Tensor, Tensor, Tensor, float, Window], Tensor]
+"""(H, T, D) queries, (Hkv, T, D) keys and values of a packed row, the scale, the window → (H, T, D)."""
+CachedAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
 """The layer's number; then as above, for new tokens over the KV cache → (T, H, D)."""
 
 
@@ -83,8 +66,6 @@ class Keywords:
     scaling: float | None = None
     dropout: float = 0.0
     sliding_window: int | None = None
-    softcap: float | None = None
-    s_aux: Tensor | None = None  # (H,) sinks
     is_causal: bool | None = None
     ragged: CachedAttention | None = None
     packed: PackedAttention | None = None
@@ -120,21 +101,22 @@ def attend(
         raise UnsupportedAttention("its attention is not causal")
     if key.shape != value.shape:
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
-    rules = ScoreRules(given.sliding_window, given.softcap, given.s_aux)
+    window = given.sliding_window
     scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
     if given.ragged is not None:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             raise UnsupportedAttention("its attention does not know its layer's number")
-        return given.ragged(layer, query[0], key[0], value[0], scale, rules)[None], None
+        return given.ragged(layer, query[0], key[0], value[0], scale, window)[None], None
     if given.packed is not None:
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Contiguous, because some models take a view of it; others copy it anyway.
-        return given.packed(query[0], key[0], value[0], scale, rules).transpose(0, 1)[None].contiguous(), None
-    if rules.applies(query.shape[2]):
-        rows_of_games = [attend_by_rules(*row, scale, rules) for row in zip(query, key, value, strict=True)]
-        return torch.stack(rows_of_games).transpose(1, 2), None
+        out = given.packed(query[0], key[0], value[0], scale, window)
+        return out.transpose(0, 1)[None].contiguous(), None
+    if is_shorter(window, query.shape[2]):
+        rows_of_games = [attend_in_window(*row, scale, window) for row in zip(query, key, value, strict=True)]
+        return torch.stack(rows_of_games).transpose(1, 2).contiguous(), None
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2), None
@@ -148,8 +130,13 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
 
 
-def attend_by_rules(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules) -> Tensor:
-    """Causal attention of one sequence under any rules, on any device, differentiable.
+def is_shorter(window: Window, length: int) -> TypeGuard[int]:
+    """Whether a window hides anything in sequences of at most this many tokens."""
+    return window is not None and window < length
+
+
+def attend_in_window(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    """Causal attention of one sequence in a sliding window, on any device, differentiable.
 
     (H, Tq, D) queries, the last Tq of the T tokens, and (Hkv, T, D) keys and values → (H, Tq, D).
     """
@@ -159,35 +146,18 @@ def attend_by_rules(query: Tensor, key: Tensor, value: Tensor, scale: float, rul
         rows = query[:, start : start + BLOCK]
         first_row = cached + start
         end = first_row + rows.shape[1]
-        first_key = 0 if rules.window is None else max(0, first_row + 1 - rules.window)
+        first_key = max(0, first_row + 1 - window)
         distance = (
             torch.arange(first_row, end, device=query.device)[:, None]
             - torch.arange(first_key, end, device=query.device)[None]
         )
-        visible = distance >= 0
-        if rules.window is not None:
-            visible &= distance < rules.window
-        keys = slice(first_key, end)
-        out.append(_attend_block(rows, key[:, keys], value[:, keys], visible, scale, rules))
+        part = F.scaled_dot_product_attention(
+            rows[None],
+            key[None, :, first_key:end],
+            value[None, :, first_key:end],
+            attn_mask=(distance >= 0) & (distance < window),
+            scale=scale,
+            enable_gqa=len(query) != len(key),
+        )
+        out.append(part[0])
     return torch.cat(out, 1)
-
-
-def _attend_block(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, rules: ScoreRules
-) -> Tensor:
-    """(H, Tq, D) queries, (Hkv, Tk, D) keys and values, visible (Tq, Tk) → (H, Tq, D)."""
-    groups = len(query) // len(key)
-    if not rules.explicit:
-        return F.scaled_dot_product_attention(
-            query[None], key[None], value[None], attn_mask=visible, scale=scale, enable_gqa=groups > 1
-        )[0]
-    key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
-    scores = (query @ key.transpose(1, 2)).float() * scale
-    if rules.softcap is not None:
-        scores = rules.softcap * torch.tanh(scores / rules.softcap)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if rules.sinks is not None:
-        sinks = rules.sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-        scores = torch.cat([scores, sinks], -1)
-    share = torch.softmax(scores, -1)[..., : key.shape[1]]
-    return share.to(value.dtype) @ value

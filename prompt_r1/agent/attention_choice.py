@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.attention import PLAIN, AttentionShape, ScoreRules
+from prompt_r1.agent.attention import AttentionShape, Window
 from prompt_r1.agent.decode_kernels import RECORDABLE, Chunk, Kernel, one_by_one, ragged_batch
 from prompt_r1.agent.packing import Group, GroupAttention, game_by_game, merged, varlen
 from prompt_r1.errors import first_line
@@ -35,7 +35,6 @@ class Place:
     shape: AttentionShape
     device: torch.device
     dtype: torch.dtype
-    explicit: bool = False  # some layers have soft caps or sinks
 
     @property
     def is_gpu_in_16_bits(self) -> bool:
@@ -61,9 +60,7 @@ def choose_attention(place: Place) -> AttentionChoice:
     Do not call this inside a model's forward: gradient checkpointing would count its tensors.
     """
     decode, reasons = one_by_one, []
-    if place.explicit:
-        reasons.append("the model has soft caps or sinks")
-    elif place.device.type != "cuda":
+    if place.device.type != "cuda":
         reasons.append("FlashAttention needs a GPU")
     elif place.dtype.itemsize != 2:
         reasons.append(ONLY_16_BITS)
@@ -107,13 +104,13 @@ def warn_if_slow(choice: AttentionChoice, name: str) -> None:
 
 def why_not_decode(kernel: Kernel, place: Place) -> str:
     """Why a kernel of RECORDABLE cannot be used here; "" if it agrees with `one_by_one` on random data."""
-    windows = [ScoreRules(window=37)] if place.shape.windows else []
-    return _failure_of(lambda: _compare_decode(kernel, [MIXED, SINGLE], place, [PLAIN, *windows]))
+    windows = [None, 37] if place.shape.windows else [None]
+    return _failure_of(lambda: _compare_decode(kernel, [MIXED, SINGLE], place, windows))
 
 
 def can_share_rows(kernel: Kernel, place: Place) -> bool:
     """Whether a kernel of RECORDABLE agrees with `one_by_one` where sequences share rows."""
-    return not _failure_of(lambda: _compare_decode(kernel, [SHARED, SHARED_SINGLE], place, [PLAIN]))
+    return not _failure_of(lambda: _compare_decode(kernel, [SHARED, SHARED_SINGLE], place, [None]))
 
 
 def why_not_packed(attention: GroupAttention, place: Place) -> str:
@@ -133,21 +130,21 @@ def _failure_of(compare: Callable[[], None]) -> str:
 
 
 def _compare_decode(
-    kernel: Kernel, batches: Sequence[list[Chunk]], place: Place, rules: Sequence[ScoreRules]
+    kernel: Kernel, batches: Sequence[list[Chunk]], place: Place, windows: Sequence[Window]
 ) -> None:
-    """Assert that a kernel agrees with `one_by_one`, under each of the rules."""
+    """Assert that a kernel agrees with `one_by_one`, in each of the windows."""
     shape = place.shape
 
     def random_rows(*size: int) -> Tensor:
         return torch.randn(size, dtype=place.dtype, device=place.device)
 
-    for rule in rules:
+    for window in windows:
         keys, values = random_rows(2, shape.kv_heads, 512, shape.dim)
         for chunks in batches:
             query = random_rows(chunks[-1].column + 1, shape.heads, shape.dim)
             batch = ragged_batch(chunks, kernel, place.device)
-            expected = one_by_one(query, keys, values, batch, shape.dim**-0.5, rule)
-            found = kernel(query, keys, values, batch, shape.dim**-0.5, rule)
+            expected = one_by_one(query, keys, values, batch, shape.dim**-0.5, window)
+            found = kernel(query, keys, values, batch, shape.dim**-0.5, window)
             torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
@@ -160,19 +157,19 @@ def _compare_packed(attention: GroupAttention, place: Place) -> None:
         torch.randn(count, 48, shape.dim, generator=generator).to(place.device, place.dtype)
         for count in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
     ]
-    for rules in [PLAIN, ScoreRules(window=7)] if shape.windows else [PLAIN]:
-        found = _with_gradients(attention, rules, groups, inputs)
-        expected = _with_gradients(game_by_game, rules, groups, inputs)
+    for window in [None, 7] if shape.windows else [None]:
+        found = _with_gradients(attention, window, groups, inputs)
+        expected = _with_gradients(game_by_game, window, groups, inputs)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @torch.enable_grad()
 def _with_gradients(
-    attention: GroupAttention, rules: ScoreRules, groups: tuple[Group, ...], inputs: Sequence[Tensor]
+    attention: GroupAttention, window: Window, groups: tuple[Group, ...], inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     query, key, value = (rows.clone().requires_grad_() for rows in inputs[:3])
-    out = attention(groups, query, key, value, 0.1, rules)
+    out = attention(groups, query, key, value, 0.1, window)
     return [out.detach(), *torch.autograd.grad(out, (query, key, value), inputs[3])]
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.attention import PLAIN, ScoreRules, UnsupportedAttention, attend_by_rules
+from prompt_r1.agent.attention import UnsupportedAttention, Window, attend_in_window, is_shorter
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -86,7 +86,7 @@ class RaggedBatch:
     chunks: Sequence[Chunk] = ()  # none in a recorded step, which reads tensors only
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
         """Write the new keys and values (Hkv, T, D) of a layer to the arena, and attend to their sequences.
 
@@ -97,7 +97,7 @@ class RaggedBatch:
         keys, values = self.keys[layer], self.values[layer]
         keys.index_copy_(1, self.rows, key.to(keys.dtype))
         values.index_copy_(1, self.rows, value.to(values.dtype))
-        return self.kernel(query.transpose(0, 1).to(keys.dtype), keys, values, self, scale, rules)
+        return self.kernel(query.transpose(0, 1).to(keys.dtype), keys, values, self, scale, window)
 
     @cached_property
     def chunks_by_row(self) -> list[Chunk]:
@@ -154,18 +154,16 @@ def ragged_batch(
     return RaggedBatch(keys, values, kernel, arena_rows, row_positions, own_offsets, shared, chunks)
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float, ScoreRules], Tensor]
-"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale, the layer's rules →
+Kernel = Callable[[Tensor, Tensor, Tensor, RaggedBatch, float, Window], Tensor]
+"""(T, H, D) queries, (Hkv, N, D) keys and values of the arena, the batch, the scale, the layer's window →
 (T, H, D).
 """
 
 
 def one_by_one(
-    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, window: Window = None
 ) -> Tensor:
-    """Attend sequence by sequence with torch's SDPA. Works on any device and under any rules; the fastest
-    kernel on a CPU.
-    """
+    """Attend sequence by sequence with torch's SDPA. Works on any device; the fastest kernel on a CPU."""
     heads, kv_heads = query.shape[1], keys.shape[0]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
@@ -183,13 +181,13 @@ def one_by_one(
             key = torch.cat([keys[None, :, rows], key], dim=2)
             value = torch.cat([values[None, :, rows], value], dim=2)
         columns = slice(chunk.column, chunk.column + chunk.count)
-        if rules.applies(chunk.length) and (chunk.count > 1 or rules.explicit):
-            part = attend_by_rules(query[columns].transpose(0, 1), key[0], value[0], scale, rules)
+        if chunk.count > 1 and is_shorter(window, chunk.length):
+            part = attend_in_window(query[columns].transpose(0, 1), key[0], value[0], scale, window)
             out[columns] = part.transpose(0, 1)
             continue
         if chunk.count == 1:
-            if rules.window is not None:
-                key, value = key[:, :, -rules.window :], value[:, :, -rules.window :]
+            if window is not None:
+                key, value = key[:, :, -window:], value[:, :, -window:]
             single_columns.append(chunk.column)
             single_outputs.append(
                 F.scaled_dot_product_attention(grouped_queries[chunk.column], key, value, scale=scale)
@@ -212,7 +210,7 @@ def one_by_one(
 
 
 def flash(
-    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, window: Window = None
 ) -> Tensor:
     """All sequences in one call of torch's built-in FlashAttention (CUDA, 16 bits), and in a second one for
     shared rows. Not measured.
@@ -220,7 +218,6 @@ def flash(
     Because `seqused_k` is given, `cum_seq_k` only has to hold the start of each sequence, so the arena needs
     no pages.
     """
-    assert not rules.explicit, "FlashAttention returns no scores"
 
     def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
         out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
@@ -228,24 +225,23 @@ def flash(
             offsets.causal,
             False,  # do not return the debug mask
             scale=scale,
-            window_size_left=None if rules.window is None else rules.window - 1,
-            window_size_right=None if rules.window is None else 0,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
             seqused_k=offsets.lengths,
         )
         return out, logsumexp
 
-    return _attend_to_both(attend, batch, rules)
+    return _attend_to_both(attend, batch, window)
 
 
 def flash_package(
-    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, rules: ScoreRules = PLAIN
+    query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, scale: float, window: Window = None
 ) -> Tensor:
     """The same calls in the flash-attn package, whose kernels are often newer. Not measured."""
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
-    assert not rules.explicit, "FlashAttention returns no scores"
     # Named only where needed: versions of the package differ in these arguments.
-    window = {} if rules.window is None else {"window_size_left": rules.window - 1, "window_size_right": 0}
+    sizes = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
 
     def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
         out, logsumexp, *_ = _flash_attn_varlen_forward(
@@ -253,11 +249,11 @@ def flash_package(
             scale,
             causal=offsets.causal,
             seqused_k=offsets.lengths,
-            **window,
+            **sizes,
         )
         return out, logsumexp
 
-    return _attend_to_both(attend, batch, rules)
+    return _attend_to_both(attend, batch, window)
 
 
 def _flash_arguments(
@@ -269,7 +265,7 @@ def _flash_arguments(
 
 
 def _attend_to_both(
-    attend: Callable[[CacheOffsets], tuple[Tensor, Tensor]], batch: RaggedBatch, rules: ScoreRules
+    attend: Callable[[CacheOffsets], tuple[Tensor, Tensor]], batch: RaggedBatch, window: Window
 ) -> Tensor:
     """Attention to shared and own rows, joined exactly, as in cascade inference. (T, H, D)
 
@@ -280,7 +276,7 @@ def _attend_to_both(
     own, own_logsumexp = attend(batch.offsets)
     if batch.shared is None:
         return own
-    assert rules.window is None, "a window would have to count the shared rows"
+    assert window is None, "a window would have to count the shared rows"
     shared, shared_logsumexp = attend(batch.shared.offsets)
     weight = (own_logsumexp - shared_logsumexp).sigmoid()
     weight.masked_fill_(batch.shared.unshared, 1.0)  # there, l_shared is undefined

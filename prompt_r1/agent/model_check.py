@@ -8,7 +8,7 @@ parameters in float32.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.adapters import add_lora
-from prompt_r1.agent.attention import UnsupportedAttention, attention_shape
+from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.decode_kernels import Chunk, ragged_batch
-from prompt_r1.agent.kv_cache import Arena, Move, free_on
+from prompt_r1.agent.kv_cache import Arena, free_on
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
@@ -28,8 +28,8 @@ from prompt_r1.types import Completion, Question, Trajectory
 OPENING = 5  # tokens that both games begin with
 WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own
 LENGTHS = (18, 13)  # tokens of the two games
-# Cached tokens of each game after each forward of two turns: prompts, single tokens, replies.
-TURNS = ((9, 0), (10, 8), (11, 9), (16, 12), (18, 13))
+# Cached tokens of each game before and after the forwards of a prompt, a single token, and a reply.
+CACHED = ((0, 0), (9, 8), (10, 9), LENGTHS)
 # The largest difference of one log-probability in float32, and the largest mean difference in 16 bits. Right
 # models with large random weights differ by up to 4e-5, and in bfloat16 by 0.001 to 0.054 in the mean.
 FLOAT32_LIMIT = 1e-3
@@ -190,63 +190,27 @@ def _packed_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
     return list(scored.split([len(tokens) - OPENING for tokens in games]))
 
 
-@dataclass
-class _CachedGame:
-    """A game whose tokens are computed bit by bit."""
-
-    tokens: list[int]
-    start: int  # its first row of the arena
-    cached: int = 0
-    hidden: list[Tensor] = field(default_factory=list)
-
-
 @torch.no_grad()
 def _cached_logprobs(policy: Policy, games: list[list[int]]) -> list[Tensor]:
-    """The log-probabilities after the opening, from two turns over the KV cache, as the engine plays them."""
-    layers = attention_shape(policy.model.config).layers
-    decode, calls = policy.attention.decode, 0
-
-    def counted(*arguments: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return decode(*arguments)
-
+    """The log-probabilities after the opening, from several forwards over the KV cache."""
     arena = Arena(policy, sum(LENGTHS))
-    first, second = _CachedGame(games[0], start=0), _CachedGame(games[1], start=LENGTHS[0])
-    for ends in TURNS:
-        if ends[0] > first.cached == TURNS[0][0]:  # the second game copies the opening, except its last token
-            second.cached = OPENING - 1
-            arena.copy([Move(first.start, second.start, second.cached)])
+    hidden: list[list[Tensor]] = [[] for _ in games]
+    for begins, ends in pairwise(CACHED):
         row: list[int] = []
-        new: list[tuple[_CachedGame, Chunk]] = []
-        for game, end in zip((first, second), ends, strict=True):
-            if end > game.cached:
-                new.append((game, Chunk(len(row), end - game.cached, game.start, end)))
-                row += game.tokens[game.cached : end]
-                game.cached = end
-        batch = ragged_batch([chunk for _, chunk in new], counted, policy.device, arena.keys, arena.values)
-        calls = 0
+        chunks: list[Chunk] = []
+        for game, first_row, begin, end in zip(games, (0, LENGTHS[0]), begins, ends, strict=True):
+            chunks.append(Chunk(len(row), end - begin, first_row, end))
+            row += game[begin:end]
+        batch = ragged_batch(chunks, policy.attention.decode, policy.device, arena.keys, arena.values)
         tokens = torch.tensor([row], device=policy.device)
         states = policy.hidden_states(tokens, position_ids=batch.positions[None], ragged=batch.attend)[0]
-        if calls != layers:
-            raise UnsupportedAttention(_explain_calls(calls, layers))
-        for game, chunk in new:
-            game.hidden.append(states[chunk.column : chunk.column + chunk.count])
+        for of_game, part in zip(hidden, states.split([chunk.count for chunk in chunks]), strict=True):
+            of_game.append(part)
     found: list[Tensor] = []
-    for game in (first, second):
-        after = game.tokens[OPENING - 1 :]
-        logits = policy.logits(torch.cat(game.hidden)[-len(after) :])
-        found.append(_logprobs(logits, after, policy.temperature))
+    for game, parts in zip(games, hidden, strict=True):
+        logits = policy.logits(torch.cat(parts)[OPENING - 1 :])
+        found.append(_logprobs(logits, game[OPENING - 1 :], policy.temperature))
     return found
-
-
-def _explain_calls(calls: int, layers: int) -> str:
-    """Why a forward of this many layers calls our attention another number of times."""
-    if not calls:
-        return "its layers do not pass the cache on to their attention"
-    if calls > layers:
-        return f"its {layers} layers call attention {calls} times"
-    return f"only {calls} of its {layers} layers have attention, and others keep a state of their own"
 
 
 def _compare(policy: Policy, what: str, found: list[Tensor], expected: list[Tensor]) -> float:

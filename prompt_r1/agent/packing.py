@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.attention import PLAIN, ScoreRules, attend_by_rules
+from prompt_r1.agent.attention import Window, attend_in_window, is_shorter
 from prompt_r1.types import Trajectory
 
 
@@ -144,44 +144,44 @@ def _length(games: Sequence[Trajectory], part: list[int]) -> int:
 # Attention over a packed row
 
 Groups = tuple[Group, ...]
-GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, ScoreRules], Tensor]
-"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's rules →
+GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, Window], Tensor]
+"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's window →
 (H, T, D).
 """
 
 
 def game_by_game(
-    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
-    """Compute each game separately, its opening included, with torch's SDPA: any device, dtype and rules."""
+    """Compute each game separately, its opening included, with torch's SDPA: any device and dtype."""
     out: list[Tensor] = []
     for group in groups:
         shared = group.opening_columns
-        out.append(_causal(query[:, shared], key[:, shared], value[:, shared], scale, rules))
+        out.append(_causal(query[:, shared], key[:, shared], value[:, shared], scale, window))
         for own in group.game_columns:
             q, k, v = (torch.cat([rows[:, shared], rows[:, own]], 1) for rows in (query, key, value))
-            out.append(_causal(q, k, v, scale, rules)[:, group.opening :])
+            out.append(_causal(q, k, v, scale, window)[:, group.opening :])
     return torch.cat(out, 1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules) -> Tensor:
-    if rules.applies(query.shape[1]):
-        return attend_by_rules(query, key, value, scale, rules)
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window) -> Tensor:
+    if is_shorter(window, query.shape[1]):
+        return attend_in_window(query, key, value, scale, window)
     return F.scaled_dot_product_attention(
         query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=len(query) != len(key)
     )[0]
 
 
 def merged(
-    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
     """Attend to the opening and to a game's own tokens separately, and merge by their log-sum-exps (CPU).
 
     Nothing is computed twice or copied, and only the causal triangles compute masked entries. Layers whose
-    rules matter for these games are computed game by game.
+    window is shorter than these games are computed game by game.
     """
-    if rules.applies(max(group.longest_game for group in groups)):
-        return game_by_game(groups, query, key, value, scale, rules)
+    if is_shorter(window, max(group.longest_game for group in groups)):
+        return game_by_game(groups, query, key, value, scale, window)
     return _Merged.apply(groups, query, key, value, scale)
 
 
@@ -255,15 +255,12 @@ def _blocks(groups: Groups) -> Iterator[tuple[slice, slice]]:
 
 
 def varlen(
-    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, rules: ScoreRules = PLAIN
+    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
     """One call of torch's FlashAttention; each game gets a copy of its opening's keys and values.
 
-    Not measured. Causal with fewer queries than keys is aligned at the bottom right. Layers with soft caps or
-    sinks are computed game by game.
+    Not measured. Causal with fewer queries than keys is aligned at the bottom right.
     """
-    if rules.explicit:
-        return game_by_game(groups, query, key, value, scale, rules)
     from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
     blocks = row_offsets(groups, query.device)
@@ -280,7 +277,7 @@ def varlen(
         blocks.longest_query,
         blocks.longest_key,
         scale=scale,
-        window_size=(-1 if rules.window is None else rules.window - 1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
     )
     assert isinstance(out, Tensor), "the log-sum-exp was not requested"
     return out.transpose(0, 1)

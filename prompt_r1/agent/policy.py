@@ -54,15 +54,11 @@ class Policy(nn.Module):
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
         text = model.config.get_text_config()
-        # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (Gemma 2).
+        # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (nanochat).
         self.logit_scale = (getattr(text, "logit_scale", None) or 1.0) / (
             getattr(text, "logits_scaling", None) or 1.0
         )
         self.logit_cap: float = getattr(text, "final_logit_softcapping", None) or 0.0
-        # Some layers have soft caps or sinks, which no fast kernel computes.
-        self.explicit_scores = getattr(text, "attn_logit_softcapping", None) is not None or any(
-            name.endswith(".sinks") for name, _ in model.named_parameters()
-        )
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -100,7 +96,7 @@ class Policy(nn.Module):
     def attention(self) -> AttentionChoice:
         """How attention is computed where the policy computes now."""
         shape = attention_shape(self.model.config)
-        return choose_attention(Place(shape, self.device, self.compute, self.explicit_scores))
+        return choose_attention(Place(shape, self.device, self.compute))
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""

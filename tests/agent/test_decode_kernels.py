@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prompt_r1.agent.attention import PLAIN, AttentionShape, ScoreRules
+from prompt_r1.agent.attention import AttentionShape
 from prompt_r1.agent.attention_choice import (
     MIXED,
     SHARED,
@@ -49,27 +49,26 @@ class FlashInPlainTorch(TorchDispatchMode):
         return *both, *(torch.empty(0) for _ in range(3))
 
 
-WINDOW = ScoreRules(window=5)
 CASES = {
-    "mixed": (MIXED, PLAIN),
-    "mixed with a window": (MIXED, WINDOW),
-    "single": (SINGLE, PLAIN),
-    "single with a window": (SINGLE, WINDOW),
-    "shared": (SHARED, PLAIN),
-    "shared single": (SHARED_SINGLE, PLAIN),
+    "mixed": (MIXED, None),
+    "mixed with a window": (MIXED, 5),
+    "single": (SINGLE, None),
+    "single with a window": (SINGLE, 5),
+    "shared": (SHARED, None),
+    "shared single": (SHARED_SINGLE, None),
 }
 
 
-@pytest.mark.parametrize(("chunks", "rules"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("chunks", "window"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kernel", [flash, flash_package])
-def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(kernel, chunks, rules, package):
+def test_the_gpu_kernels_are_called_for_the_attention_that_the_cpu_computes(kernel, chunks, window, package):
     torch.manual_seed(0)
     query = torch.randn(chunks[-1].column + 1, 4, 16)
     keys, values = torch.randn(2, 2, 512, 16).unbind(0)
     batch = ragged_batch(chunks, kernel, CPU)
     with FlashInPlainTorch():
-        found = kernel(query, keys, values, batch, 0.4, rules)
-    torch.testing.assert_close(found, one_by_one(query, keys, values, batch, 0.4, rules))
+        found = kernel(query, keys, values, batch, 0.4, window)
+    torch.testing.assert_close(found, one_by_one(query, keys, values, batch, 0.4, window))
 
 
 @pytest.mark.parametrize("chunks", [MIXED, SHARED, SHARED_SINGLE], ids=["mixed", "shared", "shared single"])
