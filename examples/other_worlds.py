@@ -19,6 +19,7 @@ from collections.abc import Generator
 from itertools import permutations
 from operator import eq
 from pathlib import Path
+from statistics import mean
 
 from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.sources import FreeSource
@@ -142,6 +143,8 @@ def main() -> None:
     folder, (data, env) = Path(f"runs/{options.task}-seed{options.seed}"), TASKS[options.task]
     sizes = json.dumps(SIZES.get(options.task, {}))
     games = asyncio.run(scripted_games(options.task, options.seed))
+    for thought, right in right_by_strategy(games).items():
+        print(f"scripted games that begin with {thought!r}: {len(right):,}, right {mean(right):.3f}")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "games.jsonl").open("w") as file:
         for question, turns in games:
@@ -175,6 +178,14 @@ async def scripted_games(task: str, seed: int) -> list[tuple[Question, list[Turn
         )
         for question in questions
     ]
+
+
+def right_by_strategy(games: list[tuple[Question, list[Turn]]]) -> dict[str, list[bool]]:
+    """Whether each scripted game ended right, by its first thought, which names the strategy."""
+    right: dict[str, list[bool]] = {}
+    for question, turns in games:
+        right.setdefault(turns[0].action.think or "", []).append(turns[-1].action.answer in question.answers)
+    return right
 
 
 async def play(script: Script, environment: FreeSource, question: Question) -> list[Turn]:
