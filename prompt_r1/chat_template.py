@@ -51,23 +51,12 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) ->
     except Exception as error:  # a template is a program of its own: anything can go wrong in it
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
-        needed = _needs_tools(tokenizer, dialogue)
         raise UsageError(
             f"the chat template of {name_of(tokenizer)} cannot render a dialogue of {roles} ({reason})"
-            f"{'; it needs a list of tools' if needed else ''}: give the model another chat_template.jinja, "
-            "or use another model"
+            ": give the model another chat_template.jinja, or use another model"
         ) from None
     assert isinstance(text, str), "several texts from one dialogue"
     return text
-
-
-def _needs_tools(tokenizer: "PreTrainedTokenizerBase", dialogue: list[dict[str, str]]) -> bool:
-    """Whether a template that has failed works with an empty list of tools."""
-    try:
-        tokenizer.apply_chat_template(dialogue, tools=[], tokenize=False, add_generation_prompt=True)
-    except Exception:  # it fails for another reason
-        return False
-    return True
 
 
 def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:

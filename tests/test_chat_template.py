@@ -199,7 +199,7 @@ REFUSED = {
     "{% for m in messages[-4:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
     "{% for m in messages[-8:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
     "{% for tool in tools %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}": (
-        "cannot render a dialogue of user .* it needs a list of tools"
+        "cannot render a dialogue of user .*: give"
     ),
     "{{ raise_exception('A system message, please.') }}": (
         r"cannot render a dialogue of user \(A system message, please.\): give"

@@ -100,7 +100,7 @@ def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
         warn_if_slow(agent.policy.attention, str(spec.path))
         return agent
     codec = codec_of(spec)
-    return Agent(RemoteEngine(*remote, codec, prompts=spec.prompts), codec, spec.config.game)
+    return Agent(RemoteEngine(*remote, codec), codec, spec.config.game)
 
 
 async def check_endpoint(spec: AgentSpec) -> None:
@@ -108,7 +108,7 @@ async def check_endpoint(spec: AgentSpec) -> None:
     remote = parse_remote(str(spec.path))
     if remote is None:
         return
-    await RemoteEngine(*remote, codec_of(spec), prompts=spec.prompts).check()
+    await RemoteEngine(*remote, codec_of(spec)).check()
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -320,35 +320,30 @@ def cache_bytes(free: float, later: float, least: float) -> float:
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of main memory that this process may still take; without Linux's files, all that there is.
 
-    MemAvailable (proc(5)), or less if a cgroup of the process has less left (cgroup-v2.rst and
-    cgroup-v1/memory.rst of the kernel). Both count the page cache of files as free.
+    MemAvailable (proc(5)), or less if a cgroup of the process has less left (cgroup-v2.rst of the kernel).
+    Both count the page cache of files as free.
     """
     try:
         free = 1024 * int((proc / "meminfo").read_text().split("MemAvailable:")[1].split()[0])
         memberships = (proc / "self/cgroup").read_text().splitlines()
     except (OSError, IndexError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in memberships:
-        _, controllers, path = line.split(":", 2)
-        old = "memory" in controllers.split(",")
-        root = cgroups / "memory" if old else cgroups
-        # In a container, the path may be the host's: then only the root is there, and it is the container's.
-        group = root / path.strip("/")
-        while group.is_relative_to(root) and (old or not controllers):
-            free = min(free, _left_in(group, old=old))
-            group = group.parent
+    path = next((line.removeprefix("0::/") for line in memberships if line.startswith("0::")), "")
+    group = cgroups / path
+    while group.is_relative_to(cgroups):
+        free = min(free, _left_in(group))
+        group = group.parent
     return max(free, 0)
 
 
-def _left_in(group: Path, *, old: bool) -> int:
-    """The bytes that a cgroup may still take, of version 1 if it is `old`; sys.maxsize if it has no limit."""
-    limit, usage, total = ("limit_in_bytes", "usage_in_bytes", "total_") if old else ("max", "current", "")
+def _left_in(group: Path) -> int:
+    """The bytes that a cgroup may still take; sys.maxsize if it has no limit."""
     try:
-        most, used = (int((group / f"memory.{name}").read_text()) for name in (limit, usage))
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return most - used + sum(int(counts.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
     except (OSError, ValueError):  # no such file, or the limit "max"
         return sys.maxsize
+    return most - used + sum(int(counts.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def free_on(device: torch.device) -> int:

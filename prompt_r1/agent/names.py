@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prompt_r1.agent.remote import Prompts, parse_remote
+from prompt_r1.agent.remote import parse_remote
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENTS
@@ -69,7 +69,6 @@ class AgentSpec:
     config: AgentConfig  # of the run that trained it, or the preset whose game it plays
     start: str  # the agent before training; its own name if it was not trained here
     tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
-    prompts: Prompts = "tokens"  # the form in which an endpoint takes prompts
     is_newest: bool = False  # nobody named it: it is the newest mini run
 
     def describe(self, *, environment: str, seed: int) -> str:
@@ -81,7 +80,7 @@ class AgentSpec:
         return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
 
 
-def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: str = "tokens") -> AgentSpec:
+def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "") -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the paper preset, the mini agent that of the mini
@@ -101,4 +100,4 @@ def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "", prompts: st
     start = trained.agent if trained else name
     if remote is None:
         return AgentSpec(path, config, start, is_newest=not name)
-    return AgentSpec(name, config, start, tokenizer=path, prompts="text" if prompts == "text" else "tokens")
+    return AgentSpec(name, config, start, tokenizer=path)

@@ -2,8 +2,8 @@
 
 It replaces the engine of an agent in this process: all tokens so far in, the tokens of the next turn out. The
 prompt is sent as token ids, so that the server reads exactly the game's tokens and no text from outside can
-become a control token; a server that accepts only text gets text (`--agent-prompts text`). The completion is
-read from the token ids of the response where the server sends them (vLLM does), else its text is encoded.
+become a control token. The completion is read from the token ids of the response where the server sends them
+(vLLM does), else its text is encoded.
 Log-probabilities of the sampled tokens are not requested: such an agent can play, but not be trained.
 """
 
@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from prompt_r1.chat_template import special_ids, text_of
 from prompt_r1.endpoint.client import EndpointClient, Transport
@@ -20,7 +19,6 @@ from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.protocol import Codec
 from prompt_r1.types import Completion
 
-Prompts = Literal["tokens", "text"]
 KEY = "AGENT_API_KEY"  # not OPENAI_API_KEY: the environment's key must not be sent to another host
 PATH = "/completions"
 
@@ -40,12 +38,10 @@ class RemoteEngine:
         base_url: str,
         codec: Codec,
         *,
-        prompts: Prompts = "tokens",
         transport: Transport | None = None,
     ) -> None:
         self.name = f"{model}@{base_url}"
         self._codec = codec
-        self._prompts = prompts
         self._special_ids = special_ids(codec.tokenizer)
         self._turn_end = text_of(codec.tokenizer, [codec.turn_end])
         # Other servers than vLLM ignore these fields; if one rejects them, the client retries without.
@@ -77,7 +73,7 @@ class RemoteEngine:
         Raises Resumable for an endpoint that does not answer, FatalEnvError for one that never can.
         """
         content: dict[str, object] = {
-            "prompt": tokens if self._prompts == "tokens" else text_of(self._codec.tokenizer, tokens),
+            "prompt": tokens,
             "max_tokens": max_new,
             "temperature": temperature,
             "top_p": top_p,

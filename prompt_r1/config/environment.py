@@ -45,9 +45,6 @@ class ServedConfig:
         "tokenizer of a served agent: run folder, model folder or hub id (default: its MODEL)",
         group="agents behind an endpoint",
     )
-    agent_prompts: str = setting(
-        "tokens", "form of the prompts to a served agent", choices=("tokens", "text")
-    )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ REMOVED_FLAGS = {
     "--cost-weight": COST,
     "--cost-of": COST,
     "--credit": "every token of a game has the advantage of the game",
+    "--agent-prompts": "the server of an agent must take prompts as token ids, as vLLM does",
     "--mini-batch-of": "--mini-batch counts games: for N questions give N times --group-size",
     "--adapter-alpha": "adapters change the weights by 32 / rank · B A: scale --lr instead",
     "--slow-attention": "a run whose attention is slow says so, and trains",

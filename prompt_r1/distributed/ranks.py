@@ -4,12 +4,9 @@ Every collective is called by all ranks or by none.
 """
 
 import asyncio
-import ipaddress
 import os
-import pickle
 import re
-import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -99,22 +96,6 @@ class Ranks:
         items: list[T] = [item] * self.count
         dist.all_gather_object(items, item)
         return items
-
-    def exchange(self, items: Sequence[T]) -> list[T]:
-        """Send item number r to rank r; returns the items sent to this rank, in the order of the ranks.
-
-        Each item travels to its receiver alone, through CPU memory.
-        """
-        if self.count == 1:
-            return list(items)
-        pickled = [pickle.dumps(item) for item in items]
-        sent_bytes = torch.tensor([len(item) for item in pickled])
-        received_bytes = torch.empty_like(sent_bytes)
-        dist.all_to_all_single(received_bytes, sent_bytes)
-        sent = torch.frombuffer(bytearray().join(pickled), dtype=torch.uint8)
-        received = torch.empty(int(received_bytes.sum()), dtype=torch.uint8)
-        dist.all_to_all_single(received, sent, received_bytes.tolist(), sent_bytes.tolist())
-        return [pickle.loads(part.numpy().tobytes()) for part in received.split(received_bytes.tolist())]
 
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.
@@ -212,7 +193,6 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     monitored_group = None
     if count > 1:
-        check_own_address(os.environ)
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
         monitored_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     elif mode in SHARDED:
@@ -221,32 +201,6 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
         )
     mesh = make_mesh(mode, count, device, timeout=timeout)
     return Ranks(rank, count, device, mesh, monitored_group, timeout)
-
-
-def check_own_address(environment: Mapping[str, str]) -> None:
-    """Raise UsageError if this rank would tell ranks on other nodes to connect to themselves.
-
-    gloo listens at the address that the name of this machine has here, on some systems a loopback address.
-    """
-    several_nodes = environment.get("LOCAL_WORLD_SIZE") not in (None, environment.get("WORLD_SIZE"))
-    if not several_nodes or "GLOO_SOCKET_IFNAME" in environment:
-        return
-    own, first = (_is_loopback(name) for name in (socket.gethostname(), environment["MASTER_ADDR"]))
-    if own and not first:  # a first rank on this machine too is a test of several nodes on one
-        raise UsageError(
-            f"GLOO_SOCKET_IFNAME is not set, and the name {socket.gethostname()!r} of this machine has only "
-            "a loopback address here, which other nodes cannot reach: set the variable to the network "
-            "interface between the nodes (`ip route get` with the IP address of another node prints it)"
-        )
-
-
-def _is_loopback(name: str) -> bool:
-    """Whether a machine's name leads back to this machine, or nowhere."""
-    try:
-        *_, (address, *_) = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        return True
-    return ipaddress.ip_address(address).is_loopback
 
 
 @contextmanager

@@ -105,9 +105,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
         return {}
     agents = {}
     for name in config.agent or (str(newest_mini_run()),):
-        spec = resolve_agent(
-            name, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer, prompts=config.agent_prompts
-        )
+        spec = resolve_agent(name, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer)
         trained = replace(spec.config, max_turns=config.max_turns or spec.config.max_turns)
         agents[name] = replace(spec, config=trained, is_newest=not config.agent)
     return agents

@@ -45,7 +45,6 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         config.agent,
         kv_tokens=config.kv_tokens,
         tokenizer=config.agent_tokenizer,
-        prompts=config.agent_prompts,
     )
     pair = open_pair(
         spec,

@@ -244,7 +244,7 @@ def share_games(
         shares.append(assigned[ranks.rank])
         for sent, batches in zip(outgoing, assigned, strict=True):
             sent |= {(step, number): mine[number] for number in chain(*batches) if number in mine}
-    received = {key: game for sent in ranks.exchange(outgoing) for key, game in sent.items()}
+    received = {key: game for sent in ranks.gather(outgoing) for key, game in sent[ranks.rank].items()}
     return [
         [[received[step, number] for number in batch] for batch in batches]
         for step, batches in enumerate(shares)

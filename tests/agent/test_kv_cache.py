@@ -166,18 +166,11 @@ def test_by_default_the_cache_takes_its_share_of_the_free_memory(monkeypatch):
 
 
 GB = 10**9
-NO_LIMIT = 2**63 - 4096  # what version 1 writes for none
 STAT = f"anon {3 * GB}\nactive_file {GB}\ninactive_file {2 * GB}"
-TOTALS = STAT + f"\ntotal_active_file {2 * GB}\ntotal_inactive_file {3 * GB}"
 
 
 def group_v2(limit: object, used: float) -> dict[str, object]:
     return {"memory.max": limit, "memory.current": int(used * GB), "memory.stat": STAT}
-
-
-def group_v1(limit: int, used: float) -> dict[str, object]:
-    names = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": int(used * GB)}
-    return names | {"memory.stat": TOTALS}
 
 
 @pytest.mark.parametrize(
@@ -189,9 +182,7 @@ def group_v1(limit: int, used: float) -> dict[str, object]:
         ("0::/\n", {"": group_v2(4 * GB, 8)}, 0),
         ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2("max", 4)}, 7),  # the limit of a parent
         ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2(6 * GB, 4)}, 5),
-        ("9:memory:/job\n0::/\n", {"memory": group_v1(NO_LIMIT, 9), "memory/job": group_v1(9 * GB, 6)}, 8),
-        ("9:cpu,memory:/of/the/host\n", {"memory": group_v1(9 * GB, 7)}, 7),
-        ("9:cpu:/\n", {"": group_v2(GB, 3), "memory": group_v1(GB, 5)}, 20.48),
+        ("9:cpu:/x\n0::/a/b\n", {"a/b": group_v2(6 * GB, 4)}, 5),
     ],
 )
 def test_free_memory_is_what_the_machine_and_the_cgroups_leave(tmp_path, membership, groups, gigabytes):

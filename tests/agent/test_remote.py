@@ -17,7 +17,7 @@ import evaluate
 import infer
 from prompt_r1.agent.agent import Agent, check_endpoint, open_agent
 from prompt_r1.agent.names import AgentSpec, resolve_agent
-from prompt_r1.agent.remote import KEY, Prompts, RemoteEngine, parse_remote
+from prompt_r1.agent.remote import KEY, RemoteEngine, parse_remote
 from prompt_r1.baselines.games import dialogue_text
 from prompt_r1.chat_template import special_ids
 from prompt_r1.cli.command_line import run_program
@@ -52,8 +52,7 @@ class Server:
         unknown = [name for name in request if name not in OPENAI_FIELDS]
         if unknown and not self.vllm:
             return 400, {"error": {"message": f"Unrecognized request argument supplied: {unknown[0]}"}}
-        tokenizer, prompt = tiny.tokenizer(), request["prompt"]
-        tokens = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        tokenizer, tokens = tiny.tokenizer(), request["prompt"]
         new: list[int] = []
         text, finish, fresh, cache = "", "length", tokens, None
         while len(new) < request["max_tokens"] and finish == "length":
@@ -105,11 +104,9 @@ def plain(asking_agent) -> Iterator[Server]:
     yield from serve(asking_agent, vllm=False)
 
 
-def spec_of(
-    server: Server, folder: Path, config: TrainConfig = CONFIG, prompts: Prompts = "tokens"
-) -> AgentSpec:
+def spec_of(server: Server, folder: Path, config: TrainConfig = CONFIG) -> AgentSpec:
     """The agent that the server serves, with the tokenizer in a folder."""
-    return AgentSpec(f"tiny@{server.url}", config, start="", tokenizer=folder, prompts=prompts)
+    return AgentSpec(f"tiny@{server.url}", config, start="", tokenizer=folder)
 
 
 def play_games(spec: AgentSpec) -> list[Trajectory]:
@@ -127,15 +124,14 @@ def play_games(spec: AgentSpec) -> list[Trajectory]:
     return asyncio.run(all_games())
 
 
-@pytest.mark.parametrize(("kind", "prompts"), [("vllm", "tokens"), ("plain", "text")])
-def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(kind, prompts, asking_agent, request):
+@pytest.mark.parametrize("kind", ["vllm", "plain"])
+def test_an_agent_behind_an_endpoint_plays_the_games_of_the_local_agent(kind, asking_agent, request):
     server = request.getfixturevalue(kind)
     local = play_games(AgentSpec(asking_agent, CONFIG, start=""))
-    remote = play_games(spec_of(server, asking_agent, CONFIG, prompts))
+    remote = play_games(spec_of(server, asking_agent))
     assert [game.tokens for game in remote] == [game.tokens for game in local]
     assert [dialogue_text(game) for game in remote] == [dialogue_text(game) for game in local]
     assert [game.stop for game in remote] == [game.stop for game in local]
-    assert isinstance(server.requests[-1]["prompt"], str if prompts == "text" else list)
     assert {turn.reply for game in local for turn in game.turns} != {None}, "no game asked anything"
 
 

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import random
-import socket
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +23,6 @@ from prompt_r1.distributed.ranks import (
     RankLost,
     Ranks,
     assign_questions,
-    check_own_address,
     choose_parallel,
     make_mesh,
     network_errors_resumable,
@@ -211,7 +208,6 @@ def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) ->
         os.environ |= {"LOCAL_WORLD_SIZE": str(case.ranks_per_node), "MASTER_PORT": str(port)}
         ranks = start_ranks("cpu", case.parallel, timeout=TIMEOUT)
         check_timeouts(ranks)
-        check_exchange(ranks)
         outcome = five_steps(case, ranks)
         if rank == 0:
             torch.save(outcome, folder / f"{name}.pt")
@@ -223,13 +219,6 @@ def check_timeouts(ranks: Ranks) -> None:
     groups = [dist.group.WORLD, ranks.monitored_group, *(ranks.mesh.get_all_groups() if ranks.mesh else [])]
     seconds = [group._get_backend(CPU).options._timeout.total_seconds() for group in groups]
     assert seconds == [TIMEOUT] * len(groups)
-
-
-def check_exchange(ranks: Ranks) -> None:
-    """Every rank gets from every other what that one sent to it, whatever its size."""
-    sent = [[ranks.rank, receiver] * (1000 * receiver + ranks.rank) for receiver in range(ranks.count)]
-    received = [[sender, ranks.rank] * (1000 * ranks.rank + sender) for sender in range(ranks.count)]
-    assert ranks.exchange(sent) == received
 
 
 def on_ranks(count: int, cases: list[str], folder: Path) -> dict[str, Outcome]:
@@ -336,24 +325,6 @@ def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
         assert timeouts == [timedelta(seconds=77)] * 2
     finally:
         stop_ranks(ranks)
-
-
-@pytest.mark.parametrize(
-    ("own", "first", "refused"),
-    [("127.0.1.1", "10.0.0.1", True), ("10.0.0.2", "10.0.0.1", False), ("127.0.1.1", "127.0.0.1", False)],
-)
-def test_a_rank_of_several_nodes_needs_an_address_that_the_others_can_reach(monkeypatch, own, first, refused):
-    """On Debian the name of a machine leads to 127.0.1.1: there gloo waited for itself."""
-    addresses = {"node1": own, "node0": first}
-    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda name, *_, **__: [(None, None, 6, "", (addresses[name], 0))]
-    )
-    environment = {"MASTER_ADDR": "node0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME") if refused else nullcontext():
-        check_own_address(environment)
-    check_own_address({**environment, "GLOO_SOCKET_IFNAME": "eth0"})
-    check_own_address({**environment, "LOCAL_WORLD_SIZE": "4"})
 
 
 def test_an_error_of_the_network_can_be_resumed():

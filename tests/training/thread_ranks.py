@@ -26,9 +26,6 @@ class ThreadRanks(Ranks):
         self.barrier_of_all.wait(timeout=30)
         return items
 
-    def exchange(self, items):
-        return [sent[self.rank] for sent in self.gather(items)]
-
     def sum(self, values: list[float]) -> list[float]:
         return [sum(column) for column in zip(*self.gather(values), strict=True)]
 
