@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from prompt_r1.agent.agent import check_endpoint, check_question_lengths, codec_of
+from prompt_r1.agent.agent import check_question_lengths, codec_of
 from prompt_r1.baselines.cost_estimate import estimate_evaluation
 from prompt_r1.baselines.make import (
     AgentCache,
@@ -99,9 +99,8 @@ def main(arguments: list[str]) -> None:
     for line in (*leaks, *described):
         print(printable(line), file=sys.stderr, flush=True)
     for agent in agents.values():
-        asyncio.run(check_endpoint(agent))
         check_question_lengths(questions, codec_of(agent), agent.config.game)
-    name = Path(next(iter(agents), "environment").partition("@")[0]).name
+    name = Path(next(iter(agents), "environment")).name
     folder = Path(config.out or f"runs/eval-{name}")
     with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
         evaluation = Evaluation(config, setups, questions, seed, folder, file, user_metric)

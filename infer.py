@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
     config = infer_config(arguments)
     questions = given_questions(question=config.question.strip(), file=config.questions)
-    spec = resolve_agent(config.agent, kv_tokens=0, tokenizer=config.agent_tokenizer)
+    spec = resolve_agent(config.agent, kv_tokens=0)
     # One game at a time needs no more KV cache than one game.
     spec = replace(spec, config=replace(spec.config, kv_tokens=spec.config.max_tokens))
     note = partial(print, file=sys.stderr, flush=True)

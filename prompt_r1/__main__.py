@@ -23,7 +23,6 @@ PROGRAMS = {
     "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of several"),
     "push": (PACKAGE / "storage/push.py", "upload a trained agent to the Hugging Face Hub"),
     "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
-    "doctor": (PACKAGE / "doctor.py", "show versions, devices and memory"),
     "studies": (PACKAGE / "studies/__main__.py", "measure the paper's propositions on trained agents"),
 }
 PROGRAM_LINES = "\n".join(f"  {name:<10}{about}" for name, (_, about) in PROGRAMS.items())

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from prompt_r1.agent.agent import Agent, check_endpoint, codec_of, open_agent
+from prompt_r1.agent.agent import Agent, codec_of, open_agent
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import pick_device
@@ -53,7 +53,6 @@ def open_pair(
     else:
         environment = pool_of(env)
     run(environment.check())
-    run(check_endpoint(spec))
     return OpenPair(open_agent(spec, place), environment, seed)
 
 

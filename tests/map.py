@@ -48,9 +48,8 @@ ROOMS = {
     "studies": "Experiments in the mini world: [studies](studies.md).",
     "api": "A trained pair from Python.",
     "serving": "A trained pair over HTTP.",
-    "doctor": "",
 }
-EXTRA = ("evaluation", "baselines", "studies", "api", "serving", "doctor")
+EXTRA = ("evaluation", "baselines", "studies", "api", "serving")
 HEAD = """# Map of the code
 
 The first line of each file, by `python -m tests.map`. Read the [six files](../README.md#how-it-works) first.
@@ -65,7 +64,7 @@ def the_map() -> str:
     sections = [
         HEAD,
         section("The method (core)", "", (PACKAGE / f"{name}.py" for name in METHOD)),
-        section("Other files (core, except `doctor.py`)", "", (PACKAGE / f"{name}.py" for name in others)),
+        section("Other files (core)", "", (PACKAGE / f"{name}.py" for name in others)),
     ]
     for name, sentence in ROOMS.items():
         if name not in files:

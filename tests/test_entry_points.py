@@ -279,7 +279,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
-    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "can play, but not be trained"),
+    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "an agent plays in this process"),
     (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
     (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),

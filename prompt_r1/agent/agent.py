@@ -12,7 +12,6 @@ from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
-from prompt_r1.agent.remote import RemoteEngine, parse_remote
 from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import QuestionTooLong
@@ -23,22 +22,16 @@ from prompt_r1.types import GameSettings, Question
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent that is ready to play; its engine runs in this process or behind an endpoint."""
+    """An agent that is ready to play."""
 
-    engine: Engine | RemoteEngine
+    engine: Engine
     codec: Codec
     game: GameSettings
 
     @property
     def policy(self) -> Policy:
-        """The weights of an agent whose engine runs in this process."""
-        assert isinstance(self.engine, Engine)
+        """Its weights."""
         return self.engine.policy
-
-    def clear_cache(self) -> None:
-        """`Engine.clear_cache`, if the engine runs in this process."""
-        if isinstance(self.engine, Engine):
-            self.engine.clear_cache()
 
 
 def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0) -> Agent:
@@ -89,26 +82,14 @@ def load_codec(path: str | Path, config: AgentConfig, frame: Frame | None = None
 
 def codec_of(spec: AgentSpec) -> Codec:
     """The codec of an agent's tokenizer and game."""
-    return load_codec(spec.tokenizer or spec.path, spec.config)
+    return load_codec(spec.path, spec.config)
 
 
 def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
-    """Open the agent that a user named, in this process or behind an endpoint."""
-    remote = parse_remote(str(spec.path))
-    if remote is None:
-        agent = load_agent(spec.path, spec.config, device)
-        warn_if_slow(agent.policy.attention, str(spec.path))
-        return agent
-    codec = codec_of(spec)
-    return Agent(RemoteEngine(*remote, codec), codec, spec.config.game)
-
-
-async def check_endpoint(spec: AgentSpec) -> None:
-    """For an agent behind an endpoint: raise UsageError or FatalEnvError if it plainly cannot play."""
-    remote = parse_remote(str(spec.path))
-    if remote is None:
-        return
-    await RemoteEngine(*remote, codec_of(spec)).check()
+    """Load the agent that a user named; a slow one is reported."""
+    agent = load_agent(spec.path, spec.config, device)
+    warn_if_slow(agent.policy.attention, str(spec.path))
+    return agent
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prompt_r1.agent.remote import parse_remote
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENTS
@@ -30,6 +29,11 @@ def find_agent(name: str, seed: int) -> str | Path:
             return mini_agent(seed, RUNS / "cache", name)
         finally:
             torch.set_num_threads(threads)
+    if "@http" in name:
+        raise UsageError(
+            f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "
+            "(a model behind an endpoint can be the environment: --env)"
+        )
     folder = Path(name)
     return folder / "agent" if (folder / "agent" / "config.json").exists() else name
 
@@ -65,10 +69,9 @@ def newest_mini_run() -> Path:
 class AgentSpec:
     """An agent that a user named."""
 
-    path: str | Path  # folder, hub id, or MODEL@URL of an endpoint
+    path: str | Path  # folder or hub id
     config: AgentConfig  # of the run that trained it, or the preset whose game it plays
     start: str  # the agent before training; its own name if it was not trained here
-    tokenizer: str | Path = ""  # of an agent behind an endpoint: folder or hub id
     is_newest: bool = False  # nobody named it: it is the newest mini run
 
     def describe(self, *, environment: str, seed: int) -> str:
@@ -80,24 +83,15 @@ class AgentSpec:
         return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
 
 
-def resolve_agent(name: str, *, kv_tokens: int, tokenizer: str = "") -> AgentSpec:
+def resolve_agent(name: str, *, kv_tokens: int) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the paper preset, the mini agent that of the mini
-    preset. For an agent behind an endpoint, `tokenizer` names a run folder or model with its tokenizer ("":
-    the model name that the endpoint uses).
+    preset.
     """
-    remote = parse_remote(name)
-    if remote is not None:
-        model, _ = remote
-        local = tokenizer or model
-    else:
-        local = name or str(newest_mini_run())
+    local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
     config = trained or agent_preset("mini" if local in MINI_AGENTS else "paper")
-    config = replace(config, kv_tokens=kv_tokens)
     start = trained.agent if trained else name
-    if remote is None:
-        return AgentSpec(path, config, start, is_newest=not name)
-    return AgentSpec(name, config, start, tokenizer=path)
+    return AgentSpec(path, replace(config, kv_tokens=kv_tokens), start, is_newest=not name)

@@ -11,7 +11,6 @@ import torch
 
 from prompt_r1.agent.agent import Agent, open_agent
 from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
-from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce, ThinkThenAnswer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
@@ -80,8 +79,6 @@ class AgentCache:
     def untrained(self) -> Agent:
         """The agent before training; the agent itself if this project did not train it."""
         start, config = self.spec.start, self.spec.config
-        if parse_remote(start):
-            return self.load(self.spec)
         return self.load(AgentSpec(find_agent(start, config.seed), config, start))
 
 
@@ -180,9 +177,6 @@ def trained_alone(name: str) -> AgentSpec:
 def fine_tuned(name: str, context: MethodContext) -> Method:
     """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
     config, agents, start = context.config, context.agents, context.agents.spec.start
-    if parse_remote(start):
-        instead = ": give a fine-tuned --sft-agent" if name == "sft" else ""
-        raise UsageError(f"{name} cannot fine-tune an agent behind an endpoint{instead}")
     if name == "bc" and start not in MINI_AGENTS:
         raise UsageError("bc imitates the demonstrations of the mini agents: leave it out with other agents")
     folder, device = context.subfolder(name), agents.device

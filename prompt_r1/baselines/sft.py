@@ -30,7 +30,6 @@ from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.agent.remote import parse_remote
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, parse_arguments, run_program
@@ -147,8 +146,6 @@ def fine_tune_agent(
     """
     check_ranges(config)
     _make_folder(out)
-    if parse_remote(config.agent):
-        raise UsageError(f"--agent {config.agent}: an agent behind an endpoint plays, but cannot be trained")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy

@@ -37,17 +37,6 @@ def check_world(env: str, data: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class ServedConfig:
-    """Settings of an agent behind an endpoint (--agent MODEL@URL), which can play but not be trained."""
-
-    agent_tokenizer: str = setting(
-        "",
-        "tokenizer of a served agent: run folder, model folder or hub id (default: its MODEL)",
-        group="agents behind an endpoint",
-    )
-
-
-@dataclass(frozen=True)
 class EnvironmentConfig:
     """Settings of the environment: its calls, rate limits, budget and journal; shared by all programs."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
@@ -19,7 +19,7 @@ RELEASE_PROTOCOL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(MethodConfig, ServedConfig, EnvironmentConfig):
+class EvaluateConfig(MethodConfig, EnvironmentConfig):
     """Settings of evaluate.py."""
 
     data: tuple[str, ...] = setting(

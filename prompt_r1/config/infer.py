@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, setting
 
 
 @dataclass(frozen=True)
-class InferConfig(EnvironmentConfig, ServedConfig):
+class InferConfig(EnvironmentConfig):
     """Settings of infer.py."""
 
     question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
     questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
     agent: str = setting(
         "",
-        "run folder, model folder, hub id, mini, mini-parts, or MODEL@URL (default: newest mini run)",
+        "run folder, model folder, hub id, mini or mini-parts (default: newest mini run)",
         everyday=True,
     )
     env: str = setting("", "environment (default: that of the agent's training)", everyday=True)

@@ -6,6 +6,7 @@ An entry stays for one version. Agents that were trained with such a setting sti
 FAULTS = "python -m tests.mini_server, in a checkout, serves the mini world with faults"
 ROWS = "select or extend the rows of the file before `convert`"
 AUTHORS = "it has the value of the method's authors"
+AGENTS = "an agent plays in the process that asks it: give --agent the folder or hub id of its weights"
 COST = "charge `game.spent.usd` in a --reward function, as docs/using.md shows"
 # Flag → what to use instead.
 REMOVED_FLAGS = {
@@ -13,7 +14,8 @@ REMOVED_FLAGS = {
     "--cost-weight": COST,
     "--cost-of": COST,
     "--credit": "every token of a game has the advantage of the game",
-    "--agent-prompts": "the server of an agent must take prompts as token ids, as vLLM does",
+    "--agent-prompts": AGENTS,
+    "--agent-tokenizer": AGENTS,
     "--mini-batch-of": "--mini-batch counts games: for N questions give N times --group-size",
     "--adapter-alpha": "adapters change the weights by 32 / rank · B A: scale --lr instead",
     "--slow-attention": "a run whose attention is slow says so, and trains",

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 
 
 @dataclass(frozen=True)
-class ServeConfig(EnvironmentConfig, ServedConfig):
+class ServeConfig(EnvironmentConfig):
     """Settings of `prompt-r1 serve`. --max-env-calls and -usd are limits of the whole server."""
 
-    agent: str = setting(
-        "", "run or model folder, hub id, mini, or MODEL@URL (default: newest mini run)", everyday=True
-    )
+    agent: str = setting("", "run or model folder, hub id or mini (default: newest mini run)", everyday=True)
     env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
     host: str = setting("127.0.0.1", "address to listen at", everyday=True)
     port: int = setting(8000, "port; 0: any free one", range=Range(at_least=0, below=65536), everyday=True)

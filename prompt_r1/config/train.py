@@ -213,8 +213,6 @@ def check(config: TrainConfig) -> None:
     contradictions = {
         "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
         "answers at once": alone != (config.rule == "alone") or (alone and config.max_turns > 1),
-        f"--agent {config.agent}: an agent behind an endpoint can play, but not be trained; give "
-        "the folder or hub id of its weights": "@http" in config.agent,
         "all games of a question must meet the same environment, because training compares them: give "
         "one environment, or --route session": "," in config.env and config.route != "session",
         f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}": (

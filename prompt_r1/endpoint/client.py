@@ -1,6 +1,6 @@
 """HTTP client of an OpenAI-compatible endpoint: retries, rate limits, timeouts.
 
-Environments and agents behind an endpoint share this client. A call holds one of `concurrency` slots and
+A call holds one of `concurrency` slots and
 makes up to `max_attempts` requests. Each request and each call has a deadline of its own, because httpx's
 read timeout starts again with every chunk: a server that sends a blank line now and then would keep a call
 open forever.

@@ -79,7 +79,7 @@ def checked_base_url(base_url: str) -> str:
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
         raise UsageError(
             "the base URL of an endpoint must look like http://host:port/v1 "
-            "(without user, password or query; a key goes to OPENAI_API_KEY, or AGENT_API_KEY of an agent)"
+            "(without user, password or query; a key goes to OPENAI_API_KEY)"
         )
     return str(url).rstrip("/")
 

@@ -32,13 +32,6 @@ ADAPTABLE_FIELDS = (
     "temperature",
     "top_p",
     "stop",
-    # Of an agent's endpoint, known to vLLM:
-    "return_token_ids",
-    "stop_token_ids",
-    "skip_special_tokens",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
 )
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)
@@ -71,7 +64,6 @@ class Outcome:
     tokens_out: int = 0
     written: int = 0  # characters of the text and the reasoning, before they are cut
     lost: int = 0  # attempts without a reply that the provider may have billed
-    token_ids: tuple[int, ...] = ()  # of a text completion, where the server returns them
 
 
 @dataclass(frozen=True)
@@ -176,8 +168,6 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     first = choices[0] if isinstance(choices, list) and choices else None
     choice = first if isinstance(first, dict) else {}
     usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
-    if isinstance(choice.get("text"), str):
-        return _classify_text(choice, usage)
     message = choice.get("message")
     if not isinstance(message, dict):
         return Outcome("retry", reason="the response has no choices", wait=wait, lost=1)
@@ -201,21 +191,6 @@ def _classify_completion(data: object, error: ProviderError, wait: float | None)
     if finish == "length":
         return replace(reply, verdict="outcome", label="length")
     return Outcome("retry", reason=f"an empty reply (finish_reason {finish})", wait=wait, lost=1)
-
-
-def _classify_text(choice: Mapping[str, object], usage: Mapping[str, object]) -> Outcome:
-    """Classify a text completion. An empty one is a valid completion, not a failure."""
-    ids = choice.get("token_ids")
-    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
-        ids = []
-    return Outcome(
-        "ok",
-        text=clean(str(choice["text"])),
-        finish=str(choice.get("finish_reason")),
-        tokens_in=_count(usage.get("prompt_tokens")),
-        tokens_out=_count(usage.get("completion_tokens")),
-        token_ids=tuple(ids),
-    )
 
 
 def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Outcome:

@@ -105,7 +105,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
         return {}
     agents = {}
     for name in config.agent or (str(newest_mini_run()),):
-        spec = resolve_agent(name, kv_tokens=config.kv_tokens, tokenizer=config.agent_tokenizer)
+        spec = resolve_agent(name, kv_tokens=config.kv_tokens)
         trained = replace(spec.config, max_turns=config.max_turns or spec.config.max_turns)
         agents[name] = replace(spec, config=trained, is_newest=not config.agent)
     return agents
@@ -155,9 +155,7 @@ def with_data_args(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> E
 
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     """Agent → the environment it was trained with; only agents that this project trained."""
-    return {
-        name: spec.config.env for name, spec in agents.items() if trained_config(spec.tokenizer or spec.path)
-    }
+    return {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
 
 
 def training_files(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> list[str]:

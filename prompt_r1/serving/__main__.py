@@ -44,7 +44,6 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     spec = resolve_agent(
         config.agent,
         kv_tokens=config.kv_tokens,
-        tokenizer=config.agent_tokenizer,
     )
     pair = open_pair(
         spec,

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from prompt_r1.agent.adapters import adapter_weights
 from prompt_r1.agent.attention import attention_shape
-from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import cache_bytes
 from prompt_r1.agent.loading import loading_options
 from prompt_r1.agent.names import find_agent
@@ -200,8 +199,6 @@ def _added_by_update(states: Mapping[str, float], update: Mapping[str, float]) -
 def reserve_memory(models: Models, optimizer: Optimizer, config: TrainConfig, ranks: Ranks) -> None:
     """Let the KV cache, which is allocated with the first game, leave room for the update."""
     needed = later_bytes(models.policy, config, ranks)
-    engine = models.agent.engine
-    assert isinstance(engine, Engine), "an agent behind an endpoint cannot be trained"
 
     def later() -> float:
         # A run that resumes has its moments already.
@@ -209,7 +206,7 @@ def reserve_memory(models: Models, optimizer: Optimizer, config: TrainConfig, ra
         taken = sum(entry.nbytes for entry in held if entry.device == ranks.device)
         return max(0.0, needed - taken)
 
-    engine.reserve(later)
+    models.agent.engine.reserve(later)
 
 
 def memory_table(config: TrainConfig) -> str:

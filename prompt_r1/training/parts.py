@@ -116,7 +116,7 @@ class Models:
     def refresh(self) -> None:
         """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
         self.agent.policy.copy_weights_from(self.policy)
-        self.agent.clear_cache()  # it was computed with the old weights
+        self.agent.engine.clear_cache()  # it was computed with the old weights
 
     @torch.no_grad()
     def reference_logprobs(self, packed: Packed) -> Tensor | None:

@@ -97,7 +97,7 @@ def play_share(
     trajectories = run.wait_for(play_all())
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
-    agent.clear_cache()
+    agent.engine.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in scored])
     return _gathered(run, [{**metrics_of_game(game), "usd": game.trajectory.spent.usd} for game in scored])
 

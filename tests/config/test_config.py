@@ -55,7 +55,6 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
         ("--env none --rule paper", "--env none --rule alone --max-turns 1", "go together"),
         ("--rule alone", "--rule paper", "go together"),
         ("--env none --rule alone --max-turns 2", "", "with --max-turns 1"),
-        ("--agent MODEL@http://localhost", "--agent folder", "can play, but not be trained"),
         ("--env mini,mini-b --route uniform", "--env mini,mini-b --route session", "the same environment"),
         ("--kv-tokens 319 --max-tokens 320", "--kv-tokens 320 --max-tokens 320", "does not hold one game"),
         ("--kv-tokens 1", "--kv-tokens 0", "does not hold one game"),

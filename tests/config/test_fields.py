@@ -7,7 +7,7 @@ import pytest
 
 from infer import InferConfig
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import EnvironmentConfig, ServedConfig
+from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
 from prompt_r1.config.fields import Range, check_number
 from prompt_r1.config.methods import MethodConfig, SftConfig
@@ -17,7 +17,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.options.objectives import RATIOS
 from prompt_r1.reward import RULES
 
-CONFIGS = (ServedConfig, EnvironmentConfig, AgentConfig, TrainConfig)
+CONFIGS = (EnvironmentConfig, AgentConfig, TrainConfig)
 CONFIGS += (MethodConfig, EvaluateConfig, InferConfig, ServeConfig, SftConfig)
 
 

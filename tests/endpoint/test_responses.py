@@ -105,11 +105,11 @@ def test_a_permanent_failure_is_fatal_with_the_providers_message(
 )
 def test_only_a_plausible_number_of_tokens_is_believed(count: object, counted: int) -> None:
     """A bug: 10**400 tokens raised OverflowError, and negative ones gave dollars back to the budget."""
-    for body in (body_of(), {"choices": [{"text": "Paris"}]}):
-        body["usage"] = {"prompt_tokens": count, "completion_tokens": count}
-        outcome = classify_body(200, body)
-        assert (outcome.tokens_in, outcome.tokens_out) == (counted, counted)
-        assert type(outcome.tokens_in) is int
+    body = body_of()
+    body["usage"] = {"prompt_tokens": count, "completion_tokens": count}
+    outcome = classify_body(200, body)
+    assert (outcome.tokens_in, outcome.tokens_out) == (counted, counted)
+    assert type(outcome.tokens_in) is int
 
 
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
