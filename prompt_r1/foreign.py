@@ -8,7 +8,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -54,6 +54,23 @@ def check_no_links(folder: Path, *, skip: Sequence[str] = ()) -> None:
         if entry.is_symlink():
             raise UsageError(f"{entry.path} is a symbolic link: put the file itself there")
         _check_kind(entry.path, entry.stat(follow_symlinks=False).st_mode)
+
+
+def make_folder(folder: Path, holds: Callable[[Path], bool], what: str, *, skip: Sequence[str] = ()) -> None:
+    """Make the folder of `what`, such as "a run", or find it again.
+
+    Raises UsageError if there are files in it and it does not hold one, if it cannot be made, and for links
+    as `check_no_links`.
+    """
+    try:
+        check_no_links(folder, skip=skip)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not holds(folder):
+            raise UsageError(
+                f"--out {folder}: there are files in it that are not of {what}; give a new or an empty folder"
+            )
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror}; give a folder that can be written") from None
 
 
 def check_links_stay_inside(folder: Path, others: Sequence[Path] = ()) -> None:

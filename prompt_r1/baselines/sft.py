@@ -46,7 +46,7 @@ from prompt_r1.distributed.ranks import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.fine_tuning import fine_tune
-from prompt_r1.foreign import check_no_links
+from prompt_r1.foreign import make_folder
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.storage.export import export_agent, hub_metadata
@@ -145,7 +145,7 @@ def fine_tune_agent(
     Writes metrics.jsonl beside it.
     """
     check_ranges(config)
-    _make_folder(out)
+    make_folder(out, _holds_result, "a fine-tuning")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
@@ -178,20 +178,11 @@ def fine_tune_agent(
     return out / "agent"
 
 
-def _make_folder(out: Path) -> None:
-    """Make the folder of the result. Raises UsageError for a folder with files of another program."""
-    agent = out / "agent"
+def _holds_result(out: Path) -> bool:
+    """Whether a fine-tuning has written all that is in a folder."""
     ours = {"metrics.jsonl", LESSON_FILE, "agent", ".agent.tmp", ".agent.old"}
-    try:
-        check_no_links(out)
-        out.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in out.iterdir()}
-        if names - ours or (agent.exists() and exported_step(agent) < 0):
-            raise UsageError(
-                f"{out}: there are files in it that are not of a fine-tuning; give a new or an empty folder"
-            )
-    except OSError as error:
-        raise UsageError(f"{out}: {error.strerror}; give a folder that can be written") from None
+    agent = out / "agent"
+    return {path.name for path in out.iterdir()} <= ours and not (agent.exists() and exported_step(agent) < 0)
 
 
 def model_card(config: SftConfig, base: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number
+from prompt_r1.foreign import is_finite_number, make_folder
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable_line
 from prompt_r1.types import Kind, Question
@@ -148,18 +148,7 @@ class PredictionFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            check_no_links(path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if any(path.parent.iterdir()) and not path.exists():
-                raise UsageError(
-                    f"{path.parent}: there are files in it that are not of an evaluation; give a new or an "
-                    "empty --out"
-                )
-        except OSError as error:
-            raise UsageError(
-                f"{path.parent}: cannot be the folder of the results ({error.strerror}); give another --out"
-            ) from None
+        make_folder(path.parent, lambda folder: path.exists(), "an evaluation")
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

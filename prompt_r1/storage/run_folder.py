@@ -9,7 +9,7 @@ from pathlib import Path
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number, json_object, replace_file
+from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
@@ -35,15 +35,7 @@ def open_run(out: str, resume: str, name: str) -> Path:
             raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
         candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
         run = next(path for path in candidates if not path.exists())
-    try:
-        check_no_links(run, skip=TRACKERS)
-        run.mkdir(parents=True, exist_ok=True)
-        if any(run.iterdir()) and not _holds_run(run):
-            raise UsageError(
-                f"--out {run}: there are files in it that are not of a run; give a new or an empty folder"
-            )
-    except OSError as error:
-        raise UsageError(f"--out {run}: {error.strerror}; give a folder that can be written") from None
+    make_folder(run, _holds_run, "a run", skip=TRACKERS)
     return run
 
 
