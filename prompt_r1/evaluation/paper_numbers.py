@@ -92,7 +92,8 @@ def main_result(column: str, datasets: Sequence[str], metric: str) -> float | No
     rows = [MAIN_RESULTS[name, metric] for name in datasets if (name, metric) in MAIN_RESULTS]
     if not rows or column not in COLUMNS:
         return None
-    return fmean(row[COLUMNS.index(column)] for row in rows) + 1e-9  # halves are rounded up there
+    mean = fmean(row[COLUMNS.index(column)] for row in rows)
+    return round(mean + 1e-9, 2)  # the paper rounds halves up
 
 
 def ablation(row: str, dataset: str, metric: str) -> float | None:

@@ -5,13 +5,16 @@ Table 4        ablations; one row each
 Table 5        transfer: agents by the environment of their training, with each environment
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 
+from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.evaluation import paper_numbers
-from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Results
+from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Rate, Results
 from prompt_r1.evaluation.predictions import System, system_names
-from prompt_r1.evaluation.tables import Entry, Label, Table
+from prompt_r1.metrics.statistics import bounds_text
+from prompt_r1.terminal import printable_line
 
 GPT_4O_MINI = "GPT-4o-mini"  # the environment of the paper's Tables 2 to 4
 COLUMNS = {  # method, and its environment in the paper ("": none) → the paper's column in Tables 2 and 3
@@ -45,9 +48,61 @@ ENVIRONMENTS = {
 FULL = "prompt-r1"  # the method that the others are compared with
 AVERAGE = "Average"
 
+Label = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table: a measured rate (from 0 to 1, shown in percent) or a plain number."""
+
+    rate: Rate | None = None
+    number: float | None = None
+    best: bool = False
+    paper: float | None = None  # the paper's number, in percent
+    usual_n: int = 0  # questions of the dataset; a rate over fewer shows its own n
+
+    def __str__(self) -> str:
+        rate, number = self.rate, self.number
+        if number is not None:
+            if number >= 100:
+                return f"{number:,.0f}"
+            return f"{number:.2f}" if number >= 0.01 or not number else f"{number:.2g}"
+        if rate is None:
+            return "–"
+        mean = f"**{100 * rate.mean:.1f}**" if self.best else f"{100 * rate.mean:.1f}"
+        parts = [f"n {rate.n}"] if rate.n != self.usual_n else []
+        parts += [f"{rate.errors} errors"] if rate.errors else []
+        missing = f" ({', '.join(parts)})" if parts else ""
+        return f"{mean} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{missing}"
+
+
 Entries = dict[tuple[Label, Label], Entry]
 PaperNumber = Callable[[System, str, str], float | None]
 """System, dataset (or AVERAGE) and metric → the paper's number in percent."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by the labels of their row and column, of one or more parts. Those without an entry are empty."""
+
+    title: str
+    headings: Label  # of the parts of a row's label
+    entries: Entries
+
+    def markdown(self) -> str:
+        """The table with intervals; below each row the paper's numbers, if it has any."""
+        columns = list(dict.fromkeys(column for _, column in self.entries))
+        header = [*self.headings, *(" ".join(filter(None, column)) for column in columns)]
+        cells = markdown_table(header, list(self._rows(columns)), left=len(self.headings))
+        return f"### {printable_line(self.title)}\n\n{cells}"
+
+    def _rows(self, columns: Sequence[Label]) -> Iterator[list[str]]:
+        for row in dict.fromkeys(row for row, _ in self.entries):
+            entries = [self.entries.get((row, column), Entry()) for column in columns]
+            yield [*row, *map(str, entries)]
+            papers = ["" if entry.paper is None else f"{entry.paper:.2f}" for entry in entries]
+            if any(papers):
+                yield [*[""] * (len(row) - 1), f"{row[-1]}, paper", *papers]
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[Table]:

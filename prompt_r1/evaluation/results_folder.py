@@ -25,7 +25,6 @@ from prompt_r1.evaluation.comparison import (
 )
 from prompt_r1.evaluation.paper_tables import FULL, paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, system_names
-from prompt_r1.evaluation.tables import to_markdown
 from prompt_r1.foreign import json_object
 from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.terminal import printable_line
@@ -57,7 +56,7 @@ def write_results(
     files = {
         "results.md": "\n\n".join([results_table(results), *notes]),
         "results.json": json.dumps(results_by_system(results), indent=1),
-        "tables.md": "\n\n".join([*map(to_markdown, paper), *notes]),
+        "tables.md": "\n\n".join([*(table.markdown() for table in paper), *notes]),
         "comparisons.md": "\n\n".join(comparisons),
     }
     for name, content in files.items():

@@ -239,13 +239,6 @@ def test_the_tables_of_the_test_are_shown(tmp_path):
     assert shown["tables"] == [expected, [["kind", "pass@5"], ["all", "0.500"]]]
 
 
-def test_the_settings_are_those_of_the_config_file_in_its_order(run):
-    [shown] = data_of(write_report(run))
-    lines = (run / "config.yaml").read_text().splitlines()
-    names = [line.partition(":")[0] for line in lines if line[0].isalpha()]
-    assert list(shown["settings"]) == names and shown["settings"]["rule"] == "release"
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="there is no metrics"):
         write_report(tmp_path)

@@ -191,12 +191,6 @@ def test_the_comparison_trains_evaluates_and_joins_the_seeds(tmp_path, monkeypat
     assert [program for program, _ in programs_run.flags[4:]] == ["evaluate"]
 
 
-def test_differences_to_the_ceiling_are_of_the_same_questions():
-    assert seeds.gap({"a": 1.0, "b": 0.5}, {"b": 0.25, "a": 0.0}) == [0.25, 1.0]
-    with pytest.raises(AssertionError, match="not the same questions"):
-        seeds.gap({"a": 1.0}, {"b": 1.0})
-
-
 def test_what_a_method_took_before_its_first_answer_is_read_from_its_files(tmp_path):
     """Reused calls count too; dollars are those of the whole run. Who prepared nothing, took nothing."""
     assert seeds.preparation(tmp_path, "opro", "") == (0.0, 0.0)
