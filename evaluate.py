@@ -132,14 +132,6 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     return list(questions.values())
 
 
-@dataclass(frozen=True)
-class OpenPool:
-    """An open environment and the fields of its requests."""
-
-    pool: Pool
-    fields: Mapping[str, object]
-
-
 @dataclass
 class Evaluation:
     """Lets each system answer the questions that the file lacks.
@@ -155,7 +147,8 @@ class Evaluation:
     file: PredictionFile
     user_metric: Metric | None
     _agents: AgentCache | None = None
-    _pools: dict[str, OpenPool] = field(default_factory=dict)  # by SPEC
+    _pools: dict[str, Pool] = field(default_factory=dict)  # by SPEC
+    _fields: dict[str, Mapping[str, object]] = field(default_factory=dict)  # of their requests
 
     async def run(self) -> list[Prediction]:
         """All answers, system by system.
@@ -206,7 +199,6 @@ class Evaluation:
         A failed call of one question is recorded with its answer; any other error cancels the rest and is
         raised.
         """
-        bar = tqdm(total=len(missing), desc=str(setup.system), disable=None, leave=False)
 
         async def answer_one(question: Question, sample: int) -> None:
             answer_seed = f"evaluation/{self.seed}/{question.id}/{sample}"
@@ -215,14 +207,13 @@ class Evaluation:
             self.file.add(replace(answer, metrics=text_metrics(answer, own=self.user_metric)))
             bar.update()
 
-        tasks = [asyncio.create_task(answer_one(*pair)) for pair in missing]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            bar.close()
-            for task in tasks:
-                task.cancel()  # has no effect on a task that has ended
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with tqdm(total=len(missing), desc=str(setup.system), disable=None, leave=False) as bar:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for pair in missing:
+                        group.create_task(answer_one(*pair))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
 
     @cached_property
     def _device(self) -> torch.device:
@@ -244,16 +235,14 @@ class Evaluation:
     async def _environment(self, spec: str, method: str) -> Pool:
         """The environment with the request fields of a method; one with others is freed."""
         fields = request_fields(method, self.config, self.config.env_args)
-        opened = self._pools.get(spec)
-        if opened and opened.fields == fields:
-            return opened.pool
-        if opened:
-            del self._pools[spec]  # a local model is in memory once
-        pool = self._environments.open(spec, fields=fields)
-        self._pools[spec] = OpenPool(pool, fields)
+        opened = spec in self._pools
+        if not opened or self._fields[spec] != fields:
+            self._pools.pop(spec, None)  # a local model is in memory once
+            self._pools[spec] = self._environments.open(spec, fields=fields)
+            self._fields[spec] = fields
         if not opened:
-            await pool.check()  # before large agents are loaded
-        return pool
+            await self._pools[spec].check()  # before large agents are loaded
+        return self._pools[spec]
 
     def _release_agents(self) -> None:
         self._agents = None
