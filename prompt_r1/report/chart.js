@@ -90,7 +90,7 @@ function drawAxes(svg, spec, range, steps, x, y) {
   if (at) svg.append(shape("line", { class: "reference", x1: BOX.left, x2: BOX.right, y1: y(at), y2: y(at) }));
 }
 
-const axisNumber = (tick) => tick && (Math.abs(tick) < 0.001 || tick >= 1e4) ? number(tick).replace("1.0 × ", "") : String(Number(tick.toPrecision(6)));
+const axisNumber = (tick) => tick && (Math.abs(tick) < 0.001 || tick >= 1e4) ? number(tick).replace("1.0e", "1e") : String(Number(tick.toPrecision(6)));
 
 function drawSeries(svg, { style, points }, x, y) {
   const bounded = points.filter((p) => p.low !== undefined);

@@ -7,15 +7,12 @@ const ABOUT_SYSTEMS = "Means with 95 % intervals. Where methods disagree: below 
 /** Whether some games of an entry are right and others are not. */
 const disagree = (entry) => new Set(judged(gamesOf(entry)).map((game) => game.right)).size > 1;
 
-/** A mean of results.json; a rate with its 95 % interval, also as a line from 0 to 1. */
+/** A mean of results.json; a rate with its 95 % interval. */
 function drawMean(means, name) {
   const [value, low, high] = [means[name], means[`${name}_low`], means[`${name}_high`]];
   if (value === undefined) return "–";
   if (low === undefined) return number(value);
-  const line = (from, to, style) => shape("line", { class: style, x1: 100 * from, x2: 100 * to, y1: 4, y2: 4 });
-  const dot = shape("circle", { class: "dot run-A", cx: 100 * value, cy: 4, r: 3 });
-  const drawn = shape("svg", { viewBox: "-3 0 106 8", class: "interval", "aria-hidden": "true" }, line(0, 1, "grid"), line(low, high, "run-A"), dot);
-  return [element("b", {}, value.toFixed(3)), ` [${low.toFixed(2)}, ${high.toFixed(2)}]`, drawn];
+  return [element("b", {}, value.toFixed(3)), ` [${low.toFixed(2)}, ${high.toFixed(2)}]`];
 }
 
 /** A row for each system. A click on a heading sorts by its column; one on a number of questions shows them. */

@@ -44,20 +44,16 @@ function appendText(node, text, needle = "", tags = false) {
   return node;
 }
 
-const superscript = (power) => [...String(power)].map((digit) => digit === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
 const minus = (text) => text.replace("-", "−");
 const fixed = (value) => minus(value.toFixed(2));
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "" : "±") + fixed(value);
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const dollars = (value) => "$" + value.toFixed(value >= 1 ? 2 : value >= 0.01 ? 4 : 6);
 
-/** Format a number with three or four digits, such as 1.3 × 10⁻⁵ or 12.5k. */
+/** Format a number with three or four digits, such as 1.3e-5 or 12.5k. */
 function number(value, digits = 3) {
   const size = Math.abs(value);
-  if (size && size < 0.001) {
-    const [mantissa, power] = value.toExponential(1).split("e");
-    return `${mantissa} × 10${superscript(Number(power))}`;
-  }
+  if (size && size < 0.001) return value.toExponential(1);
   if (size >= 1e4) return size >= 1e6 ? `${(value / 1e6).toFixed(2)}M` : `${(value / 1e3).toFixed(1)}k`;
   if (Number.isInteger(value)) return minus(String(value));
   return minus(value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : digits));
