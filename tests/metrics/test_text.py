@@ -175,6 +175,10 @@ def test_the_best_gold_answer_counts() -> None:
     assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
 
 
+def test_f1_counts_a_repeated_word_as_often_as_both_texts_contain_it() -> None:
+    assert f1("x x x", ["x x y"]) == pytest.approx(2 / 3)
+
+
 def test_score_text_returns_all_metrics_by_both_rules() -> None:
     assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5, math=1)
     assert score_text("0.5", ["1/2"]) == TextScores(em=0, sm=0, f1=0, math=1)
