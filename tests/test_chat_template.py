@@ -12,14 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 import train
 from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, text_of
-from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, GameSettings, Question, Trajectory
 from tests import tiny
-from tests.paths import ROOT
 from tests.templates import KINDS, TOKENIZERS, byte_level, tokenizer_of
 from tests.tiny import ScriptedEnvironment
 
@@ -191,37 +189,21 @@ def test_a_tokenizer_that_writes_blanks_into_tags_is_refused():
 
 
 REFUSED = {
-    "{% for m in messages %}{{ '[Round ' ~ loop.index // 2 ~ ']' if loop.index % 2 }}{{ m.content }}</s>"
-    "{% endfor %}": "writes later ones in another way",
     "{% for m in messages %}{{ 'THIRD ' if loop.index == 5 }}{{ m.content }}</s>{% endfor %}": (
         "writes later ones in another way"
-    ),
-    "{% for m in messages[-4:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
-    "{% for m in messages[-8:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
-    "{% for tool in tools %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}": (
-        "cannot render a dialogue of user .*: give"
     ),
     "{{ raise_exception('A system message, please.') }}": (
         r"cannot render a dialogue of user \(A system message, please.\): give"
     ),
     "{{ messages[0].content.parts[0] }}": "cannot render a dialogue of user .*has no",
-    "{% for m in messages %}{{ m.content[0].text }}{% endfor %}": "does not keep the messages' texts",
     "{% for m in messages %}{{ m.content | replace('<think>', '') }}</s>{% endfor %}": (
         "changes the text of the first message"
     ),
     "{% for m in messages | sort(attribute='role', reverse=true) %}{{ m.content }}</s>{% endfor %}": (
         "does not keep the messages' texts in order"
     ),
-    "{{ messages[0].content }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
-        "does not keep the messages' texts in order"
-    ),
-    "{% for m in messages[-2:] %}{{ m.content }}</s>{% endfor %}": (
-        "does not keep the messages' texts in order"
-    ),
+    "{% for m in messages[-8:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
     "{{ 'FIRST ' if messages | length == 1 }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
-        "changes earlier messages"
-    ),
-    "{% for m in messages %}{% if loop.last %}LAST {% endif %}{{ m.content }}</s>{% endfor %}": (
         "changes earlier messages"
     ),
     "{% for": "cannot render a dialogue of user",
@@ -303,14 +285,3 @@ def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tm
     games = [json.loads(row) for row in rows]
     assert {turn["text"].startswith("<think>\n") for game in games for turn in game["turns"]} == {True}
     assert any(game["reward"]["total"] == 1.0 and len(game["turns"]) > 1 for game in games)
-
-
-def test_the_docs_list_the_tested_kinds():
-    """If this fails, copy the table into docs/templates.md."""
-    header = ["template like that of", "a turn ends at", "the generation prompt opens"]
-    rows = [[name, cell(kind.turn_end), cell(kind.opened.strip())] for name, kind in sorted(KINDS.items())]
-    assert markdown_table(header, rows, left=3) in (ROOT / "docs/templates.md").read_text("utf-8")
-
-
-def cell(token: str) -> str:
-    return f"`{token}`" if token else ""

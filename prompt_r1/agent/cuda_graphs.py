@@ -1,10 +1,9 @@
 """Decode steps as CUDA graphs, one for each batch size.
 
 A decode step (one new token for each sequence) launches about 20 kernels in each layer, and launching them
-one by one takes longer than running them. A graph launches them all at once, from the embedding to the
-sampled tokens. It holds fixed addresses, so the inputs of a step are copied into a buffer that stays; weights
-and arena stay anyway. A batch is padded to the next recorded size with idle rows that write to a spare row of
-the arena. A step needs one upload, of its inputs, and one download, of tokens and log-probabilities.
+one by one takes longer than running them. A graph launches them all at once, with one upload, of its inputs,
+and one download, of tokens and log-probabilities. It holds fixed addresses, so the inputs are copied into a
+buffer that stays. A batch is padded to the next recorded size with idle rows that write to a spare row.
 
 All graphs share one pool of memory, because they never run at the same time. It is as large as the largest of
 them needs, above all for three or four matrices [batch × vocabulary] of the draw: about 0.3 GB for 128 rows

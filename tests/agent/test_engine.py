@@ -211,23 +211,6 @@ def test_games_that_share_their_prompt_need_its_rows_once():
     assert used == {False: 5 * (60 + 3), True: 60 + 5 * 3}
 
 
-def test_preempted_games_have_the_tokens_and_log_probabilities_of_games_that_are_not():
-    """Eight sampled games of 30 + 60 tokens in 200 rows: all are admitted, and most have to give way."""
-    policy = tiny.policy()
-
-    async def play(engine: Engine) -> list[Completion]:
-        calls = (engine.generate(tiny.random_tokens(30, seed=n), max_new=60, seed=str(n)) for n in range(8))
-        return await asyncio.gather(*calls)
-
-    ample = make_engine(policy, max_games=8, capacity=100)
-    scarce = make_engine(policy, max_games=8, capacity=100, kv_tokens=200, prefill_tokens=16)
-    expected, found = asyncio.run(play(ample)), asyncio.run(play(scarce))
-    assert ample._scheduler.preempted == 0 and scarce._scheduler.preempted > 4
-    for one, other in zip(expected, found, strict=True):
-        assert one.tokens == other.tokens
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-
-
 def test_the_oldest_call_is_never_preempted():
     """Games end in the order in which they came, if each of them needs most of the arena."""
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=100, kv_tokens=110)
@@ -357,27 +340,6 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
 
 
-def test_a_cached_sequence_that_cannot_grow_in_place_is_moved():
-    policy = tiny.policy()
-    model = sdpa_twin(policy)
-    engine = make_engine(policy, capacity=120, kv_tokens=130)
-
-    async def turn(tokens: list[int], max_new: int) -> list[int]:
-        completion = await engine.generate(tokens, max_new=max_new, seed="0", temperature=0.0)
-        assert completion.tokens == greedy_by_generate(model, tokens, max_new)
-        return tokens + completion.tokens
-
-    async def play() -> None:
-        await turn(tiny.random_tokens(16, seed=1), 5)  # rows 0 to 19
-        second = await turn(tiny.random_tokens(41, seed=2), 10)  # rows 20 to 69
-        third = await turn(tiny.random_tokens(31, seed=3), 10)  # rows 70 to 109
-        await turn([*second, 7, 8, 9], 16)  # 69 rows: the first is evicted, the new place overlaps the old
-        await turn([*third, 7], 9)  # 50 rows: stays and grows
-
-    asyncio.run(play())
-    assert engine.prefilled == 16 + 41 + 31 + (3 + 1) + (1 + 1)
-
-
 def test_generation_stops_at_a_stop_token():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
@@ -386,23 +348,6 @@ def test_generation_stops_at_a_stop_token():
     stopped = asyncio.run(engine.generate(prompt, max_new=12, seed="0"))
     assert stopped.tokens == free.tokens[: free.tokens.index(free.tokens[5]) + 1]
     assert stopped.finished and not free.finished
-
-
-def test_cached_prompts_are_answered_each_with_its_own_tokens():
-    policy = tiny.policy()
-    model = sdpa_twin(policy)
-    prompts = [tiny.random_tokens(12 + number, seed=number) for number in range(4)]
-
-    async def play(engine: Engine, chosen: list[list[int]]) -> list[list[int]]:
-        calls = (engine.generate(prompt, max_new=6, seed="0", temperature=0.0) for prompt in chosen)
-        return [completion.tokens for completion in await asyncio.gather(*calls)]
-
-    engine = make_engine(policy)
-    asyncio.run(play(engine, prompts[:3]))
-    computed = engine.prefilled
-    again = asyncio.run(play(engine, [prompts[2], prompts[0], prompts[3], prompts[1]]))
-    assert engine.prefilled == computed + len(prompts[3])
-    assert again == [greedy_by_generate(model, prompts[n], 6) for n in (2, 0, 3, 1)]
 
 
 def test_a_copied_prefix_does_not_include_the_end_state_of_a_longer_prompt():

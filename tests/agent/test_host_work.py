@@ -1,9 +1,7 @@
 """What a decode step costs the host, as counts: copies that wait for the device, and Python calls."""
 
 import asyncio
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -11,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prompt_r1 import agent
 from prompt_r1.agent import decode_kernels
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
@@ -88,36 +85,3 @@ def test_a_decode_step_waits_for_the_device_once(monkeypatch):
         torch.tensor([1, 2], device="meta")
     assert counts[-4:] == [counts[-4] + step for step in range(4)]
     assert copies.count + uploads.count == counts[-1] + 3
-
-
-def calls_per_token(*, games: int, running: int) -> float:
-    """Python calls of the agent's room for each sampled token, without those of the model."""
-    files = {str(path) for path in Path(agent.__file__).parent.glob("*.py")}
-    engine = Engine(
-        tiny.policy(layers=1), stop_ids=frozenset(), max_tokens=64, kv_tokens=64 * games, max_games=running
-    )
-    calls = 0
-
-    def count(frame, event, _):
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename in files
-
-    async def play() -> None:
-        prompts = [tiny.random_tokens(20, seed=number) for number in range(games)]
-        await asyncio.gather(
-            *(engine.generate(prompt, max_new=40, seed=str(n)) for n, prompt in enumerate(prompts))
-        )
-
-    sys.setprofile(count)
-    try:
-        asyncio.run(play())
-    finally:
-        sys.setprofile(None)
-    return calls / engine.sampled
-
-
-def test_a_token_costs_the_host_no_more_if_more_games_run_or_wait():
-    """33 to 40 calls each, with the attention of each game on a CPU."""
-    few = calls_per_token(games=8, running=8)
-    assert calls_per_token(games=64, running=64) < 1.2 * few
-    assert calls_per_token(games=64, running=8) < 1.2 * few

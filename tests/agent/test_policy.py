@@ -1,6 +1,5 @@
 """Log-probabilities of packed games against log_softmax over the logits of each game on its own."""
 
-import json
 from functools import partial
 
 import pytest
@@ -9,10 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.agent import policy as policy_module
-from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.errors import UsageError
 from prompt_r1.types import Trajectory
 from tests import tiny
 from tests.games import CPU, naive_logprobs, siblings
@@ -204,17 +201,3 @@ def test_on_a_gpu_one_product_writes_the_float32_logits():
             policy_module._product(hidden, head, out=out)
     operations = [name for name in calls if name.startswith("aten.")]
     assert operations == ["aten.permute.default", "aten.mm.dtype_out"]
-
-
-def test_a_config_that_names_a_soft_cap_which_the_model_has_not_is_refused(tmp_path):
-    folder = tiny.save_agent(tmp_path)
-    config = json.loads((folder / "config.json").read_text()) | {"final_logit_softcapping": 3.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=r"type 'qwen3' are not supported: .* differ by up to"):
-        load_policy(folder, device=torch.device("cpu"))
-
-
-def test_a_saved_model_loads_with_the_same_weights(tmp_path):
-    tiny.save_agent(tmp_path, seed=3)
-    loaded = load_policy(tmp_path, device=torch.device("cpu"))
-    assert torch.equal(loaded(some_batch()).logprobs, tiny.policy(seed=3)(some_batch()).logprobs)

@@ -51,12 +51,6 @@ DAMAGES = [
     (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no tokenizer at"),
     (template(b""), "has no chat template: give it one"),
     (template(b"\xff\xfe"), "no tokenizer at .*utf-8"),
-    (template(b"{% for"), "cannot render a dialogue of user .unexpected 'end of template'"),
-    (template(b"{% for t in tools %}{{ t }}{% endfor %}"), "cannot render a dialogue of user"),
-    (
-        template(b"{{ raise_exception('no') }}"),
-        "cannot render a dialogue of user .no.: give the model another",
-    ),
 ]
 
 

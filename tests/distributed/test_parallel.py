@@ -314,19 +314,6 @@ def test_four_ranks_train_like_one_process(tmp_path):
     assert {outcome.node_sums for outcome in four.values()} == {0}
 
 
-def test_the_groups_of_hsdp_have_the_timeout_of_all_ranks(monkeypatch):
-    """They had the default of their backend: ten minutes for NCCL, whatever --rank-timeout was."""
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    ranks = start_ranks("cpu", "hsdp", timeout=77)
-    try:
-        groups = ranks.mesh.get_all_groups()
-        timeouts = [group._get_backend(CPU).options._timeout for group in groups]
-        assert timeouts == [timedelta(seconds=77)] * 2
-    finally:
-        stop_ranks(ranks)
-
-
 def test_an_error_of_the_network_can_be_resumed():
     def fail(error: Exception) -> None:
         with network_errors_resumable(replace(ONE_RANK, count=2)):
