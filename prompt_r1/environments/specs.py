@@ -70,12 +70,13 @@ class Environments:
 
         mini, mini-b, mini-mute    the mini world of `seed`
         mini-advice                the mini world with a reader of instructions
-        mini-neural, mini-neural-b language models that have read about a world of their own
+        mini-neural, mini-neural-b  language models that have read about a world of their own
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR                     a Hugging Face model in this process
+        textarena                  the games of TextArena, for their questions
         py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
