@@ -167,7 +167,7 @@ def load(
 ) -> Pair:
     """Load an agent and open its environment.
 
-    `agent`: run folder, model folder, hub id, `mini`, or MODEL@URL (default: the newest mini run). `env`: a
+    `agent`: run folder, model folder, hub id or `mini` (default: the newest mini run). `env`: a
     SPEC as for --env, or any object with `ask(messages) -> str` (default: that of the agent's training). The
     other arguments are the flags of infer.py and evaluate.py with these names.
 

@@ -34,7 +34,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
         everyday=True,
     )
     agent: tuple[str, ...] = setting(
-        (), "run or model folders, hub ids, MODEL@URL, or mini (default: the newest mini run)", everyday=True
+        (), "run or model folders, hub ids, or mini (default: the newest mini run)", everyday=True
     )
     env: tuple[str, ...] = setting((), "environments (default: the agents' own)", everyday=True)
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")

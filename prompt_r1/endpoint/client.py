@@ -231,9 +231,7 @@ class EndpointClient:
         response = await self._request("POST", path, delivery, {"model": self.model, **content})
         if isinstance(response, Outcome):
             return response
-        return classify(
-            response.status, response.headers, response.body, now=time.time(), key_variable=self._key.variable
-        )
+        return classify(response.status, response.headers, response.body, now=time.time())
 
     async def _request(
         self, method: str, path: str, delivery: Delivery, content: Mapping[str, object] | None = None

@@ -50,10 +50,9 @@ def decoded(body: bytes | bytearray, encoding: str, limit: int) -> bytes:
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key, and the environment variable that holds it. The note of a key that was not sent says why."""
+    """The key of an endpoint. The note of one that was not sent says why."""
 
     text: str = ""
-    variable: str = "OPENAI_API_KEY"
     note: str = ""  # the end of fatal errors
 
 
@@ -65,7 +64,7 @@ def checked_key(key: ApiKey) -> ApiKey:
     text = key.text.strip()
     if text and not re.fullmatch(r"[\x21-\x7e]+", text):
         raise UsageError(
-            f"{key.variable} contains a line break, a blank or a non-ASCII character: copy it again"
+            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
     return replace(key, text=text)
 

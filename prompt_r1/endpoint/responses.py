@@ -40,9 +40,9 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 ADVICE = {
-    401: "check {key_variable}",
+    401: "check OPENAI_API_KEY",
     402: "the account has no credit",
-    403: "check that {key_variable} may use this model",
+    403: "check that OPENAI_API_KEY may use this model",
     404: "check the model's name and the base URL",
 }
 
@@ -81,12 +81,10 @@ def classify(
     body: bytes,
     *,
     now: float,
-    key_variable: str = "OPENAI_API_KEY",
 ) -> Outcome:
     """Classify a complete response.
 
-    The names in `headers` are lower-case; `now` is in epoch seconds. `key_variable` is the environment
-    variable of the key, for advice.
+    The names in `headers` are lower-case; `now` is in epoch seconds.
     """
     data = _parse(body)
     error = _error_of(data)
@@ -101,7 +99,7 @@ def classify(
         return Outcome("retry", reason=reason, wait=wait, busy=status in BUSY_STATUSES)
     if status in (400, 413, 422):
         return _classify_bad_request(status, error, reason)
-    advice = ADVICE.get(status, "check the base URL").format(key_variable=key_variable)
+    advice = ADVICE.get(status, "check the base URL")
     return Outcome("fatal", reason=f"{reason} ({advice})")
 
 

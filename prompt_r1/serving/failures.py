@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import LimitReached
 
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client repeats other failed requests by itself
@@ -54,7 +54,5 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(502, "environment_error", message)
         case FatalEnvError():
             return Failure(502, "environment_unusable", message, headers=NO_RETRY)
-        case Resumable():  # the agent's endpoint does not answer
-            return Failure(503, "agent_unavailable", message, headers={"Retry-After": "5"})
     message = "an internal error; the server's log has the traceback"
     return Failure(500, "internal_error", message, headers=NO_RETRY)

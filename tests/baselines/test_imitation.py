@@ -102,10 +102,7 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkey
     assert len(games) == right and 0.2 < right / 400 < 0.5
 
 
-def test_the_rivals_that_fine_tune_need_weights_and_bc_those_of_the_mini_agent():
-    for name in ("sft", "bc", "rft"):
-        with pytest.raises(UsageError, match=f"{name} cannot fine-tune an agent behind an endpoint"):
-            method(name, pool(PricedSource(str)), agent="small@http://localhost/v1")
+def test_bc_needs_the_weights_of_the_mini_agent():
     with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
         method("bc", pool(PricedSource(str)), agent="other")
 

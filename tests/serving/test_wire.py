@@ -6,7 +6,7 @@ import pytest
 
 from prompt_r1.api.asking import Answer, Piece, raise_for_error
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import LimitReached, Limits
 from prompt_r1.serving.failures import BadRequest, failure_of
 from prompt_r1.serving.request import AskedRequest, read_request
@@ -211,7 +211,6 @@ def test_the_pieces_of_a_block_follow_one_label_and_each_reply_has_its_own():
         (OutOfBudget("spent"), 402, "budget_exhausted", "false"),
         (EnvError("down"), 502, "environment_error", None),
         (FatalEnvError("no key"), 502, "environment_unusable", "false"),
-        (Resumable("gone"), 503, "agent_unavailable", None),
         (ValueError("secret"), 500, "internal_error", "false"),
     ],
 )
@@ -219,7 +218,6 @@ def test_each_error_has_its_status_and_says_whether_to_come_again(error, status,
     failure = failure_of(error)
     assert (failure.status, failure.type) == (status, kind)
     assert (failure.headers or {}).get("x-should-retry") == retry
-    assert (failure.headers or {}).get("Retry-After") == ("5" if status == 503 else None)
     said = failure.body["error"]
     assert (said["message"] == str(error)) == (status != 500) and "secret" not in said["message"]
     assert said["param"] == {"bad": "n", "long": "messages"}.get(str(error))
