@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -62,6 +63,8 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
     escape_unprintable_output()
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with crash_report_in():
             main(sys.argv[1:])
@@ -101,6 +104,8 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
         read(sys.argv[1:])
     except UsageError as error:
         _exit(2, error)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_program`, Ctrl-C ends the imports silently
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
 

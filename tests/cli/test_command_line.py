@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -414,3 +415,16 @@ def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_na
     assert capsys.readouterr().err == "train.py: a bug\n"
     assert exit_code(OSError(errno.EACCES, "Permission denied", "a", None, "b"), monkeypatch) == 2
     assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"
+
+
+def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
+    """A bug: Ctrl-C in the seconds of the imports printed a traceback of torch's modules."""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        check_usage(lambda arguments: None)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        with pytest.raises(SystemExit):
+            run_program(lambda arguments: None)
+    finally:
+        found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert found is signal.default_int_handler
