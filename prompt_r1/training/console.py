@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.storage.run_log import Log, read_metrics
 from prompt_r1.types import ScoredGame
@@ -200,6 +201,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     totals.append(_duration(sum(phases)))
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     other = ("mini:ood",) if mini else config.test_data or ("FILE",)
+    # A folder names no code to import, so the user's own objects must be named again.
+    own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
         *filter(None, changes),
@@ -212,8 +215,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
         *([f"  {folder}/{TEST_FILE}: the test by dataset"] if config.test_data else []),
         "What to type next",
-        f"  {command('ask', '--agent', folder)}",
-        f"  {command('evaluate', '--agent', folder, '--data', *other)}",
+        f"  {command('ask', '--agent', folder, *own)}",
+        f"  {command('evaluate', '--agent', folder, *own, '--data', *other)}",
     ]
     return "\n".join(text)
 

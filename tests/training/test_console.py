@@ -185,6 +185,9 @@ def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
     empty = summary(tmp_path, 0, TrainConfig(env="model"))
     assert "calls        " not in empty and "test.md" not in empty and empty.endswith("--data FILE")
     assert "validation  " not in empty and "in training" not in empty
+    own = summary(tmp_path, 0, TrainConfig(env="py:my_llm:Oracle"))
+    assert own.endswith(f"evaluate.py --agent {tmp_path} --env py:my_llm:Oracle --data FILE")
+    assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
 
 
 @pytest.mark.parametrize(
