@@ -18,7 +18,13 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import REPORTED_METRICS, score_predictions
 from prompt_r1.evaluation.predictions import Prediction, read_predictions
-from prompt_r1.metrics.statistics import difference_interval, macro_interval, mean_interval, seeds_interval
+from prompt_r1.metrics.statistics import (
+    bounds_text,
+    difference_interval,
+    macro_interval,
+    mean_interval,
+    seeds_interval,
+)
 from prompt_r1.storage.run_log import read_metrics
 
 PREDICTIONS = "predictions.jsonl"
@@ -98,8 +104,8 @@ def percent(groups: Mapping[tuple[int, str], Sequence[float]], *, difference: bo
     low, high = seeds_interval(means, questions)
     if not difference:
         low, high = max(0.0, low), min(1.0, high)
-    sign = "+" if difference else ""
-    return f"{100 * fmean(means):{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    form = "+.1f" if difference else ".1f"
+    return f"{100 * fmean(means):{form}} {bounds_text(100 * low, 100 * high, form)}"
 
 
 def means_of_seeds(groups: Mapping[tuple[int, str], Sequence[float]]) -> list[float]:

@@ -61,6 +61,7 @@ def test_an_interval_of_several_seeds_is_over_seeds_and_questions():
     assert seeds.percent(scores) == "57.0 [41.9, 72.1]"
     assert seeds.percent({(0, "pop"): [1.0] * 50 + [0.0] * 50}) == "50.0 [40.4, 59.6]"  # Wilson's
     assert seeds.percent({(seed, "pop"): [0.0] * 9 for seed in range(3)}).startswith("0.0 [0.0, 1")
+    assert seeds.percent({(0, "pop"): [1.0]}, difference=True) == "+100.0 [too few questions]"
 
 
 def test_a_seed_that_is_given_twice_is_made_once(tmp_path, monkeypatch):
