@@ -419,12 +419,12 @@ def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_na
 
 def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
     """A bug: Ctrl-C in the seconds of the imports printed a traceback of torch's modules."""
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         check_usage(lambda arguments: None)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         with pytest.raises(SystemExit):
             run_program(lambda arguments: None)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
-        found = signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert found is signal.default_int_handler
+        signal.signal(signal.SIGINT, before)
