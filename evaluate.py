@@ -27,7 +27,6 @@ import torch
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_question_lengths, codec_of
-from prompt_r1.baselines.cost_estimate import estimate_evaluation
 from prompt_r1.baselines.make import (
     AgentCache,
     MethodContext,
@@ -90,9 +89,6 @@ def main(arguments: list[str]) -> None:
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
-    if config.dry_run:
-        print(estimate_evaluation(setups, questions, config, seed))
-        return
     leaks = leak_warnings(questions, training_files(config, agents))
     playing = ",".join(environments_of(config, agents))
     described = [agent.describe(environment=playing, seed=seed) for agent in agents.values()]

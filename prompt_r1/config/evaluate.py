@@ -56,9 +56,6 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     answer_metric: str = setting("", "MODULE:FUNCTION, a metric of yours as one more column: 0 to 1")
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
-    dry_run: bool = setting(
-        False, "estimate the calls, tokens and dollars of each method, then exit", everyday=True
-    )
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(
         0.0,

@@ -22,6 +22,7 @@ REMOVED_FLAGS = {
     "--fused-kernels": "the modules of transformers are used as they are",
     "--stop-tags": "a turn ends at an end token; what follows its first action is not read",
     "--ahead": "each step plays with the newest weights; --game-deadline ends games that wait too long",
+    "--dry-run": "only train.py has it; --limit 20 measures a question, --max-env-usd is a hard limit",
     "--keep": "the two newest checkpoints are kept, and the best",
     "--env-tpm": "limit the requests with --env-rpm; a provider's Retry-After is obeyed",
     "--max-env-tokens": "give --max-env-usd with --env-price, or --max-env-calls",
