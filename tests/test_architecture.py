@@ -25,7 +25,6 @@ HOMES = {
     "flash_attn": ("prompt_r1/agent/",),
     "pyarrow": ("prompt_r1/data/",),
     "math_verify": ("prompt_r1/metrics/with_math_verify.py",),
-    "matplotlib": ("prompt_r1/studies/study.py",),
     "huggingface_hub": (
         "prompt_r1/hub.py",
         "prompt_r1/agent/",

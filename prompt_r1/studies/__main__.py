@@ -1,4 +1,4 @@
-"""`python -m prompt_r1.studies [RUN …]`: writes runs/studies/{turns,training}.{svg,md}.
+"""`python -m prompt_r1.studies [RUN …]`: EM by training step and by interactions.
 
 Without RUN it studies the mini runs under runs/, the longest of each seed.
 
@@ -6,8 +6,6 @@ Without RUN it studies the mini runs under runs/, the longest of each seed.
 """
 
 import argparse
-import time
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -28,9 +26,6 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(name, description="\n".join(__doc__.split("\n\n")[1:]))
     parser.add_argument("run", type=Path, nargs="*", help="run folders (the mini runs under runs/)")
     parser.add_argument(
-        "--out", type=Path, default=RUNS / "studies", help="folder of plots and tables (runs/studies)"
-    )
-    parser.add_argument(
         "--limit", type=int, default=64, help="test questions of each of the five kinds (64: all)"
     )
     given = parser.parse_args(arguments)
@@ -39,11 +34,9 @@ def main(arguments: list[str]) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import torch
 
-    from prompt_r1.studies.study import check_matplotlib, figure_of
-    from prompt_r1.studies.training import study_training
-    from prompt_r1.studies.turns import find_runs, load_run, study_turns
+    from prompt_r1.studies.training import training_table
+    from prompt_r1.studies.turns import find_runs, load_run, turns_table
 
-    check_matplotlib()
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
     folders = given.run or find_runs(RUNS)
     if not folders:
@@ -52,15 +45,7 @@ def main(arguments: list[str]) -> None:
         )
     runs = [load_run(folder, per_kind=given.limit) for folder in folders]
     print(f"{', '.join(map(str, folders))}: {sum(len(run.questions) for run in runs)} questions")
-    given.out.mkdir(parents=True, exist_ok=True)
-    for make_study in (partial(study_training, folders), partial(study_turns, runs)):
-        begin = time.perf_counter()
-        study = make_study()
-        file = given.out / f"{study.name}.svg"
-        figure_of(study).savefig(file)
-        file.with_suffix(".md").write_text(study.markdown(), "utf-8")
-        seconds = time.perf_counter() - begin
-        print(f"\n{study.title}: {file}, .md ({seconds:.0f} s)\n\n{study.table}")
+    print(f"\n{training_table(folders)}\n\n{turns_table(runs)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Proposition 1: more interactions give more correct answers (eqs 20-33).
 
+    Multiple-turn interactions of small-scale and large-scale LLMs can better solve problems.
+
 The proof is about the accuracy of what the agent knows after t interactions (eq. 31). Each game is therefore
 played for t interactions; then the agent's next turn is started for it, with a thought and an opening
 <answer> tag, and what it writes there is its answer. A game that ends earlier keeps its answer.
@@ -22,12 +24,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.metrics.text import exact_match
 from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.rollout import play
-from prompt_r1.studies.study import Series, Study, rate_point
+from prompt_r1.studies.study import rate_point
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 
-CLAIM = (
-    "Proposition 1. Multiple-turn interactions of small-scale and large-scale LLMs can better solve problems."
-)
 MOST = 3  # interactions
 # The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
 THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
@@ -111,8 +110,11 @@ def play_and_answer(run: StudiedRun, agent: Agent, interactions: int) -> list[Tr
     return games
 
 
-def study_turns(runs: Sequence[StudiedRun]) -> Study:
-    """EM after 0 to MOST interactions: both agents on all questions, the trained one also by kind."""
+def turns_table(runs: Sequence[StudiedRun]) -> str:
+    """A Markdown table: EM of greedy games of test questions after 0 to MOST interactions.
+
+    With 95 % intervals; both agents on all questions, the trained one also by kind.
+    """
     # row, interactions → run → EM of each game
     scores: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, run in enumerate(runs):
@@ -124,21 +126,11 @@ def study_turns(runs: Sequence[StudiedRun]) -> Study:
                         em = exact_match(game.answer or "", game.question.answers)
                         scores[label, interactions][number].append(em)
     agents = ["trained, all", "untrained, all"]
-    kinds = sorted({label for label, _ in scores} - set(agents))
-    series, rows = [], []
-    for label in (*agents, *kinds):
+    rows = []
+    for label in (*agents, *sorted({label for label, _ in scores} - set(agents))):
         columns = [scores[label, count] for count in range(MOST + 1)]
         points = [rate_point(count, list(column.values())) for count, column in enumerate(columns)]
         rows.append([label, str(points[0].n), *map(str, points)])
-        series.append(Series(label, points, dashed=label.startswith("untrained")))
     header = ["agent, questions", "n"]
     header += [f"{n} interaction" if n == 1 else f"{n} interactions" for n in range(MOST + 1)]
-    notes = (
-        f"EM of greedy games of test questions, with 95 % intervals over questions and {len(runs)} seeds.",
-        "After t interactions the agent is forced to answer; an agent that answers earlier keeps its answer.",
-        "Kinds: the trained agent. By construction, pop and gen need one interaction; bridge, compare and "
-        "math need two.",
-        "The wordings of the mini world were chosen on seed 0.",
-    )
-    title, x_label = "Exact match by interactions", "interactions before the answer"
-    return Study("turns", CLAIM, title, x_label, series, markdown_table(header, rows), notes)
+    return markdown_table(header, rows)

@@ -1,4 +1,4 @@
-"""The studies: the games they play, what they measure, and that plot and table agree."""
+"""The studies: the games they play, and what they measure."""
 
 import asyncio
 import json
@@ -15,7 +15,8 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import programs, turns
-from prompt_r1.studies.training import study_training
+from prompt_r1.studies.study import Point
+from prompt_r1.studies.training import training_table
 from prompt_r1.studies.turns import (
     THOUGHT_AFTER_ASKING,
     THOUGHT_BEFORE_ASKING,
@@ -156,58 +157,41 @@ def test_a_run_with_another_environment_is_refused(tmp_path):
         load_run(tmp_path, per_kind=1)
 
 
-def write_curves(folder, rates: list[float]) -> None:
-    """A run folder with validations every 20 steps, and six steps of sampled games."""
-    (folder / "trajectories").mkdir(parents=True)
+def write_validations(folder, rates: list[float]) -> None:
+    """A run folder with validations every 20 steps."""
+    folder.mkdir(parents=True)
     lines = [{"step": 20 * place, "val/em": rate, "val/n": 50} for place, rate in enumerate(rates)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    games = []
-    for number, answer in enumerate(["Anna", "Bob", None, "Anna"]):
-        question = {"id": f"q{number}", "answers": ["Anna"]}
-        games.append({"stop": "answered", "answer": answer, "question": question})
-    games.append({"stop": "env_error", "answer": None, "question": {"id": "q9", "answers": ["Anna"]}})
-    rows = "".join(json.dumps(game) + "\n" for game in games)
-    for step in range(1, 7):
-        (folder / "trajectories" / f"step-{step:06d}-rank0.jsonl").write_text(rows)
+
+
+def test_a_rate_is_written_with_its_interval():
+    assert str(Point(0, 0.95349, 0.9249, 0.9751, 9)) == "0.953 [0.92, 0.98]"
 
 
 def test_the_training_study_pools_all_seeds(tmp_path):
-    write_curves(tmp_path / "a", [0.1, 0.68])
-    write_curves(tmp_path / "b", [0.3, 0.72])
-    study = study_training([tmp_path / "a", tmp_path / "b"])
-    validation, sampled = study.series
-    assert [(point.x, point.mean, point.n) for point in validation.points] == [
-        (0, 0.2, 100),
-        (20, pytest.approx(0.7), 100),
-    ]
-    half = 12.706 * 0.02  # Student's t of one degree of freedom × the standard error of 0.68 and 0.72
-    assert (validation.points[1].low, validation.points[1].high) == pytest.approx((0.7 - half, 0.7 + half))
-    assert "| 20 | 100 | 0.700 [0.45, 0.95] | 0.680 | 0.720 |" in study.table
-    # Validations are 20 steps apart: a line would claim an EM for every step between them.
-    assert not validation.joined and sampled.joined
-    # Five steps per point, four questions per step and run; broken games are not counted.
-    assert [(point.x, point.mean, point.n) for point in sampled.points] == [(3.0, 0.5, 40), (8.0, 0.5, 8)]
+    """Student's t of one degree of freedom, 12.706, times the standard error of 0.68 and 0.72 is 0.25."""
+    write_validations(tmp_path / "a", [0.1, 0.68])
+    write_validations(tmp_path / "b", [0.3, 0.72])
+    table = training_table([tmp_path / "a", tmp_path / "b"])
+    assert table.splitlines()[0] == "| validation at step | n | all seeds | a | b |"
+    assert "| 20 | 100 | 0.700 [0.45, 0.95] | 0.680 | 0.720 |" in table
 
 
 def test_all_studies_run_on_a_tiny_run(asking_agent, tmp_path, capsys):
     """With an agent that memorised a few turns: the numbers are meaningless, but none is missing."""
-    pytest.importorskip("matplotlib")
     from prompt_r1.cli.command_line import train_config
 
     run = tmp_path / "runs" / "tiny"
-    write_curves(run, [0.0, 0.0])
+    write_validations(run, [0.0, 0.0])
     (run / "agent").symlink_to(asking_agent)
     config, _ = train_config(["--agent", str(asking_agent), "--max-tokens", "1500"])
     write_yaml(config, asking_agent / "prompt_r1.yaml")
     try:
-        studies.main([str(run), "--limit", "1", "--out", str(tmp_path / "out")])
+        studies.main([str(run), "--limit", "1"])
     finally:
         (asking_agent / "prompt_r1.yaml").unlink()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"{name}.{end}" for name in ("turns", "training") for end in ("svg", "md")
-    }
     printed = capsys.readouterr().out
-    assert "| trained, all | 5 | " in printed
+    assert "| trained, all | 5 | " in printed and "| 20 | 50 | 0.000 [0.00, 0.07] |" in printed
     assert find_runs(tmp_path / "runs") == []  # its agent is not the mini one
     kinds = {question.dataset for question in mini_world(0).test}
     assert all(f"| {kind} | 1 | " in printed for kind in kinds)
@@ -224,15 +208,7 @@ def test_turns_are_counted_by_agent_and_kind(monkeypatch):
         return [SimpleNamespace(answer="Anna" if right else None, question=one) for one in questions]
 
     monkeypatch.setattr(turns, "play_and_answer", play_and_answer)
-    study = turns.study_turns(runs)
-    drawn = [(one.label, one.dashed, [point.x for point in one.points]) for one in study.series]
-    assert drawn == [
-        ("trained, all", False, [0, 1, 2, 3]),
-        ("untrained, all", True, [0, 1, 2, 3]),
-        ("math", False, [0, 1, 2, 3]),
-        ("pop", False, [0, 1, 2, 3]),
-    ]
-    header, _, *lines = study.table.splitlines()
+    header, _, *lines = turns.turns_table(runs).splitlines()
     assert header.endswith("| n | 0 interactions | 1 interaction | 2 interactions | 3 interactions |")
     rows = {}
     for row in lines:
