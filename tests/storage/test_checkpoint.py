@@ -26,7 +26,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.storage import atomic_folder, tensor_files
+from prompt_r1.storage import atomic_folder, run_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import _complete_config
 from prompt_r1.storage.run_folder import count_rollbacks, lock_run, open_run, set_metrics_aside, trim_metrics
@@ -651,6 +651,23 @@ def test_a_rollback_sets_metric_lines_aside_and_is_counted_by_their_file(tmp_pat
     aside = [(tmp_path / f"metrics-before-rollback-{number}.jsonl").read_text() for number in (1, 2)]
     assert aside == ['{"step": 2}\n{"step": 3, "r\n', '{"step": 1}\n']
     assert path.read_text() == '{"step": 0}\n'
+
+
+def test_metric_lines_that_cannot_be_set_aside_stay_where_they_are(tmp_path, monkeypatch):
+    """The file that keeps them is written first, so a kill or a full disk loses none."""
+
+    def fail(path, content):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    replaced = run_folder.replace_file
+    monkeypatch.setattr(
+        run_folder, "replace_file", lambda file, text: (replaced if file == path else fail)(file, text)
+    )
+    with pytest.raises(OSError, match="No space"):
+        set_metrics_aside(tmp_path, 1, number=1)
+    assert path.read_text() == '{"step": 0}\n{"step": 1}\n'
 
 
 def test_lines_that_are_no_metrics_are_removed_on_resume(tmp_path):
