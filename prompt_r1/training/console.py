@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import ParamSpec, TypeVar
 
 from tqdm import tqdm
@@ -24,8 +23,6 @@ T = TypeVar("T")
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 HEADER_EVERY = 25  # rows
-BAR_WIDTH = 50  # characters of the progress line besides the metrics and the numbers of its steps
-RECENT = 5  # steps at each end of a curve whose mean the summary shows
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,6 @@ VALIDATION = (
     Column("reward", 6, _number("val/reward", 3)),
     Column("format", 6, _number("val/format", 3)),
 )
-# Label: metric, beside the bar and in the summary.
-BAR = {"reward": "reward/mean", "EM": "em", "format": "format", "KL": "kl"}
-TRAINED = {"EM": "em", "reward": "reward/mean", "format": "format"}
-VALIDATED = {"EM": "val/em", "reward": "val/reward", "format": "val/format"}
 
 
 def header(*, priced: bool) -> str:
@@ -121,7 +114,7 @@ class Console:
             disable=True if self._log.quiet else None,  # None: only on a terminal
             leave=False,
             dynamic_ncols=True,
-            bar_format="{desc} step {n_fmt}/{total_fmt} |{bar:6}| {remaining} left{postfix}",
+            bar_format="{desc} step {n_fmt}/{total_fmt} |{bar:6}| {remaining} left",
         )
         try:
             yield
@@ -153,16 +146,11 @@ class Console:
         return play_and_count
 
     def row(self, metrics: dict[str, float]) -> None:
-        """Print the row of a step, and show its metrics beside the progress bar until the next step."""
+        """Print the row of a step."""
         if self._rows % HEADER_EVERY == 0:
             self._log.say(header(priced=self._priced))
         self._rows += 1
         self._log.say(row(metrics, priced=self._priced))
-        if self._bar is not None:
-            columns = self._bar.format_dict["ncols"] or 0  # of the terminal
-            room = columns - BAR_WIDTH - 2 * len(str(self._steps))
-            text = bar_metrics(metrics, priced=self._priced, width=room)
-            self._bar.set_postfix_str(text, refresh=False)
 
     def _describe(self, text: str) -> None:
         """Update the text before the bar, at most ten times a second."""
@@ -172,24 +160,10 @@ class Console:
             self._bar.set_description_str(text.ljust(15))
 
 
-def bar_metrics(metrics: Mapping[str, float], *, priced: bool, width: int) -> str:
-    """The newest metrics beside the bar: as many whole ones as fit, the important ones first."""
-    shown = [f"{label} {metrics[name]:.2f}" for label, name in BAR.items() if name in metrics]
-    if priced:
-        shown.append(_dollars(metrics))
-    if "games/s" in metrics:
-        shown.append(f"{metrics['games/s']:.1f} games/s")
-    text = "  ".join(shown)
-    while len(text) > width and shown:
-        shown.pop()
-        text = "  ".join(shown)
-    return text
-
-
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     """What was learned, where the results are, and the next commands; all numbers are from metrics.jsonl."""
     lines = read_metrics(folder)
-    changes = [_validation_change(lines, best_step), _training_change(lines)]
+    change = _validation_change(lines, best_step)
     calls = count_calls(lines)
     games = int(sum(line.get("games", 0.0) for line in lines))
     late = int(sum(line.get("env/late_games", 0.0) for line in lines))
@@ -205,7 +179,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
         textwrap.fill(verdict(columns(lines)).text, 80),
-        *filter(None, changes),
+        *([change] if change else []),
         f"  took         {', '.join(totals)}",
         *([f"  calls        {calls}"] if calls.total else []),
         *([f"  late         {late:,} games left their groups (--game-deadline)"] if late else []),
@@ -295,29 +269,11 @@ def _validation_change(lines: list[dict[str, float]], best_step: int) -> str:
     validated = {int(line["step"]): line for line in lines if "val/em" in line}
     if len(validated) < 2 or best_step not in validated:
         return ""
-    first = min(validated)
-    changes = _changes(validated[first], validated[best_step], VALIDATED)
-    return f"  validation   {changes}\n               from step {first} to step {best_step}, the best"
-
-
-def _training_change(lines: list[dict[str, float]]) -> str:
-    """Means of the sampled games over the first and the last steps; "" if these overlap."""
-    steps = [line for line in lines if "em/any" in line]
-    if len(steps) < 2 * RECENT:
-        return ""
-    names = [*TRAINED.values(), "em/any"]
-    first, last = (
-        {name: mean(line[name] for line in part) for name in names}
-        for part in (steps[:RECENT], steps[-RECENT:])
-    )
-    can = f"of a question's games at least one right: {first['em/any']:.3f} → {last['em/any']:.3f}"
-    means = f"sampled games, means of the first and the last {RECENT} steps"
-    return f"  in training  {_changes(first, last, TRAINED)}\n               {can}\n               {means}"
-
-
-def _changes(first: Mapping[str, float], last: Mapping[str, float], metrics: Mapping[str, str]) -> str:
-    changes = [f"{label} {first[name]:.3f} → {last[name]:.3f}" for label, name in metrics.items()]
-    return "   ".join(changes)
+    first, best = validated[min(validated)], validated[best_step]
+    metrics = {"EM": "val/em", "reward": "val/reward", "format": "val/format"}
+    changes = [f"{label} {first[name]:.3f} → {best[name]:.3f}" for label, name in metrics.items()]
+    place = f"from step {min(validated)} to step {best_step}, the best"
+    return f"  validation   {'   '.join(changes)}\n               {place}"
 
 
 def _duration(seconds: float) -> str:
