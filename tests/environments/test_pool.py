@@ -94,7 +94,9 @@ def test_an_environment_with_a_fatal_error_is_not_called_again_and_alone_it_ends
         replies(pool(refusing), sessions=1)
 
 
-def test_too_many_failed_calls_first_warn_and_then_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_failed_calls_warn_once_each_time_and_then_stop_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = Named("a")
     environment = pool(source)
 
@@ -111,7 +113,11 @@ def test_too_many_failed_calls_first_warn_and_then_stop_the_run(caplog: pytest.L
     assert not caplog.records
     asyncio.run(calls(1, failing=True))
     assert "11 of the last 200 calls of a failed" in caplog.text
-    asyncio.run(calls(29, failing=True))
+    caplog.clear()
+    asyncio.run(calls(200, failing=False))
+    asyncio.run(calls(12, failing=True))
+    assert [record.message for record in caplog.records] == ["11 of the last 200 calls of a failed"]
+    asyncio.run(calls(28, failing=True))
     with pytest.raises(Resumable, match="41 of the last 200 calls of a failed"):
         asyncio.run(calls(1, failing=True))
 
