@@ -68,10 +68,11 @@ def test_the_wait_that_the_provider_requests_replaces_the_back_off() -> None:
     assert sleep == [20]
 
 
-def test_a_busy_provider_delays_all_calls() -> None:
-    """Only the first call gets the 429; a call that has not been sent yet waits as well."""
+@pytest.mark.parametrize(("status", "waits"), [(429, [20, 20]), (503, [20, 20]), (500, [20])])
+def test_a_busy_provider_delays_all_calls_and_a_broken_one_its_own(status: int, waits: list[float]) -> None:
+    """Only the first call gets the error; a call that has not been sent yet waits as well, or not."""
     sleep = RecordedSleep()
-    provider = Provider(httpx.Response(429, headers={"Retry-After": "20"}), OK)
+    provider = Provider(httpx.Response(status, headers={"Retry-After": "20"}), OK)
     environment = chat(provider, sleep=sleep)
 
     async def two_calls() -> None:
@@ -82,7 +83,7 @@ def test_a_busy_provider_delays_all_calls() -> None:
         await first
 
     asyncio.run(two_calls())
-    assert sleep == [20, pytest.approx(20, abs=1)]
+    assert sleep == pytest.approx(waits, abs=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(60, 5), (5, 60)])

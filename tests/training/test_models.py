@@ -14,7 +14,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig, check
 from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import UsageError
-from prompt_r1.training.parts import Models, load_models, load_reference
+from prompt_r1.training.parts import Models, load_models, load_parts, load_reference
 from prompt_r1.training.run import Run
 from tests import tiny
 from tests.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
@@ -36,10 +36,24 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
     assert not any(weight.requires_grad for weight in reference.parameters())
 
 
-def models_of(folder, config: TrainConfig) -> Models:
+def run_of(folder, config: TrainConfig) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
-    return load_models(Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt()))
+    return Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt())
+
+
+def models_of(folder, config: TrainConfig) -> Models:
+    return load_models(run_of(folder, config))
+
+
+@pytest.mark.parametrize(("compute", "cap"), [(torch.bfloat16, 3.0), (torch.float32, 0.0)])
+def test_importance_weights_correct_the_engine_in_16_bits_only(compute, cap, tmp_path, monkeypatch):
+    """In float32 the engine samples from the policy itself."""
+    monkeypatch.setattr("prompt_r1.agent.agent.compute_dtype", lambda name, device: compute)
+    config = TrainConfig(env="mini", data=("mini",), importance_cap=3.0, kl_coef=0.0)
+    run = run_of(tmp_path, config)
+    with run.runner:
+        assert load_parts(run).update.importance_cap == cap
 
 
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
