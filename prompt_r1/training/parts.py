@@ -26,6 +26,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, grpo_loss, k3
 from prompt_r1.options.objectives import RATIOS, importance_weights, weighted_loss
 from prompt_r1.protocol import Codec
+from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.training.micro_batches import Batch
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update
@@ -146,8 +147,8 @@ def load_models(run: Run) -> Models:
 
 
 def _frame_of_run(run: Run, start: Path | str) -> Frame:
-    """The frame that the run folder keeps; a new run keeps the one of its agent's chat template."""
-    frame = kept_frame(run.folder)
+    """The frame that a resumed run keeps; a new one keeps that of its agent's chat template."""
+    frame = kept_frame(run.folder) if checkpoints_of(run.folder) else None
     if frame is None:
         frame = load_codec(start, run.config).frame
         keep_frame(frame, run.folder)

@@ -54,6 +54,19 @@ def test_a_run_that_resumes_tomorrow_and_its_agent_keep_todays_prompts(tmp_path,
         assert "It is Monday" in text_of(codec.tokenizer, codec.opening("Who?"))
 
 
+def test_a_run_that_was_refused_leaves_no_frame_to_the_next_one(tmp_path, monkeypatch):
+    """A bug: a second command with another agent and the same --out played with the first agent's prompts."""
+    monkeypatch.chdir(tmp_path)
+    agent = tiny.save_agent(tmp_path / "agent")
+    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    write_day(agent, "Monday")
+    (tmp_path / "run").mkdir()
+    keep_frame(FRAME, tmp_path / "run")
+    (tmp_path / "run/.lock").touch()
+    train.main(["--agent", str(agent), *RUN, "--steps", "1"])
+    assert days_of_games(tmp_path / "run") == {"<|im_start|>system\nIt is Monday"}
+
+
 def test_a_frame_is_read_as_it_was_written(tmp_path):
     assert kept_frame(tmp_path) is None and kept_frame("Qwen/Qwen3-4B") is None
     keep_frame(FRAME, tmp_path)
