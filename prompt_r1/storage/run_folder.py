@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prompt_r1.agent.frame_file import FRAME_FILE
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
@@ -72,9 +74,23 @@ def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
         ranks.from_first(claim)
         _lock(file, run, fcntl.LOCK_SH)
         ranks.barrier()
-        yield
+        try:
+            yield
+        finally:
+            if ranks.first:
+                _remove_unused(run)
     finally:
         os.close(file)
+
+
+def _remove_unused(run: Path) -> None:
+    """Remove the folder of a run that was refused before it began, unless it holds a paid call."""
+    with suppress(OSError):
+        files = {path.name for path in run.rglob("*") if path.is_file() and path.stat().st_size}
+        if files <= {LOCK, FRAME_FILE} and {path.name for path in run.iterdir()} <= {*files, "journal"}:
+            shutil.rmtree(run)
+            if run.parent == Path("runs"):
+                run.parent.rmdir()  # only if it is empty
 
 
 def _lock(file: int, run: Path, kind: int) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -610,15 +611,28 @@ def test_the_model_card_names_the_base_model_and_its_licence_for_the_hub(tmp_pat
     assert local.data.base_model is None
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    with (
-        lock_run(tmp_path, ONE_RANK),
-        pytest.raises(UsageError, match="in use by process"),
-        lock_run(tmp_path, ONE_RANK),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("file", "kept"),
+    [("", False), ("chat_frame.json", False), ("config.yaml", True), ("journal/rank0.jsonl", True)],
+)
+def test_a_refused_run_leaves_a_folder_only_if_it_has_begun_or_paid(file, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = open_run("", "auto", "mini-seed0")
+    (run / "journal").mkdir()
+    (run / "journal/rank1.jsonl").touch()
+    with suppress(UsageError), lock_run(run, ONE_RANK):
+        if file:
+            (run / file).write_text("{}\n")
+        raise UsageError("no such agent")
+    assert run.exists() == (tmp_path / "runs").exists() == kept
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_removes_nothing(tmp_path):
     with lock_run(tmp_path, ONE_RANK):
-        pass
+        with pytest.raises(UsageError, match="in use by process"), lock_run(tmp_path, ONE_RANK):
+            pass
+        assert (tmp_path / ".lock").exists()
+    assert not tmp_path.exists()
 
 
 def test_the_lock_of_a_killed_process_is_released(tmp_path):
