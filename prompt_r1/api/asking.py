@@ -95,7 +95,7 @@ async def ask_pair(
     written = sum(game.sampled)
     return Answer(
         question=question,
-        text=None if game.stop == "env_error" else game.answer,
+        text=game.answer,
         stop=game.stop,
         turns=tuple(game.turns),
         calls=game.spent.calls,

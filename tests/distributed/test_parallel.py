@@ -470,3 +470,13 @@ def test_the_allocator_grows_its_segments_unless_the_user_has_configured_it(monk
         with patch.dict(os.environ, given, clear=True):
             pick_device("cuda:0")
             assert dict(os.environ) == given | added
+
+
+def test_a_weight_that_no_token_of_a_rank_used_takes_part_in_the_sum(monkeypatch):
+    """Such as an expert's: a rank that left it out would wait in another collective than the others."""
+    reduced = []
+    monkeypatch.setattr(dist, "all_reduce", reduced.append)
+    experts = torch.nn.ParameterList([torch.zeros(2), torch.zeros(3)])
+    experts[0].grad = torch.ones(2)
+    Ranks(0, 2, CPU).sum_gradients(experts)
+    assert [gradient.tolist() for gradient in reduced] == [[1, 1], [0, 0, 0]]
