@@ -60,8 +60,8 @@ from prompt_r1.evaluation.systems import (
     with_data_args,
     with_questions,
 )
+from prompt_r1.metrics.em_f1 import Rules
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
-from prompt_r1.metrics.text import Rules
 from prompt_r1.tasks.reasoning import Verifier, uses_verifier
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question

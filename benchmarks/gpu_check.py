@@ -31,11 +31,11 @@ from benchmarks import forwards
 from benchmarks.measuring import clock, make_parser, memory, seconds
 from benchmarks.workload import VOCABULARY, learn_from, make_update, plan, random_games, random_model
 from prompt_r1.agent import attention, packing
-from prompt_r1.agent.adapters import adapters_of, add_lora
 from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.cuda_graphs import SIZES, TOLERANCE, Record
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import affordable_rows
+from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.packing import Group
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig

@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.types import Question

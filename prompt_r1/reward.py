@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from prompt_r1.errors import EnvError
-from prompt_r1.metrics.text import f1
+from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.types import FormatTerms, Question, Reward, Trajectory
 
 

@@ -14,7 +14,7 @@ import train
 from prompt_r1.agent import agent as agent_module
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import FatalEnvError
-from prompt_r1.metrics.text import exact_match
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.parts import RunQuestions
 from tests import tiny

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
-from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.decode_kernels import Chunk, ragged_batch
 from prompt_r1.agent.kv_cache import Arena, free_on
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line

@@ -68,7 +68,7 @@ class Policy(nn.Module):
         return frozenset(token for token in listed if type(token) is int)  # the file may hold anything
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """The weights that learn: all of them, or only the adapters (adapters.py)."""
+        """The weights that learn: all of them, or only the adapters (lora.py)."""
         return [weight for weight in self.parameters() if weight.requires_grad]
 
     def forward(self, packed: Packed) -> TokenScores:

@@ -8,7 +8,7 @@ from prompt_r1.agent.agent import Agent, check_question_lengths
 from prompt_r1.cli.dialogue import blocks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
-from prompt_r1.metrics.text import TextScores, score_text
+from prompt_r1.metrics.em_f1 import TextScores, score_text
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.types import Question, Stop, Trajectory, Turn
 

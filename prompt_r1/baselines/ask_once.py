@@ -15,7 +15,7 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.protocol import ANSWER_IN_TAGS
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message, Question

@@ -14,7 +14,7 @@ from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.metrics.text import f1, normalise
+from prompt_r1.metrics.em_f1 import f1, normalise
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prompt_r1.agent.adapters import merge_lora
 from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.lora import merge_lora
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import exported_step, find_agent, trained_config
 from prompt_r1.agent.packing import pack

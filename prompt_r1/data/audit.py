@@ -10,7 +10,7 @@ import numpy as np
 
 from prompt_r1.data.files import UNNAMED, question_key, read_questions, without_dapo_wrapper
 from prompt_r1.data.rows import BadRow
-from prompt_r1.metrics.text import normalise
+from prompt_r1.metrics.em_f1 import normalise
 from prompt_r1.types import Question
 
 

@@ -11,7 +11,7 @@ from prompt_r1.data.datasets import DATASETS, LeftOut
 from prompt_r1.data.files import id_from_text, kind_of, question_key, write_questions
 from prompt_r1.data.rows import BadRow, read_rows
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.text import normalise
+from prompt_r1.metrics.em_f1 import normalise
 from prompt_r1.types import Question
 
 

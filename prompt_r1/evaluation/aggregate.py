@@ -9,8 +9,8 @@ from prompt_r1.config.functions import Metric
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.metrics.em_f1 import Rules, score_text
 from prompt_r1.metrics.statistics import cluster_means, macro_interval
-from prompt_r1.metrics.text import Rules, score_text
 from prompt_r1.types import Kind
 
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}

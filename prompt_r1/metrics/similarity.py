@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.text import Rules
+from prompt_r1.metrics.em_f1 import Rules
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.json says 128

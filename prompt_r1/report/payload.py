@@ -16,7 +16,7 @@ from typing import Any
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links, is_finite_number, json_object
-from prompt_r1.metrics.text import exact_match, math_match
+from prompt_r1.metrics.em_f1 import exact_match, math_match
 from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.report.verdict import Columns, Verdict, columns, verdict
 from prompt_r1.reward import RULES

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from prompt_r1.agent.adapters import LoRA
+from prompt_r1.agent.lora import LoRA
 
 ADAPTER_FOLDER = "adapter"  # in the folder of the agent, so that both are replaced at once
 

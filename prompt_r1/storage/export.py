@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 from yaml import YAMLError
 
-from prompt_r1.agent.adapters import adapters_removed
 from prompt_r1.agent.frame_file import keep_frame
+from prompt_r1.agent.lora import adapters_removed
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import Frame
 from prompt_r1.cli.markdown import markdown_table

@@ -15,8 +15,8 @@ from prompt_r1.cli.command_line import program_name
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import read_predictions
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.metrics.statistics import pass_at_k
-from prompt_r1.metrics.text import exact_match
 
 KS = (1, 5, 32)
 

@@ -21,7 +21,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.yaml_files import GAME_FILE, read_mapping
 from prompt_r1.distributed.ranks import pick_device
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.text import exact_match
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, mini_world
 from prompt_r1.rollout import play
 from prompt_r1.studies.study import rate_point

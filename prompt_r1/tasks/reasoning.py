@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.metrics.text import f1
+from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.tasks.packages import (
     REASONING_GYM,
     SPLITS,

@@ -15,10 +15,10 @@ import torch
 from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from prompt_r1.agent.adapters import adapter_weights
 from prompt_r1.agent.attention import attention_shape
 from prompt_r1.agent.kv_cache import cache_bytes
 from prompt_r1.agent.loading import loading_options
+from prompt_r1.agent.lora import adapter_weights
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, blocks_of
 from prompt_r1.config.environment import MINI_AGENTS

@@ -10,8 +10,8 @@ from typing import TypeVar, get_args
 
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.environments.pool import Pool
+from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import mean_interval
-from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.options.advantages import has_spread
 from prompt_r1.reward import well_formed
 from prompt_r1.types import ScoredGame, Stop

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from prompt_r1.agent.adapters import ADAPTER_ALPHA, adapters_removed
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent, load_codec
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed

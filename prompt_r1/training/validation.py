@@ -11,8 +11,8 @@ from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
+from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import pass_at_k
-from prompt_r1.metrics.text import exact_match, f1
 from prompt_r1.playing import GREEDY, PlaySettings, play_question
 from prompt_r1.reward import score_games
 from prompt_r1.training.console import TEST_FILE

@@ -9,7 +9,7 @@ from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.self_consistency import vote
 from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.metrics.text import exact_match
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.playing import GREEDY

@@ -14,7 +14,7 @@ from prompt_r1.baselines.make import SAMPLED
 from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.text import f1, normalise
+from prompt_r1.metrics.em_f1 import f1, normalise
 from prompt_r1.miniworld import make_world
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.agent import Agent, load_agent, make_agent
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.sft import (
     _sampled,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from prompt_r1.agent.adapters import add_lora
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.policy import Policy, blocks_of
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import (

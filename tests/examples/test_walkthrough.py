@@ -30,7 +30,7 @@ def test_the_page_has_at_most_350_lines_and_imports_only_what_it_says():
     assert len(source.splitlines()) <= 350
     ours = set(re.findall(r"^from (prompt_r1\S*) import", source, re.MULTILINE))
     assert ours == {
-        "prompt_r1.metrics.text",
+        "prompt_r1.metrics.em_f1",
         "prompt_r1.miniworld",
         "prompt_r1.miniworld.agent",
         "prompt_r1.types",

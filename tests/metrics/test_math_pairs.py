@@ -7,7 +7,7 @@ the 153 here and math-verify 0.9.0 finds 196; of the 182 that differ, ours accep
 
 import pytest
 
-from prompt_r1.metrics.text import math_match
+from prompt_r1.metrics.em_f1 import math_match
 
 SAME = {
     "leads": [

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
+from prompt_r1.metrics.em_f1 import math_match
 from prompt_r1.metrics.numbers import parse_number, same_number
-from prompt_r1.metrics.text import math_match
 
 
 @pytest.mark.parametrize(

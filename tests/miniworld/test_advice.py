@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.metrics.text import exact_match
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_questions, make_world
 from prompt_r1.miniworld.advice import (
     ADVICE,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.text import exact_match
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import (
     EMBEDDED,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import train
-from prompt_r1.agent.adapters import adapters_of, add_lora
+from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError

@@ -10,7 +10,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, PredictionFile, System
-from prompt_r1.metrics.text import exact_match, f1
+from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.miniworld import make_questions, make_world, mini_world
 from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment
 from prompt_r1.miniworld.mini_optimizer import ANYTHING

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from benchmarks.workload import random_model
-from prompt_r1.agent.adapters import add_lora
 from prompt_r1.agent.agent import make_agent
 from prompt_r1.agent.kv_cache import affordable_rows, cache_bytes
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import CHUNK_TOKENS, Policy, _ChunkedLogprobs
 from prompt_r1.config.train import PRESETS, TrainConfig

@@ -8,8 +8,8 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from prompt_r1.agent import loading
-from prompt_r1.agent.adapters import adapters_of
 from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig, check
 from prompt_r1.distributed.signals import Interrupt

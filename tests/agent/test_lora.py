@@ -9,8 +9,8 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent import attention
-from prompt_r1.agent.adapters import LoRA, adapters_of, adapters_removed, add_lora, linear_layers, merge_lora
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.lora import LoRA, adapters_of, adapters_removed, add_lora, linear_layers, merge_lora
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError

@@ -5,7 +5,7 @@
 The product is applied, not merged, while the agent plays and learns: 16-bit weights would round small
 changes away. Other weights stay as they are: embeddings, norms, and experts that are stored as one tensor.
 
-Why not peft: this is shorter than a dependency, and the outputs are equal (tests/agent/test_adapters.py).
+Why not peft: this is shorter than a dependency, and the outputs are equal (tests/agent/test_lora.py).
 """
 
 import math

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from prompt_r1.data.files import load_questions
-from prompt_r1.metrics.text import TextScores, exact_match, f1, normalise, score_text, substring_match
+from prompt_r1.metrics.em_f1 import TextScores, exact_match, f1, normalise, score_text, substring_match
 from tests.paths import PUBLISHED
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
