@@ -70,11 +70,8 @@ def _convert(options: argparse.Namespace) -> None:
         raise UsageError("--from questions rewrites one file as it is; use `mix` to join several")
     source = str(options.files[0])
     load = hub_questions if source.startswith(HUB_DATA) else load_questions
-    questions = load(
-        source,
-        question_field=options.question_field or "question",
-        answer_field=options.answer_field,
-    )
+    question_field = options.question_field or "question"
+    questions = load(source, question_field=question_field, answer_field=options.answer_field)
     write_questions(options.out, questions)
     print(f"{options.out}: {len(questions):,} questions")
 

@@ -185,16 +185,10 @@ def _published_question(row: Fields) -> Question:
     text = text_or_number(content[len(QUESTION_MARK) : end], "question")
     dataset = paper_name(text_field(row, "data_source"))
     answers = gold_answers(reward_model["ground_truth"], "ground_truth")
-    found = row.get(EXTRA)
-    extra = json_object(found) if isinstance(found, str) else found
-    return Question(
-        id_from_text(text),
-        dataset,
-        text,
-        answers,
-        kind_of(dataset),
-        extra if isinstance(extra, dict) else {},
-    )
+    extra = row.get(EXTRA)
+    if not isinstance(extra, dict):
+        extra = json_object(extra) if isinstance(extra, str) else {}
+    return Question(id_from_text(text), dataset, text, answers, kind_of(dataset), extra)
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:

@@ -1,18 +1,13 @@
 """Load questions of a dataset on the Hugging Face Hub: `--data hf:ORG/NAME:SPLIT`."""
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import all_questions, as_questions
-from prompt_r1.data.rows import PARQUET_ROWS, BadRow, Fields
+from prompt_r1.data.rows import PARQUET_ROWS
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.hub import hub_is_reachable
 from prompt_r1.tasks.packages import import_package
 from prompt_r1.types import Question
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 HUB_DATA = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+/(?P<name>[\w.-]+))(/(?P<config>[\w.-]+))?:(?P<split>.+)")
@@ -43,16 +38,13 @@ def hub_questions(name: str, *, question_field: str = "question", answer_field: 
             f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
             "it is private, or give a FILE"
         ) from error
-    rows = as_questions(
-        _rows(table), found["name"], question_field=question_field, answer_field=answer_field, columnar=True
+    # As Arrow: images and sounds among the columns are not decoded.
+    batches = table.with_format("arrow").iter(batch_size=PARQUET_ROWS)
+    questions = as_questions(
+        enumerate((row for batch in batches for row in batch.to_pylist()), start=1),
+        found["name"],
+        question_field=question_field,
+        answer_field=answer_field,
+        columnar=True,
     )
-    return all_questions(name, rows)
-
-
-def _rows(table: "Dataset") -> Iterator[tuple[int, Fields | BadRow]]:
-    """The rows with their numbers. As Arrow: images and sounds among the columns are not decoded."""
-    number = 0
-    for batch in table.with_format("arrow").iter(batch_size=PARQUET_ROWS):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    return all_questions(name, questions)
