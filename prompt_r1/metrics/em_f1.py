@@ -8,6 +8,7 @@ released code, for comparison with its tables; they are too lenient in places: "
 needs a model, is in `similarity.py`.
 """
 
+import operator
 import re
 import string
 from collections import Counter
@@ -75,7 +76,7 @@ def normalise(text: str, *, official: bool = False) -> str:
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
     """1 if the prediction equals a gold answer, else 0."""
-    return _best(_equals, prediction, answers, official)
+    return _best(operator.eq, prediction, answers, official)
 
 
 def substring_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -116,22 +117,17 @@ def _best(
         wanted = normalise(gold, official=official)
         if wanted or official:
             return metric(predicted, wanted) if predicted or official else 0.0
-        same = prediction.strip().lower() == gold.strip().lower()
-        return float(same and bool(gold.strip()))
+        return bool(gold.strip()) and prediction.strip().lower() == gold.strip().lower()
 
-    return max(map(score, answers), default=0.0)
-
-
-def _equals(prediction: str, gold: str) -> float:
-    return float(prediction == gold)
+    return float(max(map(score, answers), default=0.0))
 
 
-def _contains(prediction: str, gold: str) -> float:
-    return float(bool(gold) and f" {gold} " in f" {prediction} ")
+def _contains(prediction: str, gold: str) -> bool:
+    return f" {gold} " in f" {prediction} "
 
 
-def _overlaps(prediction: str, gold: str) -> float:
-    return float(gold in prediction or prediction in gold)
+def _overlaps(prediction: str, gold: str) -> bool:
+    return gold in prediction or prediction in gold
 
 
 def _f1(prediction: str, gold: str) -> float:
