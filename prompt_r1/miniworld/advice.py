@@ -17,11 +17,11 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 
 from prompt_r1.miniworld.beliefs import SKILLS, Skills
-from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply, is_extraction
+from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply, reply_to
 from prompt_r1.miniworld.understanding import understand
 from prompt_r1.miniworld.world import World
 from prompt_r1.types import Message
@@ -142,11 +142,7 @@ class AdvisedEnvironment:
 
     async def ask(self, messages: list[Message]) -> str:
         instructions = [message["content"] for message in messages if message["role"] == "system"]
-        prompts = [message["content"] for message in messages if message["role"] == "user"]
-        if is_extraction(prompts):
-            reply = self.reply(prompts[-2], instructions)
-            return reply.value or reply.text
-        return self.reply(prompts[-1], instructions).text
+        return reply_to(messages, partial(self.reply, instructions=instructions))
 
     def reply(self, prompt: str, instructions: Iterable[str] = ()) -> MiniReply:
         """Reply to a prompt under instructions; lines of the prompt may be instructions too."""

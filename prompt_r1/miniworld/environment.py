@@ -7,7 +7,7 @@ process gets the same reply to the same prompt.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from prompt_r1.miniworld.beliefs import SKILLS, Skills, Style, believe, interpret
@@ -38,11 +38,7 @@ class MiniEnvironment:
         self.seed = seed
 
     async def ask(self, messages: list[Message]) -> str:
-        prompts = [message["content"] for message in messages if message["role"] == "user"]
-        if is_extraction(prompts):
-            reply = self.reply(prompts[-2])
-            return reply.value or reply.text
-        return self.reply(prompts[-1]).text
+        return reply_to(messages, self.reply)
 
     def reply(self, prompt: str, skills: Skills | None = None) -> MiniReply:
         """Reply to a prompt, with the skills of the style unless others are given.
@@ -67,9 +63,13 @@ class MiniEnvironment:
         return MiniReply(sentence.format(value=value, **_fields(request)), value)
 
 
-def is_extraction(prompts: Sequence[str]) -> bool:
-    """Whether the last user message only asks for the answer in the reply to the one before."""
-    return len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is")
+def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> str:
+    """The reply to the last user message, or the bare answer in the one before if only that is asked for."""
+    prompts = [message["content"] for message in messages if message["role"] == "user"]
+    if len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is"):
+        before = reply(prompts[-2])
+        return before.value or before.text
+    return reply(prompts[-1]).text
 
 
 def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, ...]:
