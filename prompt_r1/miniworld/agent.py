@@ -33,6 +33,7 @@ from prompt_r1.types import Question, Trajectory, Turn
 INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
+BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
 VERSION = 1  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
@@ -45,13 +46,7 @@ class MiniAgent:
 
 
 def build_agent(
-    seed: int,
-    kind: str = "mini",
-    *,
-    worlds: int = WORLDS,
-    games: int = GAMES,
-    steps: int = 1500,
-    batch_size: int = 8,
+    seed: int, kind: str = "mini", *, worlds: int = WORLDS, games: int = GAMES, steps: int = 1500
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds.
 
@@ -61,14 +56,7 @@ def build_agent(
     tokenizer = train_tokenizer((plain_text(*played) for played in shown[:5000]), vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
-    warm_start(
-        model,
-        [record(question, turns, codec) for question, turns in shown],
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=3e-3,
-        seed=seed,
-    )
+    warm_start(model, [record(question, turns, codec) for question, turns in shown], steps=steps, seed=seed)
     return MiniAgent(model, tokenizer)
 
 
@@ -143,24 +131,18 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: in
 
 
 def warm_start(
-    model: Qwen3ForCausalLM,
-    trajectories: list[Trajectory],
-    *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
+    model: Qwen3ForCausalLM, trajectories: list[Trajectory], *, steps: int, seed: int
 ) -> list[float]:
     """Train on the next-token cross-entropy of the agent's own tokens. Returns the loss of every step."""
-    batches = islice(_batches(trajectories, batch_size, random.Random(f"warm start {seed}")), steps)
+    batches = islice(_batches(trajectories, BATCH, random.Random(f"warm start {seed}")), steps)
     model.train()
     losses = fine_tune(
         list(model.parameters()),
         batches,
         partial(next_token_loss, model),
-        rate=lambda step: learning_rate * _schedule(step, steps),
+        rate=lambda step: LEARNING_RATE * _schedule(step, steps),
         betas=(0.9, 0.98),
-        micro_batch=batch_size,
+        micro_batch=BATCH,
     )
     found = list(tqdm(losses, desc="warm start", total=steps, unit="step", disable=None))
     model.eval()

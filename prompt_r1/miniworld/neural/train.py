@@ -144,9 +144,8 @@ def make_environment(
     feed_forward: int = 1024,
     steps: int = STEPS,
     phases: Sequence[Phase] = PHASES,
-    report: int = 500,
-) -> tuple[Qwen3ForCausalLM, "Reader"]:
-    """Train a model on the corpus of a world (None: the neural one); print recall every `report` steps."""
+) -> tuple[Qwen3ForCausalLM, Reader]:
+    """Train a model on the corpus of a world (None: the neural one); print recall every 500 steps."""
     reader = Reader(world or neural_world(), VOICES[voice], seed)
     model = new_model(reader.tokenizer, seed, feed_forward=feed_forward)
     losses = fine_tune(
@@ -158,7 +157,7 @@ def make_environment(
         micro_batch=BATCH,
     )
     for step, _ in enumerate(tqdm(losses, total=steps, unit="step", disable=None), start=1):
-        if step % report == 0 or step == steps:
+        if step % 500 == 0 or step == steps:
             shares = " ".join(f"{kind} {share:.2f}" for kind, share in recall(model, reader).items())
             tqdm.write(f"step {step}: recall {shares}")
     model.generation_config = GenerationConfig(
