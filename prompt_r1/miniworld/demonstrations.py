@@ -175,13 +175,8 @@ def guess(slots: Slots, world: World, rng: random.Random) -> str:
 
 def _write(think: str, tag: str, content: str, damage: str) -> str:
     """The text of one turn, with the damage if any."""
-    match damage:
-        case "no think":
-            thought = ""
-        case "unclosed think":
-            thought = f"<think>{think}\n"
-        case _:
-            thought = f"<think>{think}</think>\n"
+    damaged = {"no think": "", "unclosed think": f"<think>{think}\n"}
+    thought = damaged.get(damage, f"<think>{think}</think>\n")
     if damage == "no tag":
         return thought + content
     # With blanks around it, a name has the same tokens as within a sentence, which makes it easier to copy.

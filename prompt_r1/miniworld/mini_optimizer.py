@@ -131,9 +131,9 @@ class MiniOptimizer:
 
 def _criticism(request: str) -> str:
     """What is wrong with an answer or, if an earlier criticism is in the request, with the prompt."""
-    [*earlier] = [cause for cause in (*CAUSES, FORM) if cause.criticism in request]
-    if earlier:
-        return f"It says nothing that would help where {earlier[0].criticism}."
+    for cause in (*CAUSES, FORM):
+        if cause.criticism in request:
+            return f"It says nothing that would help where {cause.criticism}."
     for question, reply, gold in re.findall(CONVERSATION, request, re.DOTALL):
         if reply != gold:
             return f"The answer is wrong: {_cause_of(question, reply, gold).criticism}."

@@ -14,13 +14,7 @@ questions, comparisons and word problems need, combines the parts in a way that 
 import random
 from dataclasses import dataclass
 
-from prompt_r1.miniworld.demonstrations import (
-    PlannedTurn,
-    ask_clearly,
-    decompose,
-    guess,
-    perform,
-)
+from prompt_r1.miniworld.demonstrations import PlannedTurn, ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, MiniQuestion, Problem
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World

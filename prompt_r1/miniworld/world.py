@@ -127,8 +127,6 @@ def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
         others = rng.sample(names.people, 4)
         if person in others:
             others.remove(person)  # nobody is their own mother
-        facts.update(
-            {(person, relation): other for relation, other in zip(KIN, others[: len(KIN)], strict=True)}
-        )
+        facts.update({(person, relation): other for relation, other in zip(KIN, others, strict=False)})
         facts[person, "birthplace"] = rng.choice(names.cities)
     return facts
