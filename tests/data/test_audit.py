@@ -62,9 +62,8 @@ def test_repeats_and_leaks_are_found_despite_differences_in_case_blanks_and_wrap
         {"question": "where is it? ", "answer": "there"},
         {"question": "find  $X$.", "answer": "3"},
     )
-    test = jsonl(
-        tmp_path / "test.jsonl", {"question": "Who?", "answer": "me"}, {"question": wrapped, "answer": 3}
-    )
+    other = {"question": "Who?", "answer": "me"}
+    test = jsonl(tmp_path / "test.jsonl", other, {"question": wrapped, "answer": 3})
     audits = [audit_file(train), audit_file(test)]
     repeats = [(finding.rows, "different golds" in finding.what) for finding in audits[0].duplicates]
     assert repeats == [((1, 3), True), ((2, 4), False)]
@@ -221,13 +220,17 @@ def test_the_papers_mix_has_5120_questions_of_each_of_eight_datasets() -> None:
     assert result.drawn == {name: [5_120] for name in PAPER_MIX}
 
 
-def test_a_mix_that_would_overwrite_its_input_is_a_usage_error(tmp_path: Path) -> None:
-    path = tmp_path / "hotpot.jsonl"
-    write_questions(path, numbered_questions(3))
-    with pytest.raises(UsageError, match="must not be among"):
-        main(["mix", "--in", str(path), "--out", str(path)])
-    with pytest.raises(UsageError, match="--per-dataset must be above 0, not 0"):
-        main(["mix", "--in", str(path), "--out", str(tmp_path / "o.jsonl"), "--per-dataset", "0"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("mix --in own.jsonl --out own.jsonl", "must not be among"),
+        ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be above 0, not 0"),
+        ("audit own.jsonl --examples -1", "--examples must be 0"),
+    ],
+)
+def test_values_that_do_not_fit_are_usage_errors(line: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        main(line.split())
 
 
 def test_the_name_of_a_dataset_cannot_clear_the_terminal(tmp_path: Path, capsys) -> None:
@@ -237,8 +240,3 @@ def test_the_name_of_a_dataset_cannot_clear_the_terminal(tmp_path: Path, capsys)
     main(["mix", "--in", str(path), "--out", str(tmp_path / "mix.jsonl"), "--per-dataset", "2"])
     printed = capsys.readouterr().out
     assert printed.replace("\n", "").isprintable() and printed.count(r"\x1b[2J\u202etowns") == 2
-
-
-def test_a_negative_number_of_examples_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--examples must be 0"):
-        main(["audit", str(tmp_path / "any.jsonl"), "--examples", "-1"])

@@ -75,6 +75,7 @@ UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable":
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
 BOOK = {"book_id": "Emma.chapters 1-2", "chapter": "x" * 200_000, "summary_text": "Emma, rich,\nis happy."}
 EMMA = "Please write a short article based on the given title: Emma, chapters 1-2."
+ARTICLE = {"id": "1", "document": "Long article.", "summary": "Short."}
 
 
 def options(text: str, correct: str) -> dict[str, object]:
@@ -101,13 +102,7 @@ LAYOUTS = [
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
     Layout("squad", "train.parquet", SQUAD_ROWS),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
-    Layout(
-        "xsum",
-        "train.parquet",
-        [{"id": "1", "document": "Long article.", "summary": "Short."}],
-        ("Long article.",),
-        "Please write an article: Short.",
-    ),
+    Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
 ]
 
 
@@ -185,13 +180,8 @@ def test_the_record_beside_the_output_counts_what_was_left_out_and_hashes_the_so
     assert [question.id for question in questions] == ["hotpotqa-1", hashlib.sha1(b"Where?").hexdigest()]
     assert {question.dataset for question in questions} == {"HotpotQA"}
     record = json.loads((tmp_path / "out.jsonl.source.json").read_text())
-    assert record["sources"] == [
-        {
-            "file": "dev.json",
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-    ]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert record["sources"] == [{"file": "dev.json", "bytes": path.stat().st_size, "sha256": digest}]
     assert record["left_out"] == {
         "asked before": 1,
         "asked before, with other golds": 1,
@@ -223,12 +213,6 @@ def test_the_published_columns_are_written_and_read_back(tmp_path: Path) -> None
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
         ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: the field question is missing"),
-        (
-            "hotpotqa",
-            "x.json",
-            ('[{"question": "Q?", "answer": "a"},', '{"question'),
-            "row 1: not JSON .*line 2",
-        ),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON"),
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
@@ -268,12 +252,9 @@ def test_the_alignments_of_booksum_are_refused_with_the_file_that_has_the_texts(
     """The file that Salesforce publishes was refused with "no summary" in every row."""
     row = {
         "bid": "27681",
-        "is_aggregate": True,
-        "source": "cliffnotes",
         "chapter_path": "all_chapterized_books/27681-chapters/chapters_1_to_2.txt",
         "summary_path": "finished_summaries/cliffnotes/The Last of the Mohicans/section_1_part_0.txt",
         "book_id": "The Last of the Mohicans.chapters 1-2",
-        "summary_id": "chapters 1-2",
     }
     path = dump(tmp_path / "chapter_summary_aligned_train_split.jsonl", [row])
     with pytest.raises(UsageError, match=r"row 1: .*summary_text is missing; .*kmfoda/booksum"):

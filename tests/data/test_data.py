@@ -37,16 +37,11 @@ def sha1(text: str) -> str:
 def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
     full = {"id": "q1", "question": "Where?", "answers": ["Paris", "P."], "dataset": "towns", "kind": "math"}
     minimal = {"question": "Why?", "answer": "Because"}
-    other_names = {
-        "id": 7,
-        "question": "How much?",
-        "golden_answers": [42, -1.5],
-        "data_source": "gsm8k-256-test",
-    }
-    assert load_questions(jsonl(tmp_path, full, minimal, other_names)) == [
+    others = {"id": 7, "question": "Why not?", "golden_answers": [42, -1.5], "data_source": "gsm8k-256-test"}
+    assert load_questions(jsonl(tmp_path, full, minimal, others)) == [
         Question("q1", "towns", "Where?", ("Paris", "P."), "math"),
         Question(sha1("Why?"), "cities", "Why?", ("Because",), "qa"),
-        Question("7", "GSM8K", "How much?", ("42", "-1.5"), "math"),
+        Question("7", "GSM8K", "Why not?", ("42", "-1.5"), "math"),
     ]
 
 
@@ -76,7 +71,7 @@ def test_other_columns_of_a_parquet_table_are_extra_and_bounded(tmp_path: Path) 
     assert question.extra == {"day": datetime.date(1, 2, 3), "level": 3} and digest_of([question])
     write_questions(tmp_path / "own.jsonl", [question])
     assert load_questions(tmp_path / "own.jsonl")[0].extra == {"day": "0001-02-03", "level": 3}
-    with pytest.raises(UsageError, match="row 1: the field book has 1,000,001 characters"):
+    with pytest.raises(UsageError, match="the field book has 1,000,001 characters, more than 1,000,000"):
         load_questions(parquet(tmp_path, row | {"book": "x" * 1_000_001}))
 
 
@@ -98,16 +93,6 @@ def test_a_byte_order_mark_crlf_blank_lines_and_unicode_line_separators_are_acce
     assert question.text == "One\u2028line?\x85"
 
 
-def test_a_question_of_100000_characters_loads(tmp_path: Path) -> None:
-    [question] = load_questions(jsonl(tmp_path, {"question": "x" * 100_000, "answer": "y" * 100_000}))
-    assert len(question.text) == len(question.answers[0]) == 100_000
-
-
-def test_golds_that_are_empty_only_after_normalisation_load(tmp_path: Path) -> None:
-    [question] = load_questions(jsonl(tmp_path, {"question": "Which sign?", "answers": ["$", "a"]}))
-    assert question.answers == ("$", "a")
-
-
 GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
 
 
@@ -116,24 +101,18 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
     [
         ({"answers": ["x"]}, "question is missing"),
         ({"question": None, "answers": ["x"]}, "question must be a text, not null"),
-        ({"question": 5, "answers": ["x"]}, "question must be a text, not int"),
         ({"question": " \n", "answers": ["x"]}, "question contains an empty text"),
         ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
         ({"question": "Q?"}, "answers is missing"),
-        ({"question": "Q?", "answers": None}, "answers must contain texts or numbers, not null"),
         ({"question": "Q?", "answers": []}, "answers has no gold answer"),
         ({"question": "Q?", "answers": ["x", ""]}, "answers contains an empty text"),
-        ({"question": "Q?", "answers": ["  "]}, "answers contains an empty text"),
-        ({"question": "Q?", "answer": ""}, "answer contains an empty text"),
         ({"question": "Q?", "answers": [None]}, "not null"),
         ({"question": "Q?", "answers": [["x"]]}, "not list"),
-        ({"question": "Q?", "answers": {"text": "x"}}, "not dict"),
         ({"question": "Q?", "answers": [True]}, "not bool"),
         (b'{"question": "Q?", "answers": [NaN]}', "not float"),
         ({**GOOD, "question": "Q?"}, "row 1 already has the id '1'"),
         ({**GOOD, "id": None}, "id must contain texts or numbers, not null"),
         ({**GOOD, "id": "2", "kind": "poem"}, "kind is 'poem'; choose one of qa, math, text"),
-        ({**GOOD, "id": "2", "kind": ["qa"]}, "kind is"),
         ({**GOOD, "id": "2", "dataset": None}, "dataset must be a text, not null"),
         (["Q?", "x"], "expected a JSON object, not list"),
         (b'{"question": "Q', "not JSON"),
@@ -166,8 +145,7 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"no parquet")
     (tmp_path / "rows.csv").write_text("question,answer")
     (tmp_path / "folder.jsonl").mkdir()
-    names = ["empty.jsonl", "empty.parquet", "rows.parquet", "rows.csv", "folder.jsonl", "missing.jsonl"]
-    for name in names:
+    for name in (*(path.name for path in tmp_path.iterdir()), "missing.jsonl"):
         with pytest.raises(UsageError, match=name):
             load_questions(tmp_path / name)
 
@@ -232,11 +210,6 @@ def test_the_error_for_a_bad_published_row_names_file_row_and_reason(
     path = parquet(tmp_path, published_row("Where?", ["Paris"]), row)
     with pytest.raises(UsageError, match=rf"published\.parquet, row 2: .*{reason}"):
         load_questions(path)
-
-
-def test_a_parquet_file_with_other_columns_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"row 1: .*question is missing \(there are: 'frage', 'antwort'\)"):
-        load_questions(parquet(tmp_path, {"frage": "Q?", "antwort": "x"}))
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")

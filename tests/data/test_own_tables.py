@@ -47,29 +47,25 @@ def test_a_json_list_with_several_answers_and_the_usual_names_needs_no_fields(tm
 
 
 @pytest.mark.parametrize(
-    ("more", "text", "reason"),
+    ("text", "reason"),
     [
-        (
-            [],
-            CSV,
-            r"question is missing \(there are: 'frage', 'antwort', 'mehr'\); .*--question-field COLUMN",
-        ),
-        (FIELDS, "frage,antwort\n,x\n", "row 1: the field frage contains an empty text"),
-        (FIELDS, "frage,antwort\n", "there are no questions in it"),
+        ("frage,antwort\n,x\n", "row 1: the field frage contains an empty text"),
+        ("frage,antwort\n", "there are no questions in it"),
     ],
 )
-def test_a_table_that_cannot_be_used_says_what_is_wrong(tmp_path, more, text, reason):
+def test_a_table_that_cannot_be_used_says_what_is_wrong(tmp_path, text, reason):
     path = tmp_path / "mine.csv"
     path.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=reason):
-        convert(path, *more)
+        convert(path, *FIELDS)
     assert not (tmp_path / "own.jsonl").exists()
 
 
 def test_the_advice_for_a_csv_is_a_command_that_takes_it(tmp_path):
     path, out = tmp_path / "mine.csv", tmp_path / "own.jsonl"
     path.write_text(CSV, "utf-8")
-    with pytest.raises(UsageError, match="--question-field COLUMN") as refused:
+    reason = r"question is missing \(there are: 'frage', 'antwort', 'mehr'\); .*--question-field COLUMN"
+    with pytest.raises(UsageError, match=reason) as refused:
         load_questions(path)
     command = str(refused.value).split("`")[1].split()
     assert command[:3] == ["python", "-m", "prompt_r1.data"]
@@ -98,10 +94,8 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path, name):
     ("column", "reason"),
     [
         (pa.array([2**62], pa.timestamp("us")), "row 1: not readable as parquet"),
-        (
-            pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")),
-            "as parquet|not Timestamp",
-        ),  # pandas
+        # Timestamp: with pandas
+        (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "as parquet|not Timestamp"),
         (pa.array([2**62], pa.duration("s")), "row 1: not readable as parquet"),
         (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
     ],
