@@ -109,15 +109,6 @@ def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
     assert f1(f"It is {left}.", [right]) == 0 or " " in normalise(left)
 
 
-def test_official_rules_are_as_lenient_as_the_release() -> None:
-    for left, right in [("-5", "5"), ("3.14", "314"), ("1/2", "12")]:
-        assert exact_match(left, [right], official=True) == f1(left, [right], official=True) == 1
-    assert substring_match("", ["Canada"], official=True) == 1
-    assert substring_match("a", ["Canada"], official=True) == 1
-    assert substring_match("Canada", ["a"], official=True) == 1
-    assert substring_match("nad", ["Canada"], official=True) == 1
-
-
 @pytest.mark.parametrize(
     ("left", "right"),
     [("24,960", "24960"), ("1,234,567", "1234567"), ("−5", "-5"), ("33 1 / 3 %", "33 1/3"),

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from prompt_r1.metrics.em_f1 import math_match
-from prompt_r1.metrics.numbers import parse_number, same_number
+from prompt_r1.metrics.numbers import parse_number
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,6 @@ def test_math_accepts_every_spelling_of_the_same_number(spellings: list[str]) ->
     for prediction in spellings:
         for gold in spellings:
             assert math_match(prediction, ["other", gold]) == 1, (prediction, gold)
-
-
-def test_fifty_percent_equals_both_fifty_and_one_half() -> None:
-    assert math_match("50", ["50%"]) == math_match("0.5", ["50%"]) == math_match("50%", ["1/2"]) == 1
-    assert math_match("5", ["50%"]) == math_match("0.5 %", ["50 %"]) == math_match("$50", ["50%"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,22 +58,6 @@ def test_fifty_percent_equals_both_fifty_and_one_half() -> None:
 def test_a_number_is_read_with_its_sign_and_unit(answer, value, unit):
     found = parse_number(answer)
     assert (found and found.value, found and found.unit) == (value, unit)
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "same"),
-    [
-        ("$5", "5", True),
-        ("$5", "€5", False),
-        ("3 m", "3 m", True),
-        ("3 m", "3", False),
-        ("3 m", "3 cm", False),
-        ("5", "9" * 5_000, False),
-        ("5", "", False),
-    ],
-)
-def test_units_and_currencies_are_compared(left, right, same):
-    assert same_number(left, right) == same_number(right, left) == same
 
 
 @pytest.mark.parametrize(
