@@ -147,10 +147,8 @@ def test_the_ceiling_is_the_product_of_the_shares_of_the_steps():
 
 def test_the_wordings_of_recorded_games_are_counted_without_names_and_relations(tmp_path):
     world = neural_world()
-    (film, person), other = (
-        next((key[0], value) for key, value in world.facts.items() if key[1] == "director"),
-        world.train.people[0],
-    )
+    film, person = next((key[0], value) for key, value in world.facts.items() if key[1] == "director")
+    other = world.train.people[0]
     turns = [
         {"action": {"prompt": f"Who is the director of {film}?"}, "reply": f"It is {person}."},
         {"action": {"prompt": f"Who is the star of {film}?"}, "reply": "It is Nobody."},
