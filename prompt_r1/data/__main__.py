@@ -33,23 +33,11 @@ def main(arguments: list[str]) -> None:
 def _add_convert(commands: Commands) -> None:
     parser = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
     add = parser.add_argument
-    add(
-        "--from",
-        dest="source",
-        required=True,
-        choices=[*DATASETS, "questions"],
-        metavar="DATASET",
-        help=f"{', '.join(DATASETS)}; or questions: a question file, or with the two FIELDs your own table",
-    )
-    add(
-        "--in",
-        dest="files",
-        required=True,
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="raw files, or with questions hf:ORG/NAME:SPLIT",
-    )
+    names = [*DATASETS, "questions"]
+    source = f"{', '.join(DATASETS)}; or questions: a question file, or with the two FIELDs your own table"
+    files = "raw files, or with questions hf:ORG/NAME:SPLIT"
+    add("--from", dest="source", required=True, choices=names, metavar="DATASET", help=source)
+    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help=files)
     add("--out", required=True, type=Path, metavar="FILE", help=".jsonl, or .parquet as published")
     add("--one-gold", action="store_true", help="keep only the first gold, as in the published files")
     add("--question-field", default="", metavar="FIELD", help="questions: column of a table of your own")
