@@ -122,9 +122,8 @@ class MiniServer:
 def response_of(status: int, body: object, *headers: str) -> bytes:
     """A complete response. A body that is not a string is sent as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
-    kind = "text/event-stream" if content.startswith(b"data: ") else "application/json"
-    lines = [f"HTTP/1.1 {status} -", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
-    return "\r\n".join([*lines, *headers, "", ""]).encode() + content
+    kind, length = "Content-Type: application/json", f"Content-Length: {len(content)}"
+    return "\r\n".join([f"HTTP/1.1 {status} -", kind, length, *headers, "", ""]).encode() + content
 
 
 def text_of(content: str | list[Mapping[str, str]]) -> str:
