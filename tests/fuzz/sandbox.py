@@ -95,10 +95,10 @@ class Sandbox:
             promise = "a traceback"
         elif code == REFUSED and not output.strip():
             promise = "no explanation"
-        elif KEY in output or any(map(_has_key, self._written(before))):
+        elif KEY in output or any(_has_key(self.folder / path) for path in self._files() - before.keys()):
             promise = "a key"
-        elif changed := self._changed(before):
-            promise = f"changed {', '.join(sorted(changed))}"
+        elif changed := before.items() - self._state(own=()).items():
+            promise = f"changed {', '.join(sorted(str(path) for path, _ in changed))}"
         if promise:
             self.broken.append(Broken(promise, [*command, self.about], output))
         return code
@@ -151,27 +151,18 @@ class Sandbox:
                 path.unlink()
         return code, "\n".join([text, *reports])
 
-    def _changed(self, before: dict[str, tuple[int, ...]]) -> set[str]:
-        """The files of the user that are gone or other than they were."""
-        return {name for name, _ in before.items() - self._state(own=()).items()}
-
-    def _state(self, own: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    def _state(self, own: tuple[str, ...]) -> dict[Path, tuple[int, ...]]:
         """Size, time and inode of every file outside the folders `own`."""
         state = {}
         for path in self._files():
             if path.parts[0] not in own:
                 about = (self.folder / path).lstat()
-                state[str(path)] = (about.st_size, about.st_mtime_ns, about.st_ino)
+                state[path] = (about.st_size, about.st_mtime_ns, about.st_ino)
         return state
 
-    def _written(self, before: dict[str, tuple[int, ...]]) -> Iterator[Path]:
-        """The files that are not of the user."""
-        return (self.folder / path for path in self._files() if str(path) not in before)
-
-    def _files(self) -> Iterator[Path]:
-        for path in self.folder.rglob("*"):
-            if path.is_file() or path.is_symlink():
-                yield path.relative_to(self.folder)
+    def _files(self) -> set[Path]:
+        paths = self.folder.rglob("*")
+        return {path.relative_to(self.folder) for path in paths if path.is_file() or path.is_symlink()}
 
 
 def _has_key(path: Path) -> bool:
