@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -28,6 +29,7 @@ from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
+from tests import mini_server
 from tests.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
 from tests.paths import ROOT
 from tests.programs import Ended, command
@@ -334,6 +336,25 @@ def test_a_fault_has_the_status_and_the_wait_that_a_provider_sends_with_it(
     assert refused.status_code == status and refused.headers.get("retry-after") == after
     assert server.counts[fault] == 1
     assert status == 200 or "Bearer secret" in refused.text, "a careless server repeats the key"
+
+
+def test_the_latency_of_a_reply_is_log_normal_around_its_median(monkeypatch) -> None:
+    slept: list[float] = []
+
+    class Drawn(random.Random):
+        def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+            assert (mu, sigma) == (0, 1.0)
+            return 2.0
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    server = FaultyServer(latency=0.5, rng=Drawn(0))
+    monkeypatch.setattr(mini_server.asyncio, "sleep", sleep)
+    wire = SimpleNamespace(write=lambda data: None)
+    body = json.dumps({"model": "mini", "messages": HELLO}).encode()
+    asyncio.run(server.respond(None, wire, "POST /v1/chat/completions", {}, body))
+    assert slept == [pytest.approx(0.5 * 7.389056)] and server.counts["replies"] == 1
 
 
 def test_the_program_serves_a_world_on_a_port(monkeypatch) -> None:
