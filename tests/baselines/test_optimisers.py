@@ -121,6 +121,18 @@ def test_textgrad_makes_ten_calls_per_update_and_validates_each_update(validatio
     assert search.ledger.optimizer.calls == 2 * 3 * updates + updates
 
 
+def test_textgrad_keeps_a_prompt_that_scores_as_high_and_rejects_a_lower_one(new_search):
+    search = new_search()
+    find("textgrad", search)
+    first, *updates = events_of(search)
+    best, ties = first["validation"], 0
+    for event in updates:
+        ties += event["validation"] == best
+        assert event["kept"] == (event["validation"] >= best)
+        best = max(best, event["validation"])
+    assert ties and not all(event["kept"] for event in updates)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed, new_search):
     search = new_search()
