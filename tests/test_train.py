@@ -165,11 +165,12 @@ def test_passes_show_what_the_untrained_agent_can_do(asking_agent, tmp_path):
     data = write_questions(tmp_path, *"abcd")
     run = train_run(tmp_path, asking_agent, "--test-data", data, "--passes", 6, "--temperature", "0.7")
     paths = (run / "trajectories").glob("passes-untrained-rank*.jsonl")
-    right = defaultdict(list)
+    right, played = defaultdict(list), set()
     for game in (json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()):
         right[game["question"]["id"]].append(exact_match(game["answer"] or "", game["question"]["answers"]))
+        played.add((game["question"]["id"], tuple(game["tokens"])))
     assert [len(marks) for marks in right.values()] == [6] * 4
-    assert len({tuple(marks) for marks in right.values()}) > 1, "games of a question differ"
+    assert len(played) > 2 * 4, "games of a question differ"
     draws = {k: [max(draw) for marks in right.values() for draw in combinations(marks, k)] for k in (1, 5, 6)}
     expected = [f"{mean(marks):.3f}" for marks in draws.values()]
     table = (run / "test.md").read_text("utf-8").split("\n\n")[1]

@@ -105,7 +105,7 @@ def test_the_compared_methods_have_their_authors_defaults():
 
 
 def test_the_mini_preset_has_the_documented_values():
-    """docs/training.md: a tiny agent in 80 steps on one thread, in the short format and the released rule."""
+    """A tiny agent in 80 steps on one thread, in the short format and the released rule."""
     assert PRESETS["paper"] == {}
     assert PRESETS["mini"] == {
         **dict.fromkeys(("agent", "env"), "mini"),

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.specs import Environments, _samples
+from prompt_r1.environments.specs import Environments, _samples, open_for_agent
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
 from tests.providers import HELLO, KEY, open_environment
@@ -129,6 +130,14 @@ def environments(folder: Path | None = None, **settings: object) -> Environments
 @pytest.mark.parametrize("system", ["", "Be brief."])
 def test_the_user_may_replace_the_system_message_or_send_none(system: str) -> None:
     assert chat_of("large@http://localhost:8000/v1", env_system=system).parameters["system"] == system
+
+
+@pytest.mark.parametrize(("given", "sent"), [({}, "As trained."), ({"env_system": "Own."}, "Own.")])
+def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_another(given, sent) -> None:
+    trained = AgentConfig(env="large@http://localhost:8000/v1", env_system="As trained.")
+    calls = EnvironmentConfig(**given)
+    [member] = open_for_agent("", trained, calls, seed=0, device=torch.device("cpu")).members
+    assert member._source.parameters["system"] == sent
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:

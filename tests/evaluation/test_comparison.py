@@ -58,6 +58,8 @@ def test_pairs_are_formed_by_question_and_corrected_over_the_datasets():
     assert (towns.p_holm, lakes.p_holm) == (2 * towns.p, 1.0)
     assert (pooled.dataset, pooled.metric, pooled.p_holm) == ("pooled", "main", None)
     assert (pooled.n, pooled.failed) == (17, 1)
+    turned = compare_systems((score_predictions(second), DIRECT), (score_predictions(first), OURS))
+    assert [one.failed for one in turned] == [0, 1, 1], "whichever system failed"
     assert pooled.first == pytest.approx((8 / 9 + 0.5) / 2) and pooled.second == pytest.approx(0.25)
     sides = (score_predictions(first[:10]), OURS), (score_predictions(second[:10]), DIRECT)
     [only] = compare_systems(*sides, metric="f1")
