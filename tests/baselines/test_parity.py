@@ -1,7 +1,11 @@
 """GEPA and TextGrad against their authors' packages, under scripted models.
 
-The packages live in environments of their own, which CONTRIBUTING.md says how to make; without them these
-tests are skipped. GEPA must make the same calls in the same order: parents, minibatches, acceptance,
+The packages live in environments of their own; without them these tests are skipped:
+
+    python3 -m venv .originals/gepa && .originals/gepa/bin/pip install gepa==0.1.4
+    python3 -m venv .originals/textgrad && .originals/textgrad/bin/pip install textgrad==0.1.8
+
+GEPA must make the same calls in the same order: parents, minibatches, acceptance,
 validation and end. TextGrad's model must be asked as often and be shown the same, in whatever words.
 """
 
