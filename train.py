@@ -75,10 +75,7 @@ def train(run: Run) -> None:
 
 
 def learn(
-    update: Update,
-    mini_batches: Batches,
-    reference: Reference,
-    objective: Objective,
+    update: Update, mini_batches: Batches, reference: Reference, objective: Objective
 ) -> dict[str, float]:
     """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
 

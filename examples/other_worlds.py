@@ -126,11 +126,7 @@ def pegs_of(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
     return black, len({*code} & {*guess}) - black
 
 
-SCRIPTS = {
-    "chain_sum": chain_sum_script,
-    "GuessTheNumber-v0": number_script,
-    "Mastermind-v0": code_script,
-}
+SCRIPTS = {"chain_sum": chain_sum_script, "GuessTheNumber-v0": number_script, "Mastermind-v0": code_script}
 
 
 def main() -> None:

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import (
-    Frame,
-    PieceEncoder,
-    check_pieces,
-    frame_of,
-    position_of_turn_end,
-    text_of,
-)
+from prompt_r1.chat_template import Frame, PieceEncoder, check_pieces, frame_of, position_of_turn_end, text_of
 from prompt_r1.types import Action
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import

@@ -17,11 +17,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Third-party packages that only these files and folders import; all others may be imported anywhere.
 HOMES = {
     "httpx": ("prompt_r1/endpoint/",),
-    "torch.distributed": (
-        "prompt_r1/distributed/",
-        "prompt_r1/agent/policy.py",
-        "prompt_r1/storage/",
-    ),
+    "torch.distributed": ("prompt_r1/distributed/", "prompt_r1/agent/policy.py", "prompt_r1/storage/"),
     "flash_attn": ("prompt_r1/agent/",),
     "pyarrow": ("prompt_r1/data/",),
     "math_verify": ("prompt_r1/metrics/with_math_verify.py",),

@@ -109,11 +109,7 @@ def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
     [
         ("q.csv", b"", "only files ending in .txt or .jsonl"),
         ("q.txt", b"\n \n", "holds no questions"),
-        (
-            "q.jsonl",
-            b'{"question": "a"}\n{"text": "b"}',
-            "row 2: expected a JSON object with a",
-        ),
+        ("q.jsonl", b'{"question": "a"}\n{"text": "b"}', "row 2: expected a JSON object with a"),
         ("q.jsonl", b'{"question": 7}', "row 1"),
         ("q.txt", b"\xff", "not UTF-8"),
         ("q.jsonl", b"[" * 100_000, "row 1"),

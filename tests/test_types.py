@@ -3,16 +3,7 @@
 import pytest
 
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.types import (
-    Action,
-    Completion,
-    FormatTerms,
-    GameSettings,
-    Question,
-    Reward,
-    Trajectory,
-    Turn,
-)
+from prompt_r1.types import Action, Completion, FormatTerms, GameSettings, Question, Reward, Trajectory, Turn
 
 QUESTION = Question("q", "d", "Who?", ("Anna",))
 

@@ -177,11 +177,7 @@ def think(content: str, *, prompt: str | None = None, answer: str | None = None)
 
 
 def save_asking_agent(
-    folder: Path,
-    *,
-    template: str = QWEN3_LIKE_TEMPLATE,
-    steps: int = 150,
-    told: str = INSTRUCTIONS["short"],
+    folder: Path, *, template: str = QWEN3_LIKE_TEMPLATE, steps: int = 150, told: str = INSTRUCTIONS["short"]
 ) -> Path:
     """Train an agent to write one of three turns, two prompts and an answer, and save it.
 

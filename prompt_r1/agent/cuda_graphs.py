@@ -64,14 +64,7 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        sample: Sample,
-        arena: Arena,
-        kernel: Kernel,
-        *,
-        longest: int,
-        record: Record,
+        self, forward: Forward, sample: Sample, arena: Arena, kernel: Kernel, *, longest: int, record: Record
     ) -> None:
         """`longest` is the largest number of tokens in a sequence."""
         self.broken = False  # True: recording has failed, and graphs are no longer used

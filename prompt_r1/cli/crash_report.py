@@ -18,11 +18,7 @@ from prompt_r1.version import installed_version
 
 FORESEEN = (UsageError, FatalEnvError, EnvError, Resumable, InternalError)
 # Errors of a disk, often without a path, and what to do about them.
-DISK_ADVICE = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
-    errno.EIO: "check the disk",
-}
+DISK_ADVICE = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space", errno.EIO: "check the disk"}
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 

@@ -98,9 +98,7 @@ class TrainConfig(AgentConfig):
         256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
     )
     passes: int = setting(
-        0,
-        "games of each test question by the untrained agent, for pass@k; 0: none",
-        range=NOT_NEGATIVE,
+        0, "games of each test question by the untrained agent, for pass@k; 0: none", range=NOT_NEGATIVE
     )
     save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
     on_collapse: str = setting(

@@ -27,12 +27,7 @@ LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
 # Some models reject these with a 400; the client then drops them.
-ADAPTABLE_FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "stop",
-)
+ADAPTABLE_FIELDS = ("max_tokens", "temperature", "top_p", "stop")
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503)
 TOO_LONG = re.compile(
@@ -75,13 +70,7 @@ class ProviderError:
     field: str  # the request field that caused it
 
 
-def classify(
-    status: int,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    now: float,
-) -> Outcome:
+def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Outcome:
     """Classify a complete response.
 
     The names in `headers` are lower-case; `now` is in epoch seconds.

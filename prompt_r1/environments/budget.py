@@ -58,12 +58,7 @@ class Budget:
     """
 
     def __init__(
-        self,
-        *,
-        max_calls: int = 0,
-        max_usd: float = 0.0,
-        spent: Spending | None = None,
-        ranks: int = 1,
+        self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
         self.before = self.spent = spent or Spending()
         limits = {"calls": max_calls, "usd": max_usd}

@@ -84,11 +84,7 @@ ANYTHING = (
     "Double-check every name.",
 )
 # Opening and closing marks of the new prompt, where a request asks for one.
-NEW_PROMPT_MARKS = (
-    ("<INS>", "</INS>"),
-    ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"),
-    ("```\n", "\n```"),
-)
+NEW_PROMPT_MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), ("```\n", "\n```"))
 # Where the requests of `textgrad`, `gepa` and `opro` have the old prompt, or several from worst to best.
 OLD_PROMPTS = (
     r"<LM_SYSTEM_PROMPT>(.*?)</LM_SYSTEM_PROMPT>",

@@ -41,10 +41,7 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     from prompt_r1.serving.app import ChatServer, make_app
     from prompt_r1.serving.http_protocol import JsonErrors
 
-    spec = resolve_agent(
-        config.agent,
-        kv_tokens=config.kv_tokens,
-    )
+    spec = resolve_agent(config.agent, kv_tokens=config.kv_tokens)
     pair = open_pair(
         spec,
         config.env,

@@ -90,8 +90,7 @@ class AskedRequest(_Fields):
     stream_options: StreamOptions = StreamOptions()
     include_reasoning: bool = False  # the dialogue of agent and environment
     response_format: Annotated[
-        ResponseFormat,
-        Field(validation_alias=AliasChoices("response_format", AliasPath("text", "format"))),
+        ResponseFormat, Field(validation_alias=AliasChoices("response_format", AliasPath("text", "format")))
     ] = ResponseFormat()
     temperature: Amount | None = None
     seed: int | str = 0

@@ -8,14 +8,7 @@ from typing import Any
 
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.tasks.packages import (
-    REASONING_GYM,
-    SPLITS,
-    TaskSplit,
-    check_known,
-    import_package,
-    split_of,
-)
+from prompt_r1.tasks.packages import REASONING_GYM, SPLITS, TaskSplit, check_known, import_package, split_of
 from prompt_r1.types import Question
 
 WATCHED = 200  # most recent answers

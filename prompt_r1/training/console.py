@@ -210,10 +210,7 @@ def nothing_to_learn(game: ScoredGame, metrics: Mapping[str, float]) -> str:
         f"{metrics['reward/mean']:.2f} on average, so none is better than another: {cause}. If this goes on, "
         "start from an agent that succeeds sometimes. One game:"
     )
-    lines = [
-        *textwrap.wrap(alarm, 80),
-        f"  question     {_one_line(game.trajectory.question.text)}",
-    ]
+    lines = [*textwrap.wrap(alarm, 80), f"  question     {_one_line(game.trajectory.question.text)}"]
     for turn in game.trajectory.turns:
         lines.append(f"  agent        {_one_line(turn.text)}")
         if turn.reply is not None:

@@ -57,11 +57,7 @@ def estimate(config: TrainConfig) -> str:
     Raises UsageError for files that cannot be read.
     """
     _, validation = training_and_validation(
-        config.data,
-        config.val_data,
-        seed=config.seed,
-        limit=config.val_limit,
-        args=config.data_args,
+        config.data, config.val_data, seed=config.seed, limit=config.val_limit, args=config.data_args
     )
     test = len(find_questions(config.test_data, "test", config.seed, config.data_args))
     parts = parts_of_run(config, validation=len(validation), test=test)

@@ -32,11 +32,7 @@ def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
 
 
 def start(
-    config: TrainConfig,
-    name: str,
-    train: Callable[[Run], None],
-    *,
-    on_metrics: OnMetrics | None = None,
+    config: TrainConfig, name: str, train: Callable[[Run], None], *, on_metrics: OnMetrics | None = None
 ) -> Path:
     """The same with settings that were read before; `name` is that of their preset or file.
 

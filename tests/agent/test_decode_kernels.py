@@ -17,13 +17,7 @@ from prompt_r1.agent.attention_choice import (
     choose_attention,
     why_not_decode,
 )
-from prompt_r1.agent.decode_kernels import (
-    CacheOffsets,
-    flash,
-    flash_package,
-    one_by_one,
-    ragged_batch,
-)
+from prompt_r1.agent.decode_kernels import CacheOffsets, flash, flash_package, one_by_one, ragged_batch
 from tests.agent.conftest import flash_in_plain_torch, package_in_plain_torch
 from tests.games import CPU
 

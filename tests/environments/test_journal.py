@@ -316,10 +316,7 @@ def forty_calls(environment: MeteredEnvironment) -> list[str | BaseException]:
     return asyncio.run(calls())
 
 
-@pytest.mark.parametrize(
-    ("limits", "calls"),
-    [({"max_calls": 7}, 7), ({"max_usd": 9 * 60e-6}, 7)],
-)
+@pytest.mark.parametrize(("limits", "calls"), [({"max_calls": 7}, 7), ({"max_usd": 9 * 60e-6}, 7)])
 def test_forty_concurrent_games_never_exceed_the_budget(
     limits: dict[str, float], calls: int, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(fol
     }
     assert loaded.name == f"hf:{folder.name}" and loaded._engine._max_games == 16
     assert {name: local().parameters[name] for name in ("temperature", "seed", "system")} == {
-        **{"temperature": 0.0, "seed": 0, "system": ""},
+        **{"temperature": 0.0, "seed": 0, "system": ""}
     }
     set_by_user = load_local(
         f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, system="", seed=0, slots=2, device=cpu

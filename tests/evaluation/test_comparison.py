@@ -6,12 +6,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions
-from prompt_r1.evaluation.comparison import (
-    Comparison,
-    compare_systems,
-    p_text,
-    with_holm,
-)
+from prompt_r1.evaluation.comparison import Comparison, compare_systems, p_text, with_holm
 from prompt_r1.evaluation.predictions import PredictionFile, System
 from prompt_r1.metrics.statistics import difference_interval, mcnemar
 from tests.evaluation.predictions import DIRECT, predict, predict_all

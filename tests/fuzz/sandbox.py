@@ -75,11 +75,7 @@ class Sandbox:
         self.keep_as_it_is()
 
     def run(
-        self,
-        *command: str,
-        seconds: float = 20.0,
-        own: tuple[str, ...] = (),
-        ended: tuple[int, ...] = (),
+        self, *command: str, seconds: float = 20.0, own: tuple[str, ...] = (), ended: tuple[int, ...] = ()
     ) -> int:
         """Run a program; returns its exit code. What it may write is in the folders `own`.
 

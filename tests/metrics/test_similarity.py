@@ -11,12 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.similarity import (
-    REPOSITORY,
-    SentenceEncoder,
-    find_encoder,
-    semantic_similarity,
-)
+from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder, find_encoder, semantic_similarity
 
 WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it",
          "aloud", "to", "nobody", "at", "all", "."]  # fmt: skip

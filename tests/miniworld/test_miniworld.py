@@ -22,14 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import agent as agent_module
-from prompt_r1.miniworld.agent import (
-    EMBEDDED,
-    MiniAgent,
-    build_agent,
-    mini_agent,
-    new_model,
-    warm_start,
-)
+from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent, new_model, warm_start
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import (

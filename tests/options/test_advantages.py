@@ -31,12 +31,7 @@ def advantages_of(
     scores_PG = [
         [None if reward is None else Reward(1, 0, reward) for reward in rewards] for rewards in rewards_PG
     ]
-    games_PG = compare_games(
-        trajectories_PG,
-        scores_PG,
-        advantages=name,
-        sum_over_ranks=ranks.sum,
-    )
+    games_PG = compare_games(trajectories_PG, scores_PG, advantages=name, sum_over_ranks=ranks.sum)
     return [[game.advantage for game in group] for group in games_PG]
 
 
@@ -88,12 +83,7 @@ def test_without_even_groups_the_others_keep_their_weight_in_the_mini_batch():
             record_logprobs_of(policy, group)
         count = len(trained_on)
         steps = mini_batches_of(
-            trained_on,
-            games=3 * count,
-            group_size=3,
-            mini_batch=9,
-            numbers=range(count),
-            drop_even=drop_even,
+            trained_on, games=3 * count, group_size=3, mini_batch=9, numbers=range(count), drop_even=drop_even
         )
         metrics = Learner(policy, grad_clip=float("inf"), kl_coef=0.0, least_games=least).learn(steps)
         gradients.append(metrics["grad_norm"])

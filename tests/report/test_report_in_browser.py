@@ -130,10 +130,7 @@ def test_a_game_shows_its_trained_tokens_its_replies_and_its_reward(page):
         "[...document.querySelectorAll('#detail .game')].map(game =>"
         "[...game.querySelectorAll('.span')].map(span => span.className))"
     )
-    assert classes == [
-        *[["span wrote ", "span read", "span wrote "]] * 3,
-        ["span wrote untrained"],
-    ]
+    assert classes == [*[["span wrote ", "span read", "span wrote "]] * 3, ["span wrote untrained"]]
 
 
 TINTS = """[...document.querySelectorAll('#detail .game')].map(game => {

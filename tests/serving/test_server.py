@@ -483,10 +483,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
     """The iterator of events never ran, and the game was played to its end."""
     agent, pool = EchoAgent(seconds=0.05), paid_pool()
     body = {"model": MODEL, "messages": [{"role": "user", "content": "3: Who?"}], "stream": True}
-    received = [
-        {"type": "http.request", "body": json.dumps(body).encode()},
-        {"type": "http.disconnect"},
-    ]
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
     headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
     scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}

@@ -15,14 +15,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score_games
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import faults
-from prompt_r1.studies.failures import (
-    HEALTHY,
-    Course,
-    course_of,
-    failures_table,
-    first_alarm,
-    step_of_fall,
-)
+from prompt_r1.studies.failures import HEALTHY, Course, course_of, failures_table, first_alarm, step_of_fall
 from prompt_r1.training import update
 from prompt_r1.types import GameSettings, Question, Trajectory
 from tests import tiny

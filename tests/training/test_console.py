@@ -20,15 +20,7 @@ from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training import console as console_module
-from prompt_r1.training.console import (
-    COLUMNS,
-    Console,
-    count_calls,
-    header,
-    nothing_to_learn,
-    row,
-    summary,
-)
+from prompt_r1.training.console import COLUMNS, Console, count_calls, header, nothing_to_learn, row, summary
 from prompt_r1.types import Question, Reward, ScoredGame
 from tests.played import play_game
 from tests.programs import MAINS
@@ -108,15 +100,7 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     lines = [{"step": 0, "val/em": 0.1, "val/reward": 0.2, "val/format": 0.9, "time/validation": 30.0}]
     constant = {"format": 1.0, "games": 8.0, "env/paid": 9.0, "time/rollout": 60.0}
     for n in range(1, 11):
-        lines.append(
-            {
-                "step": n,
-                "em": n / 10,
-                "reward/mean": n / 20,
-                "env/usd": n * 0.25,
-                **constant,
-            }
-        )
+        lines.append({"step": n, "em": n / 10, "reward/mean": n / 20, "env/usd": n * 0.25, **constant})
     lines[6] |= {"val/em": 0.8, "val/reward": 0.7, "val/format": 1.0}
     lines[10] |= {"val/em": 0.3, "val/reward": 0.7, "val/format": 1.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

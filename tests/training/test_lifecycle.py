@@ -34,13 +34,7 @@ from tests.games import ONE_RANK
 from tests.tensors import load_tensors
 
 CONFIG = TrainConfig(
-    agent="tiny",
-    data=("own.jsonl",),
-    val_data=("own.jsonl",),
-    val_every=1,
-    lr=1e-2,
-    steps=99,
-    save_every=4,
+    agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), val_every=1, lr=1e-2, steps=99, save_every=4
 )
 QUESTIONS = [Question("q", "own", "Who?", ("Anna",))] * 50
 HEALTHY = {"format": 1.0, "reward/mean": 0.5, "entropy": 0.2, "grad_norm": 0.3, "turns": 2.0}

@@ -191,8 +191,7 @@ def test_the_language_model_within_a_model_that_sees_is_measured(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"adapter_rank": 8}, {"parallel": "fsdp"}, {"parallel": "fsdp", "offload": "all"}],
+    "settings", [{}, {"adapter_rank": 8}, {"parallel": "fsdp"}, {"parallel": "fsdp", "offload": "all"}]
 )
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_run_leaves_the_room_that_the_dry_run_counts(settings, shards):

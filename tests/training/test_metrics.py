@@ -75,10 +75,7 @@ def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means
 
 def test_groups_that_lost_games_have_a_mean_reward_of_their_own():
     lost, kept = {"stop/env_error": 1.0}, [{"reward/mean": reward} for reward in (-1.0, 0.5, 1.0)]
-    rows_PG = [
-        [full_row(lost), full_row(kept[0])],
-        [full_row(kept[1]), full_row(kept[2])],
-    ]
+    rows_PG = [[full_row(lost), full_row(kept[0])], [full_row(kept[1]), full_row(kept[2])]]
     metrics = game_metrics(rows_PG, [])
     assert (metrics["reward/broken_groups"], metrics["reward/whole_groups"]) == (-1.0, 0.75)
     assert "reward/broken_groups" not in game_metrics(rows_PG[1:], [])

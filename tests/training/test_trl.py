@@ -64,11 +64,8 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
     tokens = sum(sum(game.trajectory.sampled) for game in games)
 
     def weight(game: Trajectory) -> float:
-        return {
-            "grpo": 1 / (6 * sum(game.sampled)),
-            "dapo": 1 / tokens,
-            "dr_grpo": 1 / (6 * LONGEST),
-        }[loss_type]
+        weights = {"grpo": 1 / (6 * sum(game.sampled)), "dapo": 1 / tokens, "dr_grpo": 1 / (6 * LONGEST)}
+        return weights[loss_type]
 
     with torch.no_grad():
         references = [reference(pack([[game.trajectory]], CPU)).logprobs for game in games]

@@ -14,14 +14,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.training.update import MAX_SKIPPED
 from prompt_r1.types import ScoredGame
 from tests import tiny
-from tests.games import (
-    CPU,
-    Learner,
-    change_logprobs,
-    naive_logprobs,
-    random_scored_games,
-    record_logprobs_of,
-)
+from tests.games import CPU, Learner, change_logprobs, naive_logprobs, random_scored_games, record_logprobs_of
 from tests.training.thread_ranks import on_each_rank
 
 
@@ -344,11 +337,7 @@ def logprobs_under(policy: Policy, games: list[ScoredGame]) -> list[torch.Tensor
 
 @pytest.mark.parametrize(
     ("token_mean", "ratio", "clip"),
-    [
-        (False, "token", (0.2, 0.2)),
-        (True, "token", (0.2, 0.28)),
-        (False, "sequence", (0.02, 0.03)),
-    ],
+    [(False, "token", (0.2, 0.2)), (True, "token", (0.2, 0.28)), (False, "sequence", (0.02, 0.03))],
 )
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 10_000])
 def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ratio, clip, tokens_per_batch):
