@@ -22,8 +22,8 @@ from tests.paths import ROOT
 README = (ROOT / "README.md").read_text("utf-8")
 SHORT = "--questions 2 --group-size 2 --mini-batch 4 --steps 1 --val-limit 2 --device cpu"
 TINY = f"{SHORT} --max-new 32 --max-tokens 900 --val-data none --test-data none --dtype float32"
-OWN_TEXT = """{"question": "Who is the mother of the director of Silent Valley?", "answer": "Maria Dubois"}
-{"question": "Any idea who made Hollow Empire?", "answers": ["Ugo Adler", "U. Adler"]}
+OWN_TEXT = """{"question": "Who is the mother of the director of Silent Valley?", "answer": "Yara Kowalski"}
+{"question": "Any idea who made Hollow Empire?", "answers": ["David Fischer", "D. Fischer"]}
 """
 OWN_CODE = """
 def function(prediction, answers):

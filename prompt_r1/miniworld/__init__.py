@@ -9,7 +9,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import MiniWorld, make_questions, mini_world
 from prompt_r1.miniworld.world import World, make_world
 
-NEURAL_WEIGHTS = Path(__file__).parent / "neural" / "weights-1"  # by name; 1: their version
+NEURAL_WEIGHTS = Path(__file__).parent / "neural" / "weights-2"  # by name; 2: their version
 
 __all__ = [
     "NEURAL_WEIGHTS",

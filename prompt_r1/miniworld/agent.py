@@ -34,7 +34,7 @@ INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
 BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
-VERSION = 1  # of the agents: raise it, and run this file, when the code that builds them builds others
+VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
 @dataclass(frozen=True)

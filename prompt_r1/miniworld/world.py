@@ -6,7 +6,7 @@ one. The world is divided 75/25 into two sides; no fact links one side to the ot
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,8 @@ FIRST_NAMES = _words(
     "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
     "Quinn Rosa Simon Tessa Ugo Vera Walter Yara"
 )
+# Who may be mothers.
+WOMEN = _words("Anna Clara Elena Greta Irene Karin Maria Olga Quinn Rosa Tessa Vera Yara")
 LAST_NAMES = _words(
     "Keller Novak Larsen Moreno Fischer Tanaka Rossi Duval Berger Lindqvist Okafor Petrov Silva "
     "Horvath Nakamura Weber Jensen Kowalski Marino Dubois Ortega Hansen Bauer Costa Ivanov Murray "
@@ -73,13 +75,15 @@ class World:
 
     def values(self, relation: str) -> tuple[str, ...]:
         """All values that `relation` can have: wrong but plausible answers are drawn from them."""
+        people = self.train.people + self.test.people
         tables = {
+            "mother": _women(people),
             "birthplace": self.train.cities + self.test.cities,
             "year": YEARS,
             "genre": GENRES,
             "hero": HEROES,
         }
-        return tables.get(relation, self.train.people + self.test.people)
+        return tables.get(relation, people)
 
 
 def make_world(
@@ -123,10 +127,15 @@ def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
         facts[film, "year"] = rng.choice(YEARS)
         facts[film, "genre"] = rng.choice(GENRES)
         facts[film, "hero"] = rng.choice(HEROES)
+    women = _women(names.people)
     for person in names.people:
-        others = rng.sample(names.people, 4)
-        if person in others:
-            others.remove(person)  # nobody is their own mother
-        facts.update({(person, relation): other for relation, other in zip(KIN, others, strict=False)})
+        mother = rng.choice([woman for woman in women if woman != person])
+        others = [other for other in names.people if other not in (person, mother)]
+        kin = zip(KIN, (mother, *rng.sample(others, 2)), strict=True)
+        facts.update({(person, relation): other for relation, other in kin})
         facts[person, "birthplace"] = rng.choice(names.cities)
     return facts
+
+
+def _women(people: Sequence[str]) -> tuple[str, ...]:
+    return tuple(person for person in people if person.startswith(WOMEN))

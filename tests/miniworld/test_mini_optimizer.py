@@ -93,4 +93,4 @@ def test_the_searches_of_seed_0_get_the_prompts_of_the_published_comparison():
     requests = [reflection(OLD, [failed(problem) for problem in problems])]
     requests.append(meta_prompt({"Fine. So. It. Is. Here.": 0.5, "Best.": 0.7}, problems))
     written = [write(request, sample) for request in requests for sample in range(60)]
-    assert hashlib.sha256("\n".join(written).encode()).hexdigest()[:16] == "02999f90dc87fcfe"
+    assert hashlib.sha256("\n".join(written).encode()).hexdigest()[:16] == "bc6d9103e327a8f9"

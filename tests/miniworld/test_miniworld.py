@@ -34,11 +34,12 @@ from prompt_r1.miniworld.questions import (
     make_questions,
     mini_world,
 )
-from prompt_r1.miniworld.world import CREW, KIN, make_world
+from prompt_r1.miniworld.world import CREW, KIN, WOMEN, make_world
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 
 QUICK = partial(build_agent, worlds=2, games=300, steps=3)
 WORLD = make_world(0)
+PEOPLE = WORLD.train.people + WORLD.test.people
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,14 @@ def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     assert environment.reply(f" {prompt.upper()}\n").text == first[0].text
     assert [MiniEnvironment(WORLD, seed=6).reply(mini.question.text) for mini in minis] != first
     assert [MiniEnvironment(WORLD, "B", seed=5).reply(mini.question.text) for mini in minis] != first
+
+
+def test_mothers_have_womens_names_also_in_wrong_replies():
+    """A bug: "Who is the mother of …?" was answered by Boris."""
+    mothers = {value for (_, relation), value in WORLD.facts.items() if relation == "mother"}
+    for name in (*mothers, *WORLD.values("mother")):
+        assert name.split()[0] in WOMEN
+    assert {"Boris", "Walter"}.isdisjoint(WOMEN) and all(WORLD.facts[one, "mother"] != one for one in PEOPLE)
 
 
 def test_the_environment_knows_its_own_world_but_no_gold_answer():
@@ -406,7 +415,7 @@ def test_the_warm_start_learns(quick, codec, demonstrations):
     assert losses[0] > 5 and losses[-1] < 4
 
 
-@pytest.mark.parametrize(("style", "digest"), [("A", "f3ef98347c3c022d"), ("B", "2c9edff33f033cb1")])
+@pytest.mark.parametrize(("style", "digest"), [("A", "a20332136ccf95d2"), ("B", "dc9802dc95a957f1")])
 def test_the_replies_of_seed_0_are_those_of_the_published_results(style, digest):
     """The figures of the README hold for these replies: measure them again if one is meant to change."""
     environment = MiniEnvironment(make_world(0), style, seed=0)
@@ -420,10 +429,10 @@ def digest_of(lines) -> str:
 @pytest.mark.parametrize(
     ("split", "digest"),
     [
-        ("train", "aaaa880cc0845c2c"),
-        ("validation", "73eb7d0eba0bf754"),
-        ("test", "ac7b833041a936e0"),
-        ("ood", "2d54cc09abe5b328"),
+        ("train", "21352c5b9cf75235"),
+        ("validation", "d6c2167c69adc83a"),
+        ("test", "13dd74a43d90d7fa"),
+        ("ood", "0ce53e7d6332fe38"),
     ],
 )
 def test_the_questions_of_seed_0_are_those_of_the_published_results(split, digest):
@@ -433,7 +442,7 @@ def test_the_questions_of_seed_0_are_those_of_the_published_results(split, diges
     assert digest_of(map(repr, getattr(mini, split))) == digest
 
 
-@pytest.mark.parametrize(("style", "digest"), [("A", "8d560c18d5838869"), ("B", "c1399fab405d8e65")])
+@pytest.mark.parametrize(("style", "digest"), [("A", "6808ab8523a6a945"), ("B", "56ee02f320f60263")])
 def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
     """Every step of the right strategy, a vague prompt, and the question with "Answer only."."""
     environment, replies = MiniEnvironment(WORLD, style, seed=0), []
@@ -453,7 +462,7 @@ def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
 def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
     """README's figures hold for agents that started from them: strategies, damages, guesses and replies."""
     lines = [f"{turn.text} {turn.reply}" for _, turns in demonstrations for turn in turns]
-    assert digest_of(lines) == "b27f2926192ef821"
+    assert digest_of(lines) == "eb01473295cb5b3b"
     defaults = {name: one.default for name, one in inspect.signature(build_agent).parameters.items()}
     assert list(defaults.values()) == [inspect.Parameter.empty, "mini", 30, 400, 1500]
     assert (agent_module.BATCH, agent_module.LEARNING_RATE) == (8, 3e-3)
