@@ -45,7 +45,7 @@ def read(text: str) -> Printed:
 # By exercise: steps to run, and the symptom. Thresholds lie between the stated and the healthy number.
 SYMPTOMS: dict[int, tuple[int, Callable[[Printed], bool]]] = {
     0: (5, lambda run: run.validation[5] > 0.4 and run.kls[0] < 0.01 and run.tokens[-1] == "'<|im_end|>'"),
-    1: (5, lambda run: run.validation[5] < 0.3 and run.kls[0] > 0.05 and run.kls[-1] > 5),
+    1: (5, lambda run: run.validation[5] < 0.3 and run.kls[0] > 0.05 and run.kls[-1] > 1),
     2: (5, lambda run: run.kls[0] > 0.03 and run.kls[-1] > 0.2),
     3: (5, lambda run: run.rewards[0] < -0.2 and run.validation[0] < run.validation[5] + 0.05 < 0.3),
     4: (2, lambda run: set(run.losses) <= {0.0, -0.0} and set(run.ratios) == {1.0}),
@@ -54,7 +54,7 @@ SYMPTOMS: dict[int, tuple[int, Callable[[Printed], bool]]] = {
     7: (1, lambda run: run.rewards[0] > 0.22),
     8: (1, lambda run: not any(run.losses + run.kls + run.advantages)),
     9: (2, lambda run: not any(run.kls) and any(run.losses)),
-    10: (1, lambda run: run.validation[0] < 0.17 and run.rewards[0] < -0.2),
+    10: (4, lambda run: run.rewards[0] < 0 and run.kls[-1] > 1),
 }
 
 

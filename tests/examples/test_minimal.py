@@ -39,9 +39,9 @@ def compare(run: Path, steps: int) -> None:
         kl = mean((loss.weights * loss.kl).sum().item() for loss in step.losses)
         assert (loss, kl) == pytest.approx((metrics["loss"], metrics["kl"]), abs=1e-5)
     weights, theirs = training.model.state_dict(), load_tensors(run / "agent")
-    difference = max((weights[name] - theirs[name]).abs().max().item() for name in theirs)
-    print(f"largest difference of a weight after {steps} steps: {difference:.1e}")
-    assert difference < 1e-5
+    differences = torch.cat([(weights[name] - theirs[name]).abs().flatten() for name in theirs])
+    # AdamW moves a weight by up to 5e-4 a step, also where its gradient is hardly more than rounding.
+    assert differences.mean() < 1e-7 and differences.max() < 1e-4
 
 
 def test_a_step_on_one_page_is_that_of_the_package(tmp_path):
