@@ -140,8 +140,8 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
     generators = [random.Random(f"{game.seed}/{number}") for game in games]
     cache, written, writing = DynamicCache(), [[] for _ in games], [True] * len(games)
     while any(writing):
-        inputs = {"attention_mask": mask, "position_ids": positions.clamp(min=0), "past_key_values": cache}
-        logits = model(tokens, **inputs, logits_to_keep=1).logits[:, -1]  # (B, V)
+        # By position, because transformers 5.24 renamed the parameter of the cache.
+        logits = model(tokens, mask, positions.clamp(min=0), cache, logits_to_keep=1).logits[:, -1]  # (B, V)
         if greedy:
             new = logits.argmax(-1)
         else:  # where the cumulative weights reach a random share of their sum
