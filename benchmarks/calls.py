@@ -77,7 +77,7 @@ class AskingAgent:
 @contextmanager
 def served_mini_world(*, latency: float, fail: float) -> Iterator[str]:
     """Serve the mini world in a process of its own; yields its URL."""
-    line = [sys.executable, "-m", "tests.mini_server", "--port", "0"]
+    line = [sys.executable, "-m", "tests.support.mini_server", "--port", "0"]
     line += ["--latency", str(latency), "--fail", str(fail)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         try:

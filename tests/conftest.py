@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 import torch
 
-from tests import tiny
-from tests.programs import CallHere, caller_in_this_process
+from tests.support import tiny
+from tests.support.programs import CallHere, caller_in_this_process
 
 # Tiny models are faster on one thread, and the test processes do not compete for cores.
 torch.set_num_threads(1)

@@ -17,9 +17,9 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, GameSettings, Question, Trajectory
-from tests import tiny
-from tests.templates import KINDS, TOKENIZERS, byte_level, tokenizer_of
-from tests.tiny import ScriptedEnvironment
+from tests.support import tiny
+from tests.support.templates import KINDS, TOKENIZERS, byte_level, tokenizer_of
+from tests.support.tiny import ScriptedEnvironment
 
 INSTRUCTION = INSTRUCTIONS["paper"]
 QUESTION = Question("q", "test", "Who made  it?\n", ("Anna Keller",))

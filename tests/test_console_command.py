@@ -13,7 +13,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 import prompt_r1
 from prompt_r1.__main__ import PROGRAMS
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 SCRIPTS = ["train.py", "infer.py", "evaluate.py"]
 SLOW_IMPORTS = ("torch", "transformers", "pyarrow")

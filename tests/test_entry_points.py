@@ -13,10 +13,10 @@ import evaluate
 import train
 from prompt_r1.agent.agent import open_agent
 from prompt_r1.storage.run_log import read_metrics
-from tests import tiny
-from tests.paths import ROOT
-from tests.programs import FOUR_STEPS, SMALL, call
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.paths import ROOT
+from tests.support.programs import FOUR_STEPS, SMALL, call
+from tests.support.tensors import load_tensors
 
 pytestmark = pytest.mark.timeout(600)  # trainings in processes of their own, on a machine that may be busy
 

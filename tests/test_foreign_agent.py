@@ -12,8 +12,8 @@ import evaluate
 import infer
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.errors import FatalEnvError
-from tests.json_server import JsonHandler, serving
-from tests.providers import KEY, body_of, error_of
+from tests.support.json_server import JsonHandler, serving
+from tests.support.providers import KEY, body_of, error_of
 
 ONE_QUESTION = {"id": "1", "question": "abc def?", "answer": "Anna", "data_source": "qa"}
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.mini_server import FaultyServer
-from tests.paths import PUBLISHED
-from tests.programs import command
-from tests.providers import body_of
+from tests.support.mini_server import FaultyServer
+from tests.support.paths import PUBLISHED
+from tests.support.programs import command
+from tests.support.providers import body_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,8 @@ from prompt_r1.agent.packing import fill
 from prompt_r1.grpo import Loss, group_advantages, grpo_loss
 from prompt_r1.training.micro_batches import Batch
 from prompt_r1.types import ScoredGame
-from tests import tiny
-from tests.games import Learner, random_scored_games
+from tests.support import tiny
+from tests.support.games import Learner, random_scored_games
 
 CLIP = 0.2
 KL_COEF = 0.1  # of the loss that is compared with the loop

@@ -22,8 +22,8 @@ from prompt_r1.cli.question_input import read_questions
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.terminal import printable
-from tests import tiny
-from tests.paths import ROOT
+from tests.support import tiny
+from tests.support.paths import ROOT
 
 TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
 PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
@@ -251,7 +251,7 @@ def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, 
 def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
     """The environment hangs when the signal comes, after the agent's first turn."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.mini_server", "--port", "0", "--latency", "500"],
+        [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--latency", "500"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

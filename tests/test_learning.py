@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.figures import check_figures, rounding
-from tests.programs import call
+from tests.support.figures import check_figures, rounding
+from tests.support.programs import call
 
 pytestmark = pytest.mark.learning
 

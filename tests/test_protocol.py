@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.tokenizer import train_tokenizer
 from prompt_r1.protocol import CUT, INSTRUCTIONS, TAGS, Codec, parse
 from prompt_r1.types import Action
-from tests import tiny
+from tests.support import tiny
 
 UGLY_TURNS = [
     # text, think, prompt, answer, clean

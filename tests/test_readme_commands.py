@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests import tiny
-from tests.mini_server import FaultyServer, with_server
-from tests.paths import ROOT
+from tests.support import tiny
+from tests.support.mini_server import FaultyServer, with_server
+from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 SHORT = "--questions 2 --group-size 2 --mini-batch 4 --steps 1 --val-limit 2 --device cpu"

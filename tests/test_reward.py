@@ -4,8 +4,8 @@ import pytest
 
 from prompt_r1.reward import RULES, Rule, score, well_formed
 from prompt_r1.types import FormatTerms
-from tests.games import GOOD, HALF, RIGHT, WRONG, game_of_turns
-from tests.tiny import think
+from tests.support.games import GOOD, HALF, RIGHT, WRONG, game_of_turns
+from tests.support.tiny import think
 
 TABLE = [
     # rule, turns, format reward, total reward

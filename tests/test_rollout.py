@@ -9,8 +9,8 @@ from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, NO_REPLY, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.types import GameSettings, Question, Trajectory
-from tests import tiny
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q1", "test", "Who made it?", ("Anna",))
 

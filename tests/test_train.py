@@ -17,9 +17,9 @@ from prompt_r1.errors import FatalEnvError
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.parts import RunQuestions
-from tests import tiny
-from tests.json_server import JsonHandler, serving
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.json_server import JsonHandler, serving
+from tests.support.tensors import load_tensors
 
 SMALL = (
     "--config mini --env mini --questions 4 --group-size 4 --mini-batch 16 --max-turns 3 --max-new 80 "

@@ -10,8 +10,8 @@ import pytest
 
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question, Reward, Trajectory
-from tests.paths import ROOT
-from tests.ports import free_ports
+from tests.support.paths import ROOT
+from tests.support.ports import free_ports
 
 PAGE = (ROOT / "docs/using.md").read_text("utf-8").split("## From Python")[0]
 

@@ -3,7 +3,7 @@
 An entry stays for one version. Agents that were trained with such a setting still play.
 """
 
-FAULTS = "python -m tests.mini_server, in a checkout, serves the mini world with faults"
+FAULTS = "python -m tests.support.mini_server, in a checkout, serves the mini world with faults"
 ROWS = "select or extend the rows of the file before `convert`"
 AUTHORS = "it has the value of the method's authors"
 AGENTS = "an agent plays in the process that asks it: give --agent the folder or hub id of its weights"

@@ -14,8 +14,8 @@ from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Question
-from tests import tiny
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])

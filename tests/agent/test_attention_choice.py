@@ -8,7 +8,7 @@ import torch
 from prompt_r1.agent import decode_kernels
 from prompt_r1.agent.attention import AttentionShape
 from prompt_r1.agent.attention_choice import Place, describe_attention, warn_if_slow, why_not_decode
-from tests import tiny
+from tests.support import tiny
 
 
 def policy_on(device: str, dtype: torch.dtype):

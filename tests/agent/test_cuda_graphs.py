@@ -18,8 +18,8 @@ from prompt_r1.agent.kv_cache import Arena
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import SamplingMix
 from prompt_r1.agent.scheduler import MAX_PROMPT_WAIT
-from tests import tiny
 from tests.agent.conftest import kernel_in_plain_torch
+from tests.support import tiny
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from prompt_r1.agent.attention_choice import (
 )
 from prompt_r1.agent.decode_kernels import CacheOffsets, flash, flash_package, one_by_one, ragged_batch
 from tests.agent.conftest import flash_in_plain_torch, package_in_plain_torch
-from tests.games import CPU
+from tests.support.games import CPU
 
 
 class FlashInPlainTorch(TorchDispatchMode):

@@ -15,7 +15,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.scheduler import Scheduler
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
-from tests import tiny
+from tests.support import tiny
 
 STOP = frozenset({tiny.tokenizer().eos_token_id})
 

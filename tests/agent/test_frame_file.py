@@ -12,7 +12,7 @@ from prompt_r1.agent.frame_file import FRAME_FILE, LARGEST_FRAME, keep_frame, ke
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.chat_template import Frame, text_of
 from prompt_r1.errors import UsageError
-from tests import tiny
+from tests.support import tiny
 
 FRAME = Frame("<|im_start|>user\n", "<|im_end|>\n", "é\u2028")
 RUN = (

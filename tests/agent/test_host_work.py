@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from prompt_r1.agent import decode_kernels
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
-from tests import tiny
+from tests.support import tiny
 
 
 class WaitingCopies(TorchDispatchMode):

@@ -8,8 +8,8 @@ from huggingface_hub.utils._http import default_client_factory
 from prompt_r1.agent.loading import load_policy, loading_options
 from prompt_r1.errors import UsageError
 from prompt_r1.hub import hub_is_reachable
-from tests import tiny
-from tests.games import CPU
+from tests.support import tiny
+from tests.support.games import CPU
 
 httpx2 = pytest.importorskip("httpx2", reason="huggingface_hub's HTTP client")
 

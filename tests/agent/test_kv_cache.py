@@ -18,7 +18,7 @@ from prompt_r1.agent.kv_cache import (
     free_memory,
     prefix_key,
 )
-from tests import tiny
+from tests.support import tiny
 
 ROWS = 40
 

@@ -12,8 +12,8 @@ from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.errors import UsageError
-from tests import tiny
-from tests.games import CPU
+from tests.support import tiny
+from tests.support.games import CPU
 
 WEIGHTS = "model.safetensors"
 

@@ -16,8 +16,8 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.training.update import GAP_MEAN, gap_metrics, limit_of
 from prompt_r1.types import Question, Trajectory
-from tests import tiny
-from tests.games import CPU, siblings
+from tests.support import tiny
+from tests.support.games import CPU, siblings
 
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 

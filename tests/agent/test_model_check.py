@@ -10,8 +10,8 @@ from prompt_r1.agent.model_check import FLOAT32_LIMIT, check_model, eager_attent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from tests import tiny
-from tests.games import CPU, naive_logprobs, siblings
+from tests.support import tiny
+from tests.support.games import CPU, naive_logprobs, siblings
 
 
 def test_a_model_that_is_computed_right_passes_in_float32_and_in_bfloat16():

@@ -24,7 +24,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion, Question, Trajectory
-from tests.games import CPU
+from tests.support.games import CPU
 
 # Sizes of the tiny models, under every name that a config may have for them.
 SIZES: dict[str, object] = {

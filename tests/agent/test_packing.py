@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prompt_r1.agent.decode_kernels import CacheOffsets
 from prompt_r1.agent.packing import Group, fill, game_by_game, merged, pack, row_offsets, varlen
 from tests.agent.conftest import flash_in_plain_torch
-from tests.games import CPU, siblings
+from tests.support.games import CPU, siblings
 
 some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
     lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]

@@ -11,8 +11,8 @@ from prompt_r1.agent import policy as policy_module
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.types import Trajectory
-from tests import tiny
-from tests.games import CPU, naive_logprobs, siblings
+from tests.support import tiny
+from tests.support.games import CPU, naive_logprobs, siblings
 
 
 def some_groups() -> list[list[Trajectory]]:

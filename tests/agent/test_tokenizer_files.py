@@ -9,7 +9,7 @@ import pytest
 from prompt_r1.agent.agent import load_codec
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.errors import UsageError
-from tests import tiny
+from tests.support import tiny
 
 CONFIG = TrainConfig(**PRESETS["mini"])
 

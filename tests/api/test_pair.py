@@ -25,8 +25,8 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import open_for_agent, pool_of
-from tests.echo_agent import EchoAgent, Shouting, paid_pool
-from tests.paths import ROOT
+from tests.support.echo_agent import EchoAgent, Shouting, paid_pool
+from tests.support.paths import ROOT
 
 QUESTION = "Who is Anna?"
 

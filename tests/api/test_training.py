@@ -17,8 +17,8 @@ from prompt_r1.environments.sources import open_own
 from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
-from tests.played import play_game
-from tests.tiny import think
+from tests.support.played import play_game
+from tests.support.tiny import think
 
 OWN = """
 class Oracle:

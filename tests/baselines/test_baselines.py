@@ -16,9 +16,9 @@ from prompt_r1.playing import GREEDY
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Message, Question
-from tests import tiny
-from tests.baselines.methods import ANNA, PricedSource, answer, method, pool
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.methods import ANNA, PricedSource, answer, method, pool
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 
 def test_direct_makes_one_call_and_reads_the_answer_in_tags():

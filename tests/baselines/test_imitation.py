@@ -20,9 +20,9 @@ from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.playing import play_question
 from prompt_r1.types import Trajectory
-from tests import tiny
-from tests.baselines.methods import CONFIG, PricedSource, method, pool
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.methods import CONFIG, PricedSource, method, pool
+from tests.support.tensors import load_tensors
 
 
 def mini_world(seed: int = 0) -> Pool:

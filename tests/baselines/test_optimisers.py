@@ -23,7 +23,7 @@ from prompt_r1.config.methods import MethodConfig
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message, Question
-from tests.baselines.methods import PricedSource, pool
+from tests.support.methods import PricedSource, pool
 
 PHRASE = "Check the units."
 SEED = "Answer the question."

@@ -30,8 +30,8 @@ from prompt_r1.config.methods import MethodConfig
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
-from tests.baselines import scripted
-from tests.paths import ROOT
+from tests.support import scripted
+from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 

@@ -15,9 +15,9 @@ from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch,
 from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
-from tests.baselines.methods import PricedSource, pool
-from tests.json_server import JsonHandler, serving
-from tests.providers import body_of
+from tests.support.json_server import JsonHandler, serving
+from tests.support.methods import PricedSource, pool
+from tests.support.providers import body_of
 
 
 def questions(*datasets: str, count: int = 4) -> list[Question]:

@@ -29,9 +29,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.playing import play_question
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Question, Trajectory, Turn
-from tests import tiny
-from tests.baselines.methods import PricedSource, method, pool
-from tests.templates import KINDS, tokenizer_of
+from tests.support import tiny
+from tests.support.methods import PricedSource, method, pool
+from tests.support.templates import KINDS, tokenizer_of
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])

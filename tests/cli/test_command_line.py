@@ -30,7 +30,7 @@ from prompt_r1.config.removed import REMOVED_FLAGS
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import TrainConfig, toy_note
 from prompt_r1.errors import FatalEnvError, InternalError, Resumable, UsageError
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"

@@ -11,9 +11,9 @@ import pytest
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.crash_report import crash_report_in, scrub_secrets
 from prompt_r1.errors import InternalError
-from tests.paths import ROOT
-from tests.programs import Ended
-from tests.providers import KEY
+from tests.support.paths import ROOT
+from tests.support.programs import Ended
+from tests.support.providers import KEY
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, kind_of, load_quest
 from prompt_r1.data.mixture import mix
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
-from tests.paths import PUBLISHED
+from tests.support.paths import PUBLISHED
 
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
 

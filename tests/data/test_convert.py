@@ -15,7 +15,7 @@ from prompt_r1.data.__main__ import main
 from prompt_r1.data.datasets import DATASETS, detokenise
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
-from tests.paths import PUBLISHED, ROOT
+from tests.support.paths import PUBLISHED, ROOT
 
 Rows = list[dict[str, object]]
 

@@ -17,7 +17,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Question
-from tests.paths import PUBLISHED
+from tests.support.paths import PUBLISHED
 
 
 def jsonl(folder: Path, *rows: object) -> Path:

@@ -13,7 +13,7 @@ from prompt_r1.data.hub import hub_questions
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import leak_warnings
-from tests.fake_hub import FakeHub, answered_by, httpx2
+from tests.support.fake_hub import FakeHub, answered_by, httpx2
 
 datasets = pytest.importorskip("datasets")
 ROWS = [

@@ -38,9 +38,9 @@ from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
-from tests import tiny
-from tests.games import CPU, ONE_RANK, Learner, record_logprobs_of
-from tests.ports import free_ports
+from tests.support import tiny
+from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of
+from tests.support.ports import free_ports
 
 GROUP_SIZE = 4
 TIMEOUT = 90.0  # seconds that a rank waits for another
@@ -422,7 +422,7 @@ def test_questions_are_assigned_evenly_and_long_ones_to_different_ranks():
 def test_a_sharded_run_resumed_by_one_process_gives_the_same_agent(asking_agent, tmp_path):
     """Each step has one question, so one of the two ranks has no game."""
     # Imported here because each spawned rank imports this file again, and these imports are slow.
-    from tests.programs import call
+    from tests.support.programs import call
 
     settings = """
         --env mini --data mini --questions 1 --group-size 8 --mini-batch 4 --max-new 48 --max-tokens 700
@@ -450,7 +450,7 @@ def test_a_sharded_run_resumed_by_one_process_gives_the_same_agent(asking_agent,
 @pytest.mark.slow
 def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     """Rank 1 waited for rank 0, which had left, and its traceback of 20 lines hid the sentence."""
-    from tests.programs import call
+    from tests.support.programs import call
 
     line = "train.py --agent none --env mini --data mini --device cpu --out run".split()
     (tmp_path / "run").mkdir()

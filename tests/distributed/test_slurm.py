@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "examples/train.slurm"
 

@@ -19,7 +19,18 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Message
-from tests.providers import HELLO, KEY, OK, Provider, RecordedSleep, ask, body_of, chat, error_of, reply
+from tests.support.providers import (
+    HELLO,
+    KEY,
+    OK,
+    Provider,
+    RecordedSleep,
+    ask,
+    body_of,
+    chat,
+    error_of,
+    reply,
+)
 
 
 def ask_at_once(environment: ChatEnvironment, count: int) -> list[str]:

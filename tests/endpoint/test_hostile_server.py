@@ -12,7 +12,7 @@ import pytest
 
 from prompt_r1.endpoint.responses import Outcome, reply_of
 from prompt_r1.errors import EnvError
-from tests.providers import HELLO, KEY, body_of, chat, error_of, open_environment, reply
+from tests.support.providers import HELLO, KEY, body_of, chat, error_of, open_environment, reply
 
 
 class HostileServer:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.endpoint.responses import Outcome, back_off, requested_wait, without_thinking
-from tests.providers import NOW, body_of, classify_body, error_of
+from tests.support.providers import NOW, body_of, classify_body, error_of
 
 
 @pytest.mark.parametrize(

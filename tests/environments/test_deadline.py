@@ -21,9 +21,9 @@ from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.console import summary
 from prompt_r1.types import Message
-from tests.environments.counting import HELLO, CountingSource, pool
-from tests.faults.harness import games_of, metrics_of, saved_tensors
-from tests.providers import OK, chat
+from tests.support.counting import HELLO, CountingSource, pool
+from tests.support.fault_harness import games_of, metrics_of, saved_tensors
+from tests.support.providers import OK, chat
 
 LATER: list[Message] = [*HELLO, {"role": "assistant", "content": "There."}, *HELLO]
 DEADLINE = 600.0  # seconds; no test waits that long

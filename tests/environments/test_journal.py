@@ -23,8 +23,8 @@ from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
-from tests.environments.counting import HELLO, PRICE, CountingSource, ask, metered, text_of
-from tests.providers import Provider, body_of, chat, error_of
+from tests.support.counting import HELLO, PRICE, CountingSource, ask, metered, text_of
+from tests.support.providers import Provider, body_of, chat, error_of
 
 
 def without_checksum(line: str) -> dict[str, object]:

@@ -15,9 +15,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Message, Question, Trajectory
-from tests import tiny
-from tests.providers import open_environment
-from tests.templates import chatml
+from tests.support import tiny
+from tests.support.providers import open_environment
+from tests.support.templates import chatml
 
 BRIEF = ReplySettings(system="Be brief.")
 HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]

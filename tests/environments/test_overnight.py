@@ -15,11 +15,11 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import GameSettings, Question, Trajectory
-from tests import tiny
-from tests.mini_server import GAMES, FaultyServer, with_server
-from tests.programs import command
-from tests.providers import open_environment
-from tests.tiny import ScriptedAgent, think
+from tests.support import tiny
+from tests.support.mini_server import GAMES, FaultyServer, with_server
+from tests.support.programs import command
+from tests.support.providers import open_environment
+from tests.support.tiny import ScriptedAgent, think
 
 pytestmark = pytest.mark.slow
 

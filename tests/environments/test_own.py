@@ -6,7 +6,7 @@ import pytest
 
 from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import EnvError, UsageError
-from tests.environments.counting import HELLO
+from tests.support.counting import HELLO
 
 
 class Batches:

@@ -10,8 +10,8 @@ from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.specs import parse_fields
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
-from tests.environments.counting import HELLO, pool
-from tests.providers import open_environment
+from tests.support.counting import HELLO, pool
+from tests.support.providers import open_environment
 
 
 class Named:

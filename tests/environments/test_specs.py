@@ -15,7 +15,7 @@ from prompt_r1.environments.chat import ChatEnvironment
 from prompt_r1.environments.specs import Environments, _samples, open_for_agent
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
-from tests.providers import HELLO, KEY, open_environment
+from tests.support.providers import HELLO, KEY, open_environment
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from prompt_r1.evaluation.results_folder import (
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.metrics.test_statistics import exact_sign_flip
-from tests.paths import SHARED
+from tests.support.paths import SHARED
 
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
 DATASETS = (*paper_numbers.TRAINED, *paper_numbers.OUT_OF_DISTRIBUTION)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from examples.exercises import answers, with_bug
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 LINE = re.compile(r"step +(\d+): (?:reward +(\S+) loss +(\S+) KL (\S+))? ?(?:validation EM (\S+))?")
 

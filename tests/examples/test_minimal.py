@@ -10,7 +10,7 @@ import torch
 import train
 from examples import minimal
 from prompt_r1.storage.run_log import read_metrics
-from tests.tensors import load_tensors
+from tests.support.tensors import load_tensors
 
 
 def compare(run: Path, steps: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import FaultHarness
+from tests.support.fault_harness import FaultHarness
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import saved_tensors
-from tests.paths import ROOT
+from tests.support.fault_harness import saved_tensors
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.faults
 

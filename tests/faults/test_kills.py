@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from tests.faults.harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
+from tests.support.fault_harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
 
 pytestmark = pytest.mark.faults
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.faults.harness import saved_tensors, signal_at
-from tests.programs import call, command
+from tests.support.fault_harness import saved_tensors, signal_at
+from tests.support.programs import call, command
 
 pytestmark = pytest.mark.faults
 

@@ -12,8 +12,8 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed.fsdp import full_tensor
 from prompt_r1.distributed.ranks import Ranks, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
-from tests import tiny
-from tests.ports import free_ports
+from tests.support import tiny
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.faults
 

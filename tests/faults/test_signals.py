@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import PhaseEvent, games_of, metrics_of, saved_tensors, signal_at
+from tests.support.fault_harness import PhaseEvent, games_of, metrics_of, saved_tensors, signal_at
 
 pytestmark = pytest.mark.faults
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.sandbox import Sandbox
+from tests.support.sandbox import Sandbox
 
 
 @pytest.fixture

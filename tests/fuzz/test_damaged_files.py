@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from prompt_r1.data.files import load_questions, write_questions
-from tests.fuzz.damage import FIXED, RANDOM, Damage, link_the_folder_to, link_to, put_a_pipe_there
-from tests.fuzz.sandbox import DONE, Sandbox
 from tests.fuzz.test_flags import ONE_STEP, SFT
-from tests.tensors import load_tensors
+from tests.support.damage import FIXED, RANDOM, Damage, link_the_folder_to, link_to, put_a_pipe_there
+from tests.support.sandbox import DONE, Sandbox
+from tests.support.tensors import load_tensors
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ import prompt_r1.miniworld.serve
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.studies import comparison
 from prompt_r1.types import Question
-from tests.fuzz.sandbox import PROGRAMS, Sandbox
-from tests.played import group_of, write_run
+from tests.support.played import group_of, write_run
+from tests.support.sandbox import PROGRAMS, Sandbox
 
 pytestmark = pytest.mark.slow
 

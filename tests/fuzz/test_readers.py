@@ -22,10 +22,10 @@ from prompt_r1.report.payload import read_run
 from prompt_r1.serving.failures import BadRequest
 from prompt_r1.serving.request import read_request
 from prompt_r1.types import Question
-from tests import tiny
-from tests.fuzz.damage import RANDOM, nest_deeply
-from tests.played import group_of, write_run
-from tests.providers import body_of, classify_body
+from tests.support import tiny
+from tests.support.damage import RANDOM, nest_deeply
+from tests.support.played import group_of, write_run
+from tests.support.providers import body_of, classify_body
 
 QUESTION = Question("q", "a", "Who?", ("Anna",), extra={"level": 3})
 

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from tests.fuzz.sandbox import DONE, Sandbox
 from tests.fuzz.test_damaged_files import ASKING, equal, weights
-from tests.providers import KEY, body_of, error_of
+from tests.support.providers import KEY, body_of, error_of
+from tests.support.sandbox import DONE, Sandbox
 
 pytestmark = pytest.mark.slow
 

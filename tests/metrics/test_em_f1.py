@@ -8,7 +8,7 @@ import pytest
 
 from prompt_r1.data.files import load_questions
 from prompt_r1.metrics.em_f1 import TextScores, exact_match, f1, normalise, score_text, substring_match
-from tests.paths import PUBLISHED
+from tests.support.paths import PUBLISHED
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")

@@ -29,12 +29,12 @@ from prompt_r1.miniworld.serve import MiniServer
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
-from tests import mini_server
-from tests.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
-from tests.paths import ROOT
-from tests.programs import Ended, command
-from tests.providers import KEY, RecordedSleep, open_environment
-from tests.tensors import load_tensors
+from tests.support import mini_server
+from tests.support.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
+from tests.support.paths import ROOT
+from tests.support.programs import Ended, command
+from tests.support.providers import KEY, RecordedSleep, open_environment
+from tests.support.tensors import load_tensors
 
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
@@ -43,7 +43,7 @@ ERROR_TEXT = "request failed"  # begins every message of the server's faults
 @pytest.fixture(scope="module")
 def locked() -> Iterator[str]:
     """The URL of a server that accepts one key only, and fails three requests in ten."""
-    line = [sys.executable, "-m", "tests.mini_server", "--port", "0", "--fail", "0.3", "--key", KEY]
+    line = [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--fail", "0.3", "--key", KEY]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -9,8 +9,8 @@ from prompt_r1.grpo import group_advantages
 from prompt_r1.options.advantages import compare_games, has_spread
 from prompt_r1.training.micro_batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame
-from tests import tiny
-from tests.games import ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
+from tests.support import tiny
+from tests.support.games import ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
 from tests.training.thread_ranks import on_each_rank
 
 REWARDS: list[list[float | None]] = [

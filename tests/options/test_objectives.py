@@ -11,7 +11,7 @@ import torch
 from prompt_r1.options.objectives import RATIOS, importance_weights
 from prompt_r1.training.micro_batches import Batch, empty_batch
 from prompt_r1.training.parts import Objective, make_objective
-from tests.games import CPU
+from tests.support.games import CPU
 
 BELOW, ABOVE = 0.1, 0.3
 CLIP, KL_COEF = 0.2, 0.1

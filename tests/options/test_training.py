@@ -4,7 +4,7 @@ import pytest
 
 import train
 from prompt_r1.storage.run_log import read_metrics
-from tests import tiny
+from tests.support import tiny
 
 SETTINGS = """
     --env mini --val-data none --test-data none --device cpu --steps 1 --questions 4 --group-size 4

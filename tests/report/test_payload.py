@@ -16,8 +16,8 @@ from prompt_r1.report.spans import Span, TokenTexts, spans_of
 from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
-from tests import tiny
-from tests.played import group_of, write_run
+from tests.support import tiny
+from tests.support.played import group_of, write_run
 
 
 def test_metrics_become_columns_with_wilsons_interval_of_each_validation():

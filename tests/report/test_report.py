@@ -21,9 +21,9 @@ from prompt_r1.reward import RULES, score
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import Log
 from prompt_r1.types import Question, ScoredGame
-from tests import tiny
-from tests.played import HOSTILE, group_of, play_game, write_run
-from tests.tiny import think
+from tests.support import tiny
+from tests.support.played import HOSTILE, group_of, play_game, write_run
+from tests.support.tiny import think
 
 
 def question(number: int = 0) -> Question:

@@ -16,8 +16,8 @@ from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.report.page import write_report
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
-from tests.browser import PROGRAM, Browser
-from tests.played import HOSTILE, group_of, write_run
+from tests.support.browser import PROGRAM, Browser
+from tests.support.played import HOSTILE, group_of, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no chromium is installed")]
 

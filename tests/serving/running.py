@@ -15,8 +15,8 @@ from prompt_r1.environments.specs import pool_of
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import ChatServer, make_app
 from prompt_r1.serving.http_protocol import JsonErrors
-from tests.echo_agent import EchoAgent, Shouting
-from tests.ports import free_ports
+from tests.support.echo_agent import EchoAgent, Shouting
+from tests.support.ports import free_ports
 
 
 def pair_of(

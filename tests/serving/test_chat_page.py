@@ -9,9 +9,9 @@ import pytest
 
 from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError
-from tests.browser import PROGRAM, Browser
-from tests.echo_agent import EchoAgent
 from tests.serving.running import pair_of, serving
+from tests.support.browser import PROGRAM, Browser
+from tests.support.echo_agent import EchoAgent
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
 WAIT = """new Promise((resolve, reject) => {

@@ -6,10 +6,10 @@ import random
 import openai
 import pytest
 
-from tests.echo_agent import EchoAgent
-from tests.mini_server import FaultyServer, with_server
-from tests.providers import open_environment
 from tests.serving.running import pair_of, serving
+from tests.support.echo_agent import EchoAgent
+from tests.support.mini_server import FaultyServer, with_server
+from tests.support.providers import open_environment
 
 SESSIONS, QUESTIONS, MOST_CALLS = 100, 300, 2
 

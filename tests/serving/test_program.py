@@ -13,7 +13,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.serving.__main__ import KEY, main
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 
 def test_the_server_listens_beyond_this_machine_only_with_a_key(monkeypatch):

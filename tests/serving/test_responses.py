@@ -10,8 +10,8 @@ import pytest
 from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError
 from prompt_r1.playing import Limits
-from tests.echo_agent import paid_pool
 from tests.serving.running import pair_of, serving
+from tests.support.echo_agent import paid_pool
 
 MODEL = "prompt-r1"
 HELLO = [{"role": "user", "content": "Who is Anna?"}]

@@ -19,8 +19,8 @@ from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import make_app
 from prompt_r1.types import GameSettings, Question
-from tests.echo_agent import EchoAgent, paid_pool
 from tests.serving.running import pair_of, serving
+from tests.support.echo_agent import EchoAgent, paid_pool
 
 MODEL = "prompt-r1"
 HELLO = [{"role": "user", "content": "Who is Anna?"}]

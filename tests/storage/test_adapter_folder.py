@@ -17,9 +17,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.storage.tensor_files import frozen_digest
-from tests import tiny
-from tests.storage.exports import export
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.exports import export
+from tests.support.tensors import load_tensors
 
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """

@@ -31,10 +31,10 @@ from prompt_r1.storage import atomic_folder, run_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import _complete_config
 from prompt_r1.storage.run_folder import count_rollbacks, lock_run, open_run, set_metrics_aside, trim_metrics
-from tests import tiny
-from tests.games import ONE_RANK
-from tests.storage.exports import card_of, export
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.exports import card_of, export
+from tests.support.games import ONE_RANK
+from tests.support.tensors import load_tensors
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 

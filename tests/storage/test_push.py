@@ -11,8 +11,8 @@ from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.export import model_card
 from prompt_r1.storage.push import main
-from tests import tiny
-from tests.fake_hub import FakeHub, answered_by, httpx2
+from tests.support import tiny
+from tests.support.fake_hub import FakeHub, answered_by, httpx2
 
 TABLE = "| method | n | EM |\n|---|---:|---:|\n| trained agent | 9 | 0.500 |\n"
 

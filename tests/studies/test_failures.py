@@ -18,10 +18,10 @@ from prompt_r1.studies import faults
 from prompt_r1.studies.failures import HEALTHY, Course, course_of, failures_table, first_alarm, step_of_fall
 from prompt_r1.training import update
 from prompt_r1.types import GameSettings, Question, Trajectory
-from tests import tiny
-from tests.games import GOOD, RIGHT, WRONG, game_of_turns
-from tests.paths import ROOT
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns
+from tests.support.paths import ROOT
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))
 

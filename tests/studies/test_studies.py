@@ -26,9 +26,9 @@ from prompt_r1.studies.turns import (
     load_run,
 )
 from prompt_r1.types import GameSettings, Question
-from tests import tiny
-from tests.providers import open_environment
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.providers import open_environment
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))
 

@@ -13,8 +13,8 @@ from prompt_r1.reward import score, score_games
 from prompt_r1.tasks import packages, reasoning
 from prompt_r1.tasks.reasoning import Verifier
 from prompt_r1.types import Question
-from tests.played import play_game
-from tests.tiny import think
+from tests.support.played import play_game
+from tests.support.tiny import think
 
 NAME = "reasoning_gym:chain_sum"
 ARGS = '{"size": 50, "min_terms": 2, "max_terms": 2, "max_digits": 1}'

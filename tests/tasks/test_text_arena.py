@@ -15,7 +15,7 @@ from prompt_r1.environments.sources import FreeSource
 from prompt_r1.errors import UsageError
 from prompt_r1.tasks import packages
 from prompt_r1.tasks.text_arena import OVER, TextArenaEnvironment
-from tests.environments.counting import metered
+from tests.support.counting import metered
 
 NAME = "textarena:GuessTheNumber-v0"
 

@@ -22,8 +22,8 @@ from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training import console as console_module
 from prompt_r1.training.console import COLUMNS, Console, count_calls, header, nothing_to_learn, row, summary
 from prompt_r1.types import Question, Reward, ScoredGame
-from tests.played import play_game
-from tests.programs import MAINS
+from tests.support.played import play_game
+from tests.support.programs import MAINS
 
 STEP = {
     "step": 12,

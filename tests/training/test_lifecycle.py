@@ -29,9 +29,9 @@ from prompt_r1.training.lifecycle import IDLE_STEPS, MAX_ROLLBACKS, Lifecycle, R
 from prompt_r1.training.parts import Parts, make_objective
 from prompt_r1.training.run import Run
 from prompt_r1.types import Question
-from tests import tiny
-from tests.games import ONE_RANK
-from tests.tensors import load_tensors
+from tests.support import tiny
+from tests.support.games import ONE_RANK
+from tests.support.tensors import load_tensors
 
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), val_every=1, lr=1e-2, steps=99, save_every=4

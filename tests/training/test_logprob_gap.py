@@ -14,8 +14,8 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.training.update import GAP, GAP_MEAN, gap_metrics, limit_of
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
-from tests import tiny
-from tests.games import Learner
+from tests.support import tiny
+from tests.support.games import Learner
 
 
 def played_games(network: PreTrainedModel, compute: torch.dtype) -> list[ScoredGame]:

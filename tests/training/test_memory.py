@@ -39,9 +39,9 @@ from prompt_r1.training.memory import (
     update_bytes,
 )
 from prompt_r1.training.parts import Models
-from tests import tiny
-from tests.games import CPU, ONE_RANK, random_game
-from tests.paths import ROOT
+from tests.support import tiny
+from tests.support.games import CPU, ONE_RANK, random_game
+from tests.support.paths import ROOT
 from tests.training.process_memory import KV_TOKENS, TOKENS
 
 CLUSTER = (ROOT / "docs/cluster.md").read_text("utf-8")

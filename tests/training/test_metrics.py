@@ -19,9 +19,9 @@ from prompt_r1.training.metrics import (
     step_metrics,
 )
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
-from tests.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
-from tests.played import play_game
-from tests.tiny import think
+from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.support.played import play_game
+from tests.support.tiny import think
 from tests.training.thread_ranks import on_each_rank
 
 RULE = RULES["release"]

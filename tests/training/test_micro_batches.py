@@ -20,8 +20,8 @@ from prompt_r1.training.micro_batches import (
     share_games,
 )
 from prompt_r1.types import Reward, ScoredGame
-from tests import tiny
-from tests.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
+from tests.support import tiny
+from tests.support.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
 from tests.training.thread_ranks import on_each_rank
 
 Assigned = list[list[list[int]]]  # numbers of games, by rank and micro-batch

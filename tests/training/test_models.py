@@ -16,8 +16,8 @@ from prompt_r1.distributed.signals import Interrupt
 from prompt_r1.errors import UsageError
 from prompt_r1.training.parts import Models, load_models, load_parts, load_reference
 from prompt_r1.training.run import Run
-from tests import tiny
-from tests.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
+from tests.support import tiny
+from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 from train import learn
 
 ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",))

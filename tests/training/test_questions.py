@@ -13,8 +13,8 @@ from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.training.parts import RunQuestions
 from prompt_r1.types import Question
-from tests import tiny
-from tests.games import ONE_RANK
+from tests.support import tiny
+from tests.support.games import ONE_RANK
 
 QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for number in range(7)]
 

@@ -26,8 +26,8 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.training.micro_batches import full_batches, make_batch
 from prompt_r1.training.parts import make_objective
 from prompt_r1.types import ScoredGame, Trajectory
-from tests import tiny
-from tests.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
+from tests.support import tiny
+from tests.support.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
 
 pytestmark = [
     pytest.mark.slow,

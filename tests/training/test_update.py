@@ -13,8 +13,15 @@ from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.training.update import MAX_SKIPPED
 from prompt_r1.types import ScoredGame
-from tests import tiny
-from tests.games import CPU, Learner, change_logprobs, naive_logprobs, random_scored_games, record_logprobs_of
+from tests.support import tiny
+from tests.support.games import (
+    CPU,
+    Learner,
+    change_logprobs,
+    naive_logprobs,
+    random_scored_games,
+    record_logprobs_of,
+)
 from tests.training.thread_ranks import on_each_rank
 
 

@@ -12,9 +12,9 @@ from prompt_r1.training import validation
 from prompt_r1.training.metrics import metrics_of_game
 from prompt_r1.training.validation import ask_directly, mean_metrics, results_table
 from prompt_r1.types import Question
-from tests.environments.counting import pool
-from tests.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
-from tests.tiny import ScriptedEnvironment
+from tests.support.counting import pool
+from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.support.tiny import ScriptedEnvironment
 
 
 def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from prompt_r1.distributed.ranks import Ranks
-from tests.games import CPU
+from tests.support.games import CPU
 
 T = TypeVar("T")
 

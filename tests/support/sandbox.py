@@ -25,7 +25,7 @@ from prompt_r1.report import __main__ as report
 from prompt_r1.serving import __main__ as serving
 from prompt_r1.studies import __main__ as studies
 from prompt_r1.studies import comparison
-from tests.providers import KEY
+from tests.support.providers import KEY
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "train.py": train.main,

@@ -6,7 +6,7 @@ from pathlib import Path
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.export import export_agent, model_card
-from tests.games import ONE_RANK
+from tests.support.games import ONE_RANK
 
 Metrics = Mapping[str, float]
 

@@ -13,7 +13,7 @@ import evaluate
 import infer
 import train
 from prompt_r1.cli.command_line import run_program
-from tests.paths import ROOT
+from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions, short games.
 SMALL: list[str] = (

@@ -11,8 +11,8 @@ from prompt_r1.environments.metered import MeteredEnvironment
 from prompt_r1.environments.pool import Pool
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
 from prompt_r1.types import Completion, GameSettings
-from tests import tiny
-from tests.tiny import think
+from tests.support import tiny
+from tests.support.tiny import think
 
 GAME = GameSettings(instruction="short", max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
 

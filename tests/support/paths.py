@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 PUBLISHED = SHARED / "data" / "eval_data"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.paths import ROOT
-from tests.tensors import load_tensors
+from tests.support.paths import ROOT
+from tests.support.tensors import load_tensors
 
 STOP_READING = b"stop reading"
 
@@ -137,7 +137,7 @@ class FaultHarness:
 
     def __init__(self) -> None:
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.rank_server"],
+            [sys.executable, "-m", "tests.support.rank_server"],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,

@@ -17,8 +17,8 @@ from prompt_r1.reward import Rule, score_games
 from prompt_r1.training.parts import make_objective
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
-from tests import tiny
-from tests.tiny import think
+from tests.support import tiny
+from tests.support.tiny import think
 from train import learn
 
 CPU = torch.device("cpu")

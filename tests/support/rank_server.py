@@ -1,6 +1,6 @@
 """Forks the ranks of training runs, so that torch is imported only once.
 
-`python -m tests.faults.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
+`python -m tests.support.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
 `arguments`, `folder`, `events`, `infinite_rank`, `infinite_steps`, `launcher`). For each it forks the ranks
 of one `train.py` and writes two lines: their process ids, and, when all have exited, their exit codes. With a
 launcher, it terminates the other ranks when one fails, as torchrun does: SIGTERM, then SIGKILL after three
@@ -26,7 +26,7 @@ import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.storage import atomic_folder, checkpoint
 from prompt_r1.training import lifecycle
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 SHORT_PHASES = ("backward", "step", "seal")
 

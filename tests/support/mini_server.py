@@ -1,6 +1,6 @@
 """The mini world's endpoint with faults, latencies and a key; runs of training and evaluation through it.
 
-python -m tests.mini_server --port 8100 --fail 0.1
+python -m tests.support.mini_server --port 8100 --fail 0.1
 """
 
 import argparse
@@ -172,7 +172,7 @@ def with_server(work: Coroutine[None, None, T], server: MiniServer) -> T:
 def main() -> None:
     """Serve the mini world with faults, in a process of its own."""
     listed = "; ".join(f"{name}: {what}" for name, what in FAULTS.items())
-    parser = argparse.ArgumentParser("python -m tests.mini_server", epilog=f"faults: {listed}")
+    parser = argparse.ArgumentParser("python -m tests.support.mini_server", epilog=f"faults: {listed}")
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, metavar="NAME", default=DEFAULT_FAULTS)

@@ -12,9 +12,9 @@ from prompt_r1.reward import RULES
 from prompt_r1.rollout import play
 from prompt_r1.storage.run_log import Log
 from prompt_r1.types import GameSettings, Question, Trajectory
-from tests import tiny
-from tests.games import score_and_compare
-from tests.tiny import ScriptedAgent, ScriptedEnvironment, think
+from tests.support import tiny
+from tests.support.games import score_and_compare
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 # Texts that try to become markup, to run scripts or to change how the page reads.
 HOSTILE = [

@@ -1,0 +1,130 @@
+"""The sizes of the project: `python -m tests.support.sizes`; `--step`: the files of one training step."""
+
+import argparse
+import ast
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from tests.support.paths import ROOT
+
+LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))
+PROGRAMS = [ROOT / "train.py", ROOT / "infer.py", ROOT / "evaluate.py"]
+WEB = ("*.html", "*.js", "*.css", "*.jinja2")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "benchmarks/**/*.md")
+
+
+def lines(files: Iterable[Path]) -> int:
+    """The number of lines of these files."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in files)
+
+
+def python_in(*folders: str) -> list[Path]:
+    """The Python files below these folders of the repository."""
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The full names of the modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files_imported_by(script: Path) -> set[Path]:
+    """The files of the package that a script imports, directly or through other files."""
+    known, found, waiting = set(LIBRARY), set[Path](), [script]
+    while waiting:
+        for module in imported(waiting.pop()):
+            path = ROOT / module.replace(".", "/")
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if file in known and file not in found:
+                found.add(file)
+                waiting.append(file)
+    return found
+
+
+def words() -> int:
+    """Words of the documents."""
+    pages = [path for pattern in PAGES for path in ROOT.glob(pattern)]
+    return sum(len(path.read_text("utf-8").split()) for path in pages)
+
+
+def flags_of_train() -> int:
+    """The number of flags of train.py."""
+    from dataclasses import fields
+
+    from prompt_r1.config.train import TrainConfig
+
+    return len(fields(TrainConfig))
+
+
+def files_of_a_step() -> list[Path]:
+    """The files that the first training step of a mini run enters, in this order."""
+    import train
+    from prompt_r1.cli.command_line import run_program
+
+    entered: dict[str, None] = {}
+    inside = [False]
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        of_train = code.co_filename == str(ROOT / "train.py")
+        if event == "call" and of_train and code.co_name == "play_step":
+            inside[0] = True
+        if inside[0] and event == "call" and code.co_filename.startswith(str(ROOT / "")):
+            entered.setdefault(code.co_filename)
+        if event == "return" and code.co_name == "finish_step":
+            sys.setprofile(None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        sys.argv = f"train.py --steps 2 --val-data none --test-data none --out {folder}/run".split()
+        sys.setprofile(watch)
+        try:
+            run_program(train.main)
+        except SystemExit:
+            pass
+        finally:
+            sys.setprofile(None)
+    return [Path(name) for name in entered if "/.venv/" not in name]
+
+
+def main() -> None:
+    """Print the table, or the files of one training step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step", action="store_true", help="print the files of one training step")
+    parser.add_argument("--rooms", action="store_true", help="print the lines of each folder too")
+    arguments = parser.parse_args()
+    if arguments.step:
+        files = files_of_a_step()
+        for path in files:
+            print(f"{lines([path]):6} {path.relative_to(ROOT)}")
+        print(f"{lines(files):6} in {len(files)} files")
+        return
+    web = [path for pattern in WEB for path in (ROOT / "prompt_r1").rglob(pattern)]
+    rows = {
+        "package and programs, lines of Python": lines([*LIBRARY, *PROGRAMS]),
+        "what train.py imports, lines": lines([PROGRAMS[0], *files_imported_by(PROGRAMS[0])]),
+        "tests, lines": lines(python_in("tests")),
+        "words of the documents": words(),
+        "flags of train.py": flags_of_train(),
+        "web assets, lines": lines(web),
+        "studies, examples and benchmarks, lines": lines(python_in("studies", "examples", "benchmarks")),
+    }
+    for name, count in rows.items():
+        print(f"{count:7,}  {name}")
+    if arguments.rooms:
+        for part in ("prompt_r1", "tests"):
+            for folder in sorted(path for path in (ROOT / part).iterdir() if path.is_dir()):
+                if count := lines(folder.rglob("*.py")):
+                    print(f"{count:7,}  {folder.relative_to(ROOT)}")
+            print(f"{lines((ROOT / part).glob('*.py')):7,}  {part}/*.py")
+
+
+if __name__ == "__main__":
+    main()
