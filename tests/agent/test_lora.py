@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from itertools import combinations
 
 import pytest
 import torch
@@ -82,6 +83,15 @@ def test_adapters_are_the_same_for_a_seed_and_leave_the_random_state_as_it_is():
     assert all(torch.equal(*pair) for pair in zip(one, same, strict=True))
     assert not torch.equal(one[0], other[0])
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_layers_of_equal_size_start_from_different_adapters():
+    """A wrong change that no test noticed: the A of every layer was drawn from the same seed."""
+    model = tiny.model(layers=2)
+    add_lora(model, rank=2, alpha=4)
+    layers = list(adapters_of(model).values())
+    equal = [(one, other) for one, other in combinations(layers, 2) if torch.equal(one.a, other.a)]
+    assert len(layers) == 14 and not equal
 
 
 def test_gradients_are_those_of_the_merged_weights_in_float64():

@@ -235,6 +235,24 @@ def test_a_rank_gets_the_ratios_of_its_games_from_the_ranks_that_trained_on_them
     assert all(alone)
 
 
+@pytest.mark.parametrize("token_mean", [False, True])
+def test_the_weights_of_a_mini_batch_that_lost_games_do_not_depend_on_the_ranks(token_mean):
+    """A wrong change that no test noticed: each rank took the share of its own games, not that of all.
+
+    Of 8 games even groups took 3 away, and the second rank played only one of the others.
+    """
+    games, policy = random_scored_games(5), tiny.policy()
+
+    def weight_on(ranks: Ranks) -> float:
+        learner = Learner(copy.deepcopy(policy), ranks=ranks, least_games=8, token_mean=token_mean)
+        mine = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
+        [batches] = learner.update.prepare([mine])
+        return sum(batch.weights.sum().item() for batch in batches)
+
+    for count in (1, 2):
+        assert sum(on_each_rank(count, weight_on)) == pytest.approx(5 / 8)
+
+
 class CountingPolicy(Policy):
     """A policy that counts its forward passes."""
 

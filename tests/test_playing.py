@@ -1,0 +1,39 @@
+"""Limits of one question, over all that is done for it."""
+
+import asyncio
+
+import pytest
+
+from prompt_r1.environments.specs import pool_of
+from prompt_r1.playing import LimitReached, Limits, PlaySettings, play_question
+from prompt_r1.types import Question
+from tests.support.echo_agent import EchoAgent
+
+
+class SlowReplies:
+    async def ask(self, messages):
+        await asyncio.sleep(0.2)
+        return "fine"
+
+
+def test_all_calls_of_a_question_share_its_seconds():
+    """Each call alone would end within the limit."""
+    how = PlaySettings(limits=Limits(seconds=0.3))
+    game = play_question(
+        EchoAgent(), pool_of(SlowReplies()), Question("q", "d", "3: a", ("a",)), how, seed="0"
+    )
+    with pytest.raises(LimitReached, match=r"no answer within the limit of 0.3 s"):
+        asyncio.run(game)
+
+
+def test_a_later_call_for_a_question_gets_only_the_seconds_that_are_left():
+    """A wrong change that no test noticed: it got the whole limit again."""
+
+    async def call_later(used: float) -> str:
+        async with Limits(seconds=1.0).timed(used):
+            await asyncio.sleep(0.2)
+        return "in time"
+
+    assert asyncio.run(call_later(0.5)) == "in time"
+    with pytest.raises(LimitReached):
+        asyncio.run(call_later(0.9))
