@@ -1,11 +1,8 @@
 """The settings of train.py, checked in the metrics, games, checkpoints and agents that it writes."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
-from statistics import mean
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ import train
 from prompt_r1.agent import agent as agent_module
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import FatalEnvError
-from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.parts import RunQuestions
 from tests.support import tiny
@@ -144,7 +140,6 @@ def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_a
     assert [line for line in printed.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
     validated = {line["step"]: line for line in read_metrics(run) if "val/em" in line}
     best = json.loads((run / "agent/training.json").read_text())["step"]
-    assert best > 0 and validated[best]["val/reward"] > validated[0]["val/reward"] + 0.01
     for name, step in [("untrained agent", 0), ("trained agent", best)]:
         expected = [validated[step][f"val/{key}"] for key in ("em", "f1", "reward", "format", "turns")]
         assert list(map(float, rows[name][2:])) == pytest.approx(expected, abs=6e-4), name
@@ -158,24 +153,6 @@ def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_a
     (run / "test.md").unlink()  # as if it had been killed in the test
     train_run(tmp_path, *command)
     assert (run / "test.md").exists() and "is finished" not in capsys.readouterr().out
-
-
-def test_passes_show_what_the_untrained_agent_can_do(asking_agent, tmp_path):
-    """pass@k is the share of all draws of k written games that hold a right one."""
-    data = write_questions(tmp_path, *"abcd")
-    run = train_run(tmp_path, asking_agent, "--test-data", data, "--passes", 6, "--temperature", "0.7")
-    paths = (run / "trajectories").glob("passes-untrained-rank*.jsonl")
-    right, played = defaultdict(list), set()
-    for game in (json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()):
-        right[game["question"]["id"]].append(exact_match(game["answer"] or "", game["question"]["answers"]))
-        played.add((game["question"]["id"], tuple(game["tokens"])))
-    assert [len(marks) for marks in right.values()] == [6] * 4
-    assert len(played) > 2 * 4, "games of a question differ"
-    draws = {k: [max(draw) for marks in right.values() for draw in combinations(marks, k)] for k in (1, 5, 6)}
-    expected = [f"{mean(marks):.3f}" for marks in draws.values()]
-    table = (run / "test.md").read_text("utf-8").split("\n\n")[1]
-    assert "| pass@1 | pass@5 | pass@6 |" in table
-    assert [cell.strip() for cell in table.splitlines()[-1].split("|")[2:5]] == expected
 
 
 def test_training_validation_and_test_play_the_questions_of_their_splits(random_agent, tmp_path):

@@ -97,13 +97,8 @@ class TrainConfig(AgentConfig):
     val_limit: int = setting(
         256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
     )
-    passes: int = setting(
-        0, "games of each test question by the untrained agent, for pass@k; 0: none", range=NOT_NEGATIVE
-    )
     save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
-    on_collapse: str = setting(
-        "warn", "when training collapses: warn, stop, or rollback", choices=("warn", "stop", "rollback")
-    )
+    on_collapse: str = setting("warn", "at an alarm: warn, or save and stop", choices=("warn", "stop"))
     track: str = setting("none", "log metrics to this tracker too", choices=("none", "tensorboard", "wandb"))
     device: str = setting("auto", "auto, cpu or cuda", group="the machine")
     parallel: str = setting(
@@ -220,9 +215,6 @@ def check(config: TrainConfig) -> None:
         "give 1 or more, or 0 (no weights)": 0 < config.importance_cap < 1,
         "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
         "give --parallel ddp (or auto) and --offload none": bool(config.adapter_rank and sharded),
-        "--on-collapse rollback returns to the best agent in validation: give --val-data": (
-            config.on_collapse == "rollback" and not config.val_data
-        ),
         "--data-args has the sizes of --data reasoning_gym:TASK or textarena:GAME, and there is none": (
             bool(config.data_args)
             and not any(map(is_task, [*config.data, *config.val_data, *config.test_data]))

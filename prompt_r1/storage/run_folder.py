@@ -15,10 +15,9 @@ from prompt_r1.foreign import is_finite_number, json_object, make_folder, replac
 from prompt_r1.storage.checkpoint import checkpoints_of
 
 LOCK = ".lock"
-ROLLBACK_FILE = "metrics-before-rollback-{}.jsonl"
 TRACKERS = ("wandb",)  # folders that a tracker fills, with links of its own
 # The names that are written under a temporary name first.
-REPLACED = r"agent|metrics\.jsonl|metrics-before-rollback-\d+\.jsonl"
+REPLACED = r"agent|metrics\.jsonl"
 
 
 def open_run(out: str, resume: str, name: str) -> Path:
@@ -109,21 +108,6 @@ def trim_metrics(run: Path, steps: int) -> None:
     """Remove the metric lines of step `steps` and later ones, because these steps will be trained again."""
     if lines := _metric_lines(run):
         _replace_lines(run / "metrics.jsonl", [line for line in lines if _step_of(line) < steps])
-
-
-def set_metrics_aside(run: Path, steps: int, *, number: int) -> None:
-    """Move the metric lines of step `steps` and later ones to the file of rollback `number`.
-
-    That file, which counts the rollback, is written first: a kill in between loses neither.
-    """
-    aside = [line for line in _metric_lines(run) if _step_of(line) >= steps]
-    _replace_lines(run / ROLLBACK_FILE.format(number), aside)
-    trim_metrics(run, steps)
-
-
-def count_rollbacks(run: Path) -> int:
-    """How often the run went back to its best checkpoint."""
-    return len(list(run.glob(ROLLBACK_FILE.format("*"))))
 
 
 def _metric_lines(run: Path) -> list[str]:

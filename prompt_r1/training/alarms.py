@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from prompt_r1.training.update import GAP, Limit
+from prompt_r1.training.update import Limit
 
 WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
+HAD_FORMAT = 0.5  # of the games were well formed: then that none is cannot be chance
 LEARNED_EM = 0.9  # of the sampled games: groups without spread are then right, and no alarm
 
 
@@ -47,12 +48,9 @@ class Sign:
 # 0.44, and update/kl at most 0.0006 in the three that have it.
 SIGNS = {
     "reward/misranked": Sign(0.2, "the reward prefers worse answers"),
-    "env/same_reply": Sign(0.8, "most questions got the same reply, perhaps the text of an error"),
     # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
     "update/kl": Sign(0.015, "the steps are too large, or games are used too often"),
 }
-# An older agent does not mend these: they warn or stop a run, but do not roll it back.
-NOT_THE_AGENT = (GAP, "reward/misranked", "env/same_reply", "groups/no_spread")
 
 
 @dataclass
@@ -65,6 +63,7 @@ class Watchdog:
     gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
     recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
+    highest_format: float = 0.0  # share of well-formed games, of all lines so far
     alarming: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
 
     def see(self, line: Mapping[str, float]) -> list[str]:
@@ -88,6 +87,10 @@ class Watchdog:
         for name in RULES:
             if name in line and not (right and name == "groups/no_spread"):
                 wrong[name] = self._judge_window(name, line[name])
+        # A learning rate that is far too large can destroy the format in a single step.
+        self.highest_format = max(self.highest_format, line.get("format", 0.0))
+        if line.get("format") == 0 and self.highest_format > HAD_FORMAT:
+            wrong["format"] = f"format is 0, after {self.highest_format:.3g}: no game is well formed any more"
         alarms = [text for name, text in wrong.items() if text and name not in self.alarming]
         self.alarming -= wrong.keys()
         self.alarming |= {name for name, text in wrong.items() if text}

@@ -123,7 +123,7 @@ class Console:
             self._bar = None
 
     def at(self, step: int) -> None:
-        """Move the progress line to `step`, forwards or, after a rollback, backwards."""
+        """Move the progress line to `step`."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 

@@ -1,7 +1,6 @@
 """Start a training: settings, ranks, run folder and lock."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.storage.run_log import OnMetrics, read_metrics
 from prompt_r1.terminal import printable
 from prompt_r1.training.console import TEST_FILE, summary
-from prompt_r1.training.lifecycle import RolledBack
 from prompt_r1.training.run import Run
 
 
@@ -60,23 +58,9 @@ def start(
                     print(printable(done))
             else:
                 with asyncio.Runner() as runner:
-                    _train_to_the_end(
-                        train, lambda: Run(config, folder, ranks, runner, interrupt, on_metrics)
-                    )
+                    train(Run(config, folder, ranks, runner, interrupt, on_metrics))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
     return folder
-
-
-def _train_to_the_end(train: Callable[[Run], None], new_run: Callable[[], Run]) -> None:
-    """Train; after each rollback, anew from the checkpoint that is left."""
-    finished = False
-    while not finished:
-        try:
-            train(new_run())
-            finished = True
-        except RolledBack:
-            pass
-        gc.collect()  # an engine is part of a reference cycle, and another one may not fit in memory
 
 
 def _finished_summary(folder: Path, config: TrainConfig) -> str:

@@ -1,4 +1,4 @@
-"""Checkpointing, best-agent export, alarms and rollback."""
+"""Checkpointing, best-agent export and alarms."""
 
 import math
 import time
@@ -14,9 +14,9 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, model_card
-from prompt_r1.storage.run_folder import REPLACED, count_rollbacks, set_metrics_aside, trim_metrics
+from prompt_r1.storage.run_folder import REPLACED, trim_metrics
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.alarms import NOT_THE_AGENT, SIGNS, Watchdog
+from prompt_r1.training.alarms import Watchdog
 from prompt_r1.training.console import nothing_to_learn, summary
 from prompt_r1.training.metrics import spending, step_metrics
 from prompt_r1.training.parts import Parts
@@ -26,19 +26,14 @@ from prompt_r1.training.validation import compare_on_test, validation_metrics
 from prompt_r1.types import ScoredGame
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
-MAX_ROLLBACKS = 3
 REPORT_PAUSE = 20  # between two reports: this many times as long as the last one took
-
-
-class RolledBack(Exception):
-    """The run folder is back at its best checkpoint: train again from there."""
 
 
 @contextmanager
 def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
     """Train inside. When the environment, a signal or an alarm ends the training, save and say so.
 
-    Raises Resumable for a run that was stopped and saved, and RolledBack.
+    Raises Resumable for a run that was stopped and saved.
     """
     steps = None
     try:
@@ -62,7 +57,7 @@ def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
 
 
 class Lifecycle:
-    """Resumes a run, and decides after each step what to save, and whether to stop or go back.
+    """Resumes a run, and decides after each step what to save, and whether to stop.
 
     Every method is called by every rank or by none.
     """
@@ -88,7 +83,6 @@ class Lifecycle:
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
         if ranks.device.type == "cuda":
             run.log.say(describe_attention(policy.attention))
-        self.rollbacks = ranks.from_first(lambda: count_rollbacks(run.folder))
         self.checkpoints = Checkpoints(run.folder, policy, parts.optimizer, config, ranks, say=run.log.say)
         self._resume()
         self.watchdog = Watchdog(limit_of(policy.compute))
@@ -113,8 +107,6 @@ class Lifecycle:
             self._repair_export()
             run.log.say(f"Resuming after step {self.state.step} of {run.config.steps}, from {found}")
             self.parts.models.refresh()
-        for group in self.parts.optimizer.param_groups:
-            group["lr"] = run.config.lr * 0.5**self.rollbacks
         if run.ranks.first:
             trim_metrics(run.folder, self.state.step + (not self.state.line))
             write_yaml(run.config, run.folder / "config.yaml")
@@ -148,7 +140,7 @@ class Lifecycle:
             self.run.log.say("\n" + compare_on_test(self.run, self.parts))
 
     def _complete(self) -> None:
-        """Validate, log and save the step, and check whether the run must stop or go back."""
+        """Validate, log and save the step, and check whether the run must stop."""
         run, state, config = self.run, self.state, self.run.config
         line, last = dict(state.line), state.step == config.steps
         if config.val_data and (last or state.step % config.val_every == 0):
@@ -240,14 +232,11 @@ class Lifecycle:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         alarms = ranks.from_first(lambda: self.watchdog.see(line))
         for alarm in alarms:
-            kind = "Alarm" if alarm.startswith((*NOT_THE_AGENT, *SIGNS)) else "Collapse"
-            self.run.log.say(f"{kind} at step {self.state.step}: {alarm} (docs/failures.md says what to do)")
+            self.run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/failures.md says what to do)")
         if alarms and on_collapse == "stop":
             raise Resumable(
                 f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
             )
-        if on_collapse == "rollback" and any(not alarm.startswith(NOT_THE_AGENT) for alarm in alarms):
-            self._roll_back()
 
     def _check_earlier_alarms(self) -> None:
         """Refuse to resume past an alarm that stopped the run: a job queue may restart it unattended."""
@@ -257,26 +246,6 @@ class Lifecycle:
                 f"{self.run.folder}: training had collapsed at step {self.state.step} "
                 f"({', '.join(collapsed)}); to go on all the same, give --on-collapse warn"
             )
-
-    def _roll_back(self) -> None:
-        """Go back to the agent that validated best, with half the learning rate; later steps are undone.
-
-        Raises RolledBack, and Resumable if that is not possible. The rollbacks of a run are counted by the
-        files of metric lines that they have set aside, so a later kill forgets none.
-        """
-        best, number = self.state.best_step, self.rollbacks + 1
-        if best < 0 or number > MAX_ROLLBACKS:
-            raise Resumable(f"training has collapsed, after {self.rollbacks} rollbacks")
-        self.checkpoints.drop_after(best)
-        if self.checkpoints.newest() is None:
-            raise Resumable("training has collapsed, and the best checkpoint could not be written")
-        self.run.log.say(
-            f"Back to step {best} with half the learning rate (rollback {number} of {MAX_ROLLBACKS})"
-        )
-        if self.run.ranks.first:
-            set_metrics_aside(self.run.folder, best + 1, number=number)
-        self.run.ranks.barrier()
-        raise RolledBack
 
     def _repair_export(self) -> None:
         """Export the best agent from its checkpoint, if the export failed or a kill came before it."""

@@ -1,7 +1,5 @@
 """Metrics of games, over all ranks, with intervals."""
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import isfinite
@@ -15,11 +13,6 @@ from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.options.advantages import has_spread
 from prompt_r1.reward import well_formed
 from prompt_r1.types import ScoredGame, Stop
-
-REPLY_WORDS = 6  # of a reply that `same_reply` counts: a bare answer may be right for many questions
-REPLY_CHARACTERS = 200  # that two replies are compared by
-SAME_REPLY_QUESTIONS = 8  # in a step of fewer questions the same reply may be chance
-
 
 # Metrics of a game that has a reward; those of other games count in stop/*, tokens/* and env/* only.
 SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
@@ -99,7 +92,6 @@ def step_metrics(
     rows_PG = [[metrics_of_game(game) for game in group] for group in games_PG]
     replied = [turn for group in games_PG for game in group for turn in game.trajectory.turns]
     latencies = [turn.latency for turn in replied if turn.reply is not None]
-    replies_P = [_long_replies(group) for group in games_PG]
     idle = [
         number
         for number, group in enumerate(games_PG)
@@ -123,7 +115,6 @@ def step_metrics(
         "groups/no_spread": total["idle"] / max(total["kept"], 1),
         "groups/no_spread_calls": total["idle calls"],
         "groups/no_spread_usd": total["idle usd"],
-        "env/same_reply": same_reply(joined(ranks.gather(replies_P))),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }
@@ -146,36 +137,6 @@ def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
         for one, other in combinations(rewards, 2)
         if one.answer != other.answer
     ]
-
-
-def _long_replies(group: Sequence[ScoredGame]) -> set[str]:
-    """The beginnings of the different replies to the games of a question, without bare answers."""
-    turns = [turn for game in group for turn in game.trajectory.turns if turn.reply is not None]
-    texts = {
-        _without_numbers((turn.reply or "")[:REPLY_CHARACTERS], turn.action.prompt or "") for turn in turns
-    }
-    return {text for text in texts if len(text.split()) >= REPLY_WORDS}
-
-
-def _without_numbers(reply: str, prompt: str) -> str:
-    """A reply whose words with a digit are "#": an error text may hold a time or the number of a request.
-
-    Numbers of the prompt stay: a reply that repeats them was made for it.
-    """
-    asked = set(re.findall(r"\d+", prompt))
-
-    def shown(word: re.Match[str]) -> str:
-        return word[0] if asked.issuperset(re.findall(r"\d+", word[0])) else "#"
-
-    return re.sub(r"\S*\d\S*", shown, reply)
-
-
-def same_reply(replies_P: Sequence[set[str]]) -> float:
-    """The share of the questions to which the commonest reply was given in some of their games."""
-    counts = Counter(reply for replies in replies_P for reply in replies)
-    if len(replies_P) < SAME_REPLY_QUESTIONS or not counts:
-        return 0.0
-    return max(counts.values()) / len(replies_P)
 
 
 def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:

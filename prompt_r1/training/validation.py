@@ -12,8 +12,7 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.metrics.statistics import pass_at_k
-from prompt_r1.playing import GREEDY, PlaySettings, play_question
+from prompt_r1.playing import GREEDY, play_question
 from prompt_r1.reward import score_games
 from prompt_r1.training.console import TEST_FILE
 from prompt_r1.training.metrics import Row, joined, metrics_of_game
@@ -21,7 +20,6 @@ from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
-SAMPLED = PlaySettings(temperature=1.0)
 # Columns of the tables, and the metrics of a game that they are means of.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 
@@ -41,59 +39,41 @@ def validation_metrics(run: Run, parts: Parts, *, step: int) -> dict[str, float]
 def compare_on_test(run: Run, parts: Parts) -> str:
     """A table of test questions: the environment alone, the agent before and after training.
 
-    The rows by dataset are written to test.md in the run folder, and with --passes a second table of what the
-    untrained agent can do beside what it does.
+    The rows by dataset are written to test.md in the run folder.
     """
-    questions, environment, passes = parts.questions.test, parts.environment, run.config.passes
+    questions, environment = parts.questions.test, parts.environment
     datasets = [question.dataset for question in questions]
     rows: dict[str, list[Row]] = {}
-    tries: list[Row] = []
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment)))
     for name, path in [("untrained agent", parts.models.start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device, frame=kept_frame(run.folder))
         rows[name] = play_share(run, agent, questions, environment, name=f"test-{name.partition(' ')[0]}")
-        if passes and name == "untrained agent":
-            tries = play_share(
-                run, agent, questions, environment, name="passes-untrained", games=passes, how=SAMPLED
-            )
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
-    tables = [results_table(rows, datasets)]
-    if passes:
-        tables.append(passes_table(tries, rows["trained agent"], datasets, passes))
     if run.ranks.first:
-        (run.folder / TEST_FILE).write_text("\n\n".join(tables) + "\n", "utf-8")
-    return "\n\n".join([printed_table(rows), *tables[1:]])
+        (run.folder / TEST_FILE).write_text(results_table(rows, datasets) + "\n", "utf-8")
+    return printed_table(rows)
 
 
 def play_share(
-    run: Run,
-    agent: Agent,
-    questions: Sequence[Question],
-    environment: Pool,
-    *,
-    name: str,
-    games: int = 1,
-    how: PlaySettings = GREEDY,
+    run: Run, agent: Agent, questions: Sequence[Question], environment: Pool, *, name: str
 ) -> list[Row]:
-    """The metrics of so many games of each question, question by question, on every rank.
+    """The metrics of a greedy game of each question, in the order of the questions, on every rank.
 
     Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
     """
 
-    async def play_one(one: tuple[Question, int]) -> Trajectory:
-        question, sample = one
-        seed = f"evaluation/{question.id}" + (f"/{sample}" if sample else "")
-        return await play_question(agent, environment, question, how, seed=seed, sample=sample)
+    async def play_one(question: Question) -> Trajectory:
+        seed = f"evaluation/{question.id}"
+        return await play_question(agent, environment, question, GREEDY, seed=seed, sample=0)
 
     async def play_all() -> list[Trajectory]:
         counted = run.console.counted(play_one, len(mine))
         return await asyncio.gather(*map(counted, mine))
 
-    of_all = [(question, sample) for question in questions for sample in range(games)]
-    mine = of_all[run.ranks.rank :: run.ranks.count]
+    mine = questions[run.ranks.rank :: run.ranks.count]
     trajectories = run.wait_for(play_all())
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
@@ -149,25 +129,6 @@ def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str
             lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(rows))])
     header = ["method", "dataset", "n", "errors", "EM", "F1", "reward", "format", "turns"]
     return markdown_table(header, lines, left=2)
-
-
-def passes_table(tries: Sequence[Row], trained: Sequence[Row], datasets: Sequence[str], games: int) -> str:
-    """A Markdown table of pass@k by dataset: `games` games of each question, k = 1, 5 and `games`.
-
-    The untrained agent samples at temperature 1. The last column is EM of one greedy game of the trained
-    agent: where it is below the untrained agent's pass@k, training chose among what that could do (Yue et al.
-    2025, arXiv 2504.13837).
-    """
-    ks = sorted({1, min(5, games), games})
-    right = [row.get("em") == 1 for row in tries]
-    rights = [sum(right[first : first + games]) for first in range(0, len(right), games)]
-    lines = []
-    for name in [*sorted(set(datasets)), "all"]:
-        part = [number for number, dataset in enumerate(datasets) if name in (dataset, "all")]
-        shares = [mean(pass_at_k(games, rights[number], k) for number in part) for k in ks]
-        after = mean_metrics([trained[number] for number in part]).get("em", 0.0)
-        lines.append([name, *(f"{share:.3f}" for share in (*shares, after))])
-    return markdown_table(["untrained agent", *(f"pass@{k}" for k in ks), "trained agent: EM"], lines)
 
 
 def printed_table(rows: dict[str, list[Row]]) -> str:

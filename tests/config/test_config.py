@@ -59,7 +59,6 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
         ("--kv-tokens 319 --max-tokens 320", "--kv-tokens 320 --max-tokens 320", "does not hold one game"),
         ("--kv-tokens 1", "--kv-tokens 0", "does not hold one game"),
         ("--importance-cap 0.99", "--importance-cap 1", "give 1 or more, or 0"),
-        ("--on-collapse rollback --val-data none", "--on-collapse rollback", "give --val-data"),
         ("--config paper", "--config paper --data mini", "no training questions"),
     ],
 )

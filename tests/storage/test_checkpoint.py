@@ -27,10 +27,10 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.storage import atomic_folder, run_folder, tensor_files
+from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import _complete_config
-from prompt_r1.storage.run_folder import count_rollbacks, lock_run, open_run, set_metrics_aside, trim_metrics
+from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
 from tests.support import tiny
 from tests.support.exports import card_of, export
 from tests.support.games import ONE_RANK
@@ -129,12 +129,6 @@ def test_saving_before_the_first_step_changes_nothing(tmp_path):
     saved.checkpoints.load(saved.checkpoints.newest())
     saved.learn()
     assert equal_weights(saved.weights(), never.weights())
-
-
-def test_a_rollback_removes_the_checkpoints_of_later_steps(saved):
-    saved.checkpoints.drop_after(1)
-    assert [folder.name for folder in checkpoints_of(saved.checkpoints.folder.parent)] == ["step-000001"]
-    assert saved.checkpoints.load(saved.checkpoints.newest()).step == 1
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
@@ -653,35 +647,6 @@ def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_p
     path.write_text('{"step": 0}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
     trim_metrics(tmp_path, 2)
     assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
-
-
-def test_a_rollback_sets_metric_lines_aside_and_is_counted_by_their_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3, "r')
-    assert count_rollbacks(tmp_path) == 0
-    for number, step in ((1, 2), (2, 1)):
-        set_metrics_aside(tmp_path, step, number=number)
-        assert count_rollbacks(tmp_path) == number
-    aside = [(tmp_path / f"metrics-before-rollback-{number}.jsonl").read_text() for number in (1, 2)]
-    assert aside == ['{"step": 2}\n{"step": 3, "r\n', '{"step": 1}\n']
-    assert path.read_text() == '{"step": 0}\n'
-
-
-def test_metric_lines_that_cannot_be_set_aside_stay_where_they_are(tmp_path, monkeypatch):
-    """The file that keeps them is written first, so a kill or a full disk loses none."""
-
-    def fail(path, content):
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n')
-    replaced = run_folder.replace_file
-    monkeypatch.setattr(
-        run_folder, "replace_file", lambda file, text: (replaced if file == path else fail)(file, text)
-    )
-    with pytest.raises(OSError, match="No space"):
-        set_metrics_aside(tmp_path, 1, number=1)
-    assert path.read_text() == '{"step": 0}\n{"step": 1}\n'
 
 
 def test_lines_that_are_no_metrics_are_removed_on_resume(tmp_path):

@@ -123,12 +123,12 @@ def test_gradients_that_start_after_steps_without_any_have_not_exploded():
 def test_a_metric_is_judged_from_its_sixth_value_on():
     """The first full window is the reference of the later ones."""
     assert [step for step, _ in alarms_for("kl", [2.0] * 8)] == [5]
-    assert alarms_for("format", [1.0] + [0.0] * 7) == []
+    assert alarms_for("format", [1.0] + [0.1] * 7) == []
 
 
 def test_the_median_of_five_values_decides():
     for bad_steps, count in ((2, 0), (3, 1)):
-        values = [1.0] * 10 + [0.0] * bad_steps + [1.0] * (10 - bad_steps)
+        values = [1.0] * 10 + [0.1] * bad_steps + [1.0] * (10 - bad_steps)
         assert len(alarms_for("format", values)) == count
 
 
@@ -147,8 +147,16 @@ def test_a_value_that_is_not_finite_is_an_alarm_at_once(value):
 
 def test_a_single_bad_step_is_no_alarm():
     lines = noisy_run()
-    lines[45] |= {"format": 0.0, "reward/mean": -1.0, "kl": 50.0, "grad_norm": 90.0}
+    lines[45] |= {"format": 0.1, "reward/mean": -1.0, "kl": 50.0, "grad_norm": 90.0}
     assert alarms(lines) == []
+
+
+@pytest.mark.parametrize(("before", "steps"), [([0.94], [1]), ([0.3, 0.94, 0.6], [3]), ([0.4], [])])
+def test_well_formed_games_that_fall_to_none_are_an_alarm_in_that_step(before, steps):
+    """A preset's learning rate destroyed a real model in its first update: format 0.94, then 0 for good. No
+    window of five steps was full, so there was no alarm in three steps.
+    """
+    assert [step for step, _ in alarms_for("format", before + [0.0] * 3)] == steps
 
 
 def test_steps_whose_games_the_environment_broke_are_ignored():

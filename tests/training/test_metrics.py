@@ -9,15 +9,7 @@ from prompt_r1.errors import EnvError
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.spending import Spending
-from prompt_r1.training.metrics import (
-    SAME_REPLY_QUESTIONS,
-    SCORED,
-    Row,
-    game_metrics,
-    metrics_of_game,
-    spending,
-    step_metrics,
-)
+from prompt_r1.training.metrics import SCORED, Row, game_metrics, metrics_of_game, spending, step_metrics
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.played import play_game
@@ -167,42 +159,6 @@ def test_a_pair_is_misranked_when_the_better_answer_gets_no_higher_reward():
     assert misranked(replace(RULE, own=lambda game, reward: reward.total + len(game.turns))) == 2 / 3
 
 
-def with_replies(*replies: str) -> Trajectory:
-    """A game whose prompts got these replies."""
-    game = game_of_turns(*[GOOD] * len(replies), RIGHT)
-    turns = [replace(turn, reply=reply) for turn, reply in zip(game.turns, [*replies, None], strict=True)]
-    return replace(game, turns=turns)
-
-
-ERROR_TEXTS = [f"Error 429: too many requests, retry after {n} seconds (request a{n}f)" for n in range(20)]
-
-
-@pytest.mark.parametrize(
-    ("replies", "share"),
-    [
-        (ERROR_TEXTS[:10], 1.0),  # numbers and codes are taken as equal
-        ([*ERROR_TEXTS[:4], *(f"The director is person {chr(65 + n)} of the list" for n in range(6))], 0.4),
-        (["Yes."] * 10, 0.0),  # a bare answer may be right for many questions
-        (ERROR_TEXTS[: SAME_REPLY_QUESTIONS - 1], 0.0),  # so few questions may have it by chance
-    ],
-)
-def test_the_same_reply_to_most_questions_is_counted(replies, share):
-    groups = [[with_replies(reply), with_replies(reply)] for reply in replies]
-    metrics = step_metrics(score_and_compare(groups, RULE), ONE_RANK, rollout_seconds=1.0)
-    assert metrics["env/same_reply"] == pytest.approx(share)
-
-
-def test_replies_that_repeat_the_numbers_of_their_prompts_differ():
-    """A bug: a run of Mastermind, whose feedback begins with the guess, raised an alarm at its first step."""
-    groups = []
-    for guess in range(10, 20):
-        game = with_replies(f"Submitted [{guess}]. Feedback: 0 black peg(s), 0 white peg(s).")
-        action = replace(game.turns[0].action, prompt=f"[{guess}]")
-        groups.append([replace(game, turns=[replace(game.turns[0], action=action), *game.turns[1:]])])
-    metrics = step_metrics(score_and_compare(groups, RULE), ONE_RANK, rollout_seconds=1.0)
-    assert metrics["env/same_reply"] == pytest.approx(0.1)
-
-
 def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     """A mean of the means of the ranks would weigh the games of the smaller share more."""
     right, half, wrong = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG)
@@ -210,10 +166,9 @@ def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     right.spent = Spending(usd=0.25)
     half.turns[0] = replace(half.turns[0], latency=3.0)
     games = [[right, half], [right, wrong], [right, right], [broken, broken], [wrong, wrong]]
-    same = [[with_replies(text), with_replies("No.")] for text in ERROR_TEXTS[:5]]
-    games_PG = score_and_compare([*games, *same], replace(RULE, own=pays_for_turns))
+    games_PG = score_and_compare(games, replace(RULE, own=pays_for_turns))
     one = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
-    assert all(one[name] > 0 for name in one if name.startswith(("groups/", "env/same", "reward/mis")))
+    assert all(one[name] > 0 for name in one if name.startswith(("groups/", "reward/mis")))
     shares = games_PG[:2], games_PG[2:]
     two = on_each_rank(2, lambda ranks: step_metrics(shares[ranks.rank], ranks, rollout_seconds=2.0))
     assert two == [pytest.approx(one)] * 2
