@@ -48,8 +48,8 @@ MORE_CPU_MEMORY = (
     "from the last checkpoint; otherwise take a smaller agent"
 )
 MORE_GPU_MEMORY = (
-    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload all, or more GPUs "
-    "(--dry-run estimates the memory) and resume from the last checkpoint; otherwise take a smaller agent or "
+    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload all, or more GPUs, "
+    "and resume from the last checkpoint; otherwise take a smaller agent or "
     "--device cpu"
 )
 

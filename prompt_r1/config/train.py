@@ -118,7 +118,7 @@ class TrainConfig(AgentConfig):
         16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
     )
     checkpointing: bool = setting(True, "gradient checkpointing")
-    dry_run: bool = setting(False, "estimate calls, tokens, dollars and memory, then exit", everyday=True)
+    dry_run: bool = setting(False, "estimate calls, tokens and dollars, then exit", everyday=True)
 
     @property
     def layout(self) -> str:

@@ -23,6 +23,7 @@ from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import limit_of
 from prompt_r1.training.validation import compare_on_test, validation_metrics
+from prompt_r1.training.warm_up import warm_up
 from prompt_r1.types import ScoredGame
 
 IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
@@ -72,9 +73,8 @@ class Lifecycle:
         self.next_report = -math.inf  # monotonic seconds: at a save before this, the report is not updated
         config, ranks, policy = run.config, run.ranks, parts.models.policy
         if ranks.device.type == "cuda":
-            from prompt_r1.training.memory import reserve_memory  # an estimate, for GPUs and --dry-run
-
-            reserve_memory(parts.models, parts.optimizer, config, ranks)
+            longest, tokens = config.max_tokens, config.tokens_per_batch
+            warm_up(parts.models, parts.objective, parts.optimizer, game_tokens=longest, tokens=tokens)
         size = sum(parameter.numel() for parameter in policy.parameters())
         trained = sum(parameter.numel() for parameter in policy.trained_parameters())
         learning = f", {trained:,} of them adapters that learn" if trained < size else ""

@@ -1,0 +1,37 @@
+"""Compute one full micro-batch before the first game, so that the size of the KV cache leaves room for it.
+
+On GPUs the cache takes a share of what is free beside this process's own peak so far (`agent.kv_cache`).
+"""
+
+from torch.optim import Optimizer
+
+from prompt_r1.training.micro_batches import make_batch
+from prompt_r1.training.parts import Models, Objective
+from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
+
+
+def warm_up(
+    models: Models, objective: Objective, optimizer: Optimizer, *, game_tokens: int, tokens: int
+) -> None:
+    """Take an optimiser step that changes nothing, on games of `game_tokens` with `tokens` in all.
+
+    The weights of the loss are 0, and so are the gradients and the learning rate. Called by every rank,
+    before a checkpoint is loaded: it leaves no state.
+    """
+    game = Trajectory(Question("warm-up", "", "", ()))
+    game.add_context([0])
+    game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
+    games = [ScoredGame(game, None, 0.0)] * max(1, tokens // game_tokens)
+    batch = make_batch(games, lambda trajectory: 0.0, models.policy.device)
+    reference = models.reference_logprobs(batch.packed)
+    logprobs = models.policy(batch.packed).logprobs
+    old = logprobs.detach()
+    objective(logprobs, old, old if reference is None else reference, batch).total.backward()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    optimizer.state.clear()
