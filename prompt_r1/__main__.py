@@ -21,7 +21,6 @@ PROGRAMS = {
     "evaluate": (SCRIPTS / "evaluate.py", "score methods on questions (evaluate.py)"),
     "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
     "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of several"),
-    "push": (PACKAGE / "storage/push.py", "upload a trained agent to the Hugging Face Hub"),
     "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
     "studies": (PACKAGE / "studies/__main__.py", "measure the paper's propositions on trained agents"),
 }

@@ -64,7 +64,6 @@ COMMANDS = {
     "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
     "prompt-r1 serve": "",  # below
-    "prompt-r1 push runs/paper-seed0 ORG/NAME": "prompt-r1 push --help",  # there is no Hub here
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help": "python train.py --help",
     "--help-all": "python train.py --help-all",

@@ -50,9 +50,8 @@ ALONE = (
     "A baseline of [Prompt-R1](https://arxiv.org/abs/2511.01016): GRPO without an environment to ask.",
 )
 PLACE = "path/to/this/folder"
-USE_HERE = f"python infer.py --agent {PLACE}"  # replaced, as PLACE is, in the card on the Hub
 USE = f"""```bash
-{USE_HERE} --env MODEL --question "…"
+python infer.py --agent {PLACE} --env MODEL --question "…"
 ```
 
 The weights also load without Prompt-R1, but then nothing asks the environment:
