@@ -58,7 +58,6 @@ from prompt_r1.evaluation.systems import (
     trained_with,
     training_files,
     with_data_args,
-    with_questions,
 )
 from prompt_r1.metrics.em_f1 import Rules
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
@@ -85,7 +84,7 @@ def main(arguments: list[str]) -> None:
         print(compare_files(*config.compare, score=score))
         return
     agents = resolve_agents(config)
-    config = with_data_args(with_questions(config, agents), agents)
+    config = with_data_args(replace(config, data=config.data or ("mini",)), agents)
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     setups = choose_systems(config, agents, seed)
@@ -114,8 +113,8 @@ def main(arguments: list[str]) -> None:
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data; with --tables and the mini world also those out of distribution."""
     names = list(config.data)
-    if config.tables and names in (["mini"], ["mini-neural"]):
-        names.append(f"{names[0]}:ood")
+    if config.tables and names == ["mini"]:
+        names.append("mini:ood")
     questions: dict[tuple[str, str], Question] = {}
     for name in names:
         for question in sample_questions([name], "test", seed, config.limit, config.data_args):

@@ -30,7 +30,6 @@ from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.infer import InferConfig
 from prompt_r1.errors import INTERRUPTED, Resumable, UsageError
-from prompt_r1.miniworld.hints import hint
 from prompt_r1.playing import OpenPair, PlaySettings, open_pair, play_question
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import has_colours, printable
@@ -53,8 +52,6 @@ def main(arguments: list[str]) -> None:
             session = Session(config, pair, {"agent": str(spec.path), "environment": environment}, file)
             try:
                 for text in questions or typed_questions():
-                    if spec.config.agent == "mini" and (known := hint(text, pair.seed)):
-                        note(known)
                     game = runner.run(session.ask(text))
                     if game.error == INTERRUPTED:
                         sys.exit(130)

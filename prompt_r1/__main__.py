@@ -22,7 +22,6 @@ PROGRAMS = {
     "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
     "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run, or of several"),
     "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
-    "studies": (PACKAGE / "studies/__main__.py", "measure the paper's propositions on trained agents"),
 }
 PROGRAM_LINES = "\n".join(f"  {name:<10}{about}" for name, (_, about) in PROGRAMS.items())
 USAGE = f"""\

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENTS
+from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.config.train import agent_preset
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. Mini agents are built if necessary."""
-    if name in MINI_AGENTS:
+    if name == MINI_AGENT:
         import torch
         from transformers.utils import logging
 
@@ -26,7 +26,7 @@ def find_agent(name: str, seed: int) -> str | Path:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
         try:
-            return mini_agent(seed, RUNS / "cache", name)
+            return mini_agent(seed, RUNS / "cache")
         finally:
             torch.set_num_threads(threads)
     if "@http" in name:
@@ -56,7 +56,7 @@ def newest_mini_run() -> Path:
     saved: dict[Path, float] = {}  # run folder → when its agent was saved
     for file in RUNS.glob(f"*/agent/{GAME_FILE}"):
         config = trained_config(file.parent)
-        if config is not None and config.agent in MINI_AGENTS and config.env != "none":
+        if config is not None and config.agent == MINI_AGENT and config.env != "none":
             saved[file.parent.parent] = file.stat().st_mtime
     if not saved:
         raise UsageError(
@@ -92,6 +92,6 @@ def resolve_agent(name: str, *, kv_tokens: int) -> AgentSpec:
     local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
-    config = trained or agent_preset("mini" if local in MINI_AGENTS else "paper")
+    config = trained or agent_preset("mini" if local == MINI_AGENT else "paper")
     start = trained.agent if trained else name
     return AgentSpec(path, replace(config, kv_tokens=kv_tokens), start, is_newest=not name)

@@ -44,7 +44,7 @@ class Imitation(FineTuned):
 
     def right_demonstrations(self, codec: Codec) -> list[Trajectory]:
         """The games to learn from."""
-        shown = demonstrations(self.settings.seed, kind=self.settings.agent)
+        shown = demonstrations(self.settings.seed)
         played = (record(*one, codec) for one in shown)
         return [game for game in played if is_right(game, self.player.rule)]
 

@@ -22,7 +22,7 @@ from prompt_r1.baselines.self_consistency import SelfConsistency
 from prompt_r1.baselines.sft import FineTuned, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.environment import MINI_AGENTS, is_mini, is_mini_data
+from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
@@ -177,8 +177,8 @@ def trained_alone(name: str) -> AgentSpec:
 def fine_tuned(name: str, context: MethodContext) -> Method:
     """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
     config, agents, start = context.config, context.agents, context.agents.spec.start
-    if name == "bc" and start not in MINI_AGENTS:
-        raise UsageError("bc imitates the demonstrations of the mini agents: leave it out with other agents")
+    if name == "bc" and start != MINI_AGENT:
+        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
     folder, device = context.subfolder(name), agents.device
     settings = SftConfig(
         agent=start,
@@ -241,7 +241,7 @@ def preparation_questions(
     """Training and validation questions, if one of the methods needs them; the mini world brings its own."""
     if not set(methods) & set(LEARNING):
         return [], []
-    own = {name.partition(":")[0] for name in config.data} if all(map(is_mini_data, config.data)) else ()
+    own = ("mini",) if all(map(is_mini_data, config.data)) else ()
     train = find_questions(config.train_data or own, "train", seed, config.data_args)
     return train, sample_questions(config.val_data or own, "validation", seed, 0, config.data_args)
 

@@ -35,7 +35,7 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, parse_arguments, run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENTS
+from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.config.fields import check_ranges
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
@@ -198,7 +198,7 @@ def model_card(config: SftConfig, base: Path) -> str:
 
 def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
-    preset = agent_preset("mini" if config.agent in MINI_AGENTS else "paper")
+    preset = agent_preset("mini" if config.agent == MINI_AGENT else "paper")
     return replace(
         preset,
         agent=config.agent,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from prompt_r1.cli.crash_report import DISK_ADVICE, crash_report_in
-from prompt_r1.config.environment import HELD_OUT, MINI_AGENTS, MINI_ENVIRONMENTS, mini_data
+from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, MINI_ENVIRONMENTS
 from prompt_r1.config.fields import check_ranges, flag_of, type_name
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.removed import removed_sentence
@@ -165,11 +165,11 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
     if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
-        own = (mini_data(config.env),)  # the mini world brings its own questions
+        own = ("mini",)  # the mini world brings its own questions
         asked = {name: given.get(name, own) for name in ("data", "val_data", "test_data")}
         config = replace(config, **asked)
     if has_own_questions(config):
-        if config.agent not in MINI_AGENTS and not chosen:
+        if config.agent != MINI_AGENT and not chosen:
             raise UsageError(
                 f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper "
                 "(for real models), --config mini (the settings of the toy agent) or a YAML file"

@@ -17,7 +17,7 @@ class AgentConfig(EnvironmentConfig):
 
     agent: str = setting(
         "Qwen/Qwen3-4B",
-        "model folder, hub id, mini or mini-parts",
+        "model folder, hub id, or mini",
         everyday=True,
         identifies=True,
         group="agent, environment and data",

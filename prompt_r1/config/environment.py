@@ -1,15 +1,12 @@
 """Settings of the environment, and the names of the mini world's."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, setting
-from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
-MINI_AGENTS = ("mini", "mini-parts")
-NEURAL = ("mini-neural", "mini-neural-b")  # environments that are language models, with a world of their own
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute", *NEURAL)
+MINI_AGENT = "mini"
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
 HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
 
 
@@ -20,20 +17,7 @@ def is_mini(spec: str) -> bool:
 
 def is_mini_data(name: str) -> bool:
     """Whether a name of --data stands for questions of the mini world."""
-    return name.partition(":")[0] in ("mini", "mini-neural")
-
-
-def mini_data(env: str) -> str:
-    """The questions about the world that the mini environments of a SPEC know."""
-    return "mini-neural" if set(env.split(",")) <= set(NEURAL) else "mini"
-
-
-def check_world(env: str, data: Iterable[str]) -> None:
-    """Raise UsageError if one of the mini environments of a SPEC knows another world than the questions."""
-    for part in set(env.split(",")) & set(MINI_ENVIRONMENTS) - {"mini-mute"}:
-        for name in filter(is_mini_data, data):
-            if name.partition(":")[0] != (own := mini_data(part)):
-                raise UsageError(f"--env {part} knows another world than --data {name}: give --data {own}")
+    return name.partition(":")[0] == "mini"
 
 
 @dataclass(frozen=True)

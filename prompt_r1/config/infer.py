@@ -13,7 +13,7 @@ class InferConfig(EnvironmentConfig):
     question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
     questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
     agent: str = setting(
-        "", "run folder, model folder, hub id, mini or mini-parts (default: newest mini run)", everyday=True
+        "", "run folder, model folder, hub id, or mini (default: newest mini run)", everyday=True
     )
     env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
     json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)

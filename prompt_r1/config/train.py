@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENTS, check_world, is_mini, is_mini_data
+from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.config.fields import (
     FRACTION,
     LEARNING_RATE,
@@ -154,7 +154,7 @@ def has_own_questions(config: TrainConfig) -> bool:
 
 def toy_note(config: TrainConfig) -> str:
     """Which parts of a run are toys of the mini world, beside real ones; "" if all parts are, or none."""
-    parts = {"--agent": config.agent in MINI_AGENTS, "--data": not has_own_questions(config)}
+    parts = {"--agent": config.agent == MINI_AGENT, "--data": not has_own_questions(config)}
     if config.env != "none":
         parts["--env"] = is_mini(config.env)
     toys = [flag for flag, toy in parts.items() if toy]
@@ -221,7 +221,6 @@ def check(config: TrainConfig) -> None:
         ),
         "no training questions: give --data FILE … (JSONL or parquet), or --data mini": not config.data,
     }
-    check_world(config.env, (*config.data, *config.val_data, *config.test_data))
     for sentence, contradicted in contradictions.items():
         if contradicted:
             raise UsageError(sentence)

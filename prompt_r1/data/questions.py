@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") -> list[Question]:
     """Concatenate the questions of the given names.
 
-    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` or `mini-neural` (its `split`), `mini:SPLIT`, or
-    a task of another package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset
-    that cannot be read, and for an unknown split or task.
+    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, or a task of another
+    package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset that cannot be
+    read, and for an unknown split or task.
     """
     questions: list[Question] = []
     for name in names:
         world, _, named_split = name.partition(":")
         if is_mini_data(name):
-            questions += _mini_questions(world, named_split or split, seed)
+            questions += _mini_questions(named_split or split, seed)
         elif is_task(name):
             make = reasoning_questions if world == REASONING_GYM else arena_questions
             questions += make(named_split, split, seed, args)
@@ -71,15 +71,15 @@ def training_and_validation(
     return rest, validation
 
 
-def _mini_questions(name: str, split: str, seed: int) -> list[Question]:
+def _mini_questions(split: str, seed: int) -> list[Question]:
     splits = ("train", "validation", "test", "ood")
     if split not in splits:
         raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(splits)}")
-    return getattr(_mini_world(name, seed), split)
+    return getattr(_mini_world(seed), split)
 
 
 @lru_cache(maxsize=2)  # programs read its splits one by one
-def _mini_world(name: str, seed: int) -> "MiniWorld":
-    from prompt_r1.miniworld.questions import mini_world, neural_questions
+def _mini_world(seed: int) -> "MiniWorld":
+    from prompt_r1.miniworld.questions import mini_world
 
-    return mini_world(seed) if name == "mini" else neural_questions()
+    return mini_world(seed)

@@ -17,10 +17,8 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
-from prompt_r1.config.environment import NEURAL
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld import NEURAL_WEIGHTS
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
@@ -127,19 +125,13 @@ class LocalEnvironment:
 def load_local(
     name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
-    """Load the model of hf:DIR, or a neural environment of the mini world, which reads no system message.
+    """Load the model of hf:DIR.
 
     `fields`: max_tokens and temperature of --env-args. Raises UsageError.
     """
     folder = Path(name.removeprefix("hf:"))
     short = f"hf:{folder.resolve().name}"
-    if name in NEURAL:
-        folder, short, system = NEURAL_WEIGHTS / name, name, ""
     if not (folder / "config.json").exists():
-        if name in NEURAL:
-            raise UsageError(
-                f"--env {name}: this version's weights are not in {folder}: install the package again"
-            )
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
     given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     for field, value in fields.items():

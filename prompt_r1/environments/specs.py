@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_ENVIRONMENTS, NEURAL, EnvironmentConfig
+from prompt_r1.config.environment import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.distributed.ranks import Ranks
 from prompt_r1.endpoint.client import ClientLimits
@@ -70,7 +70,6 @@ class Environments:
 
         mini, mini-b, mini-mute    the mini world of `seed`
         mini-advice                the mini world with a reader of instructions
-        mini-neural, mini-neural-b  language models that have read about a world of their own
         mini-optimizer             a script that writes prompts, for the prompt optimisers
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
@@ -236,7 +235,7 @@ def _samples(name: str, fields: Mapping[str, object]) -> bool:
 
 def _is_local(name: str) -> bool:
     """Return whether an environment is a language model in this process."""
-    return name.startswith("hf:") or name in NEURAL
+    return name.startswith("hf:")
 
 
 def _is_at_default_endpoint(name: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, find_agent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import HELD_OUT, check_world, is_mini_data, mini_data
+from prompt_r1.config.environment import HELD_OUT, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, NOT_IN_PAPER, RIVALS, SEARCHES, MethodConfig
 from prompt_r1.data.files import question_key
@@ -130,14 +130,6 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
             "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
-
-
-def with_questions(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> EvaluateConfig:
-    """The config with the questions of the mini world that its environments know, unless it names others."""
-    env = ",".join(environments_of(config, agents))
-    config = replace(config, data=config.data or (mini_data(env),))
-    check_world(env, config.data)
-    return config
 
 
 def with_data_args(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> EvaluateConfig:

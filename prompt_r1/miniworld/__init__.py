@@ -3,20 +3,8 @@
 Nothing imported here needs torch; the agent, which does, is in `miniworld.agent`.
 """
 
-from pathlib import Path
-
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import MiniWorld, make_questions, mini_world
 from prompt_r1.miniworld.world import World, make_world
 
-NEURAL_WEIGHTS = Path(__file__).parent / "neural" / "weights-2"  # by name; 2: their version
-
-__all__ = [
-    "NEURAL_WEIGHTS",
-    "MiniEnvironment",
-    "MiniWorld",
-    "World",
-    "make_questions",
-    "make_world",
-    "mini_world",
-]
+__all__ = ["MiniEnvironment", "MiniWorld", "World", "make_questions", "make_world", "mini_world"]

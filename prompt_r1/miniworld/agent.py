@@ -1,7 +1,7 @@
 """The mini agent, a Qwen3 of half a million parameters, and its warm start.
 
 It knows the format, all strategies and how to copy names from a reply, but no fact of the world in which it
-will play. The kind "mini-parts" knows no strategy that needs two steps.
+will play.
 """
 
 import os
@@ -9,7 +9,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,8 +23,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.parts import demonstrate_part
-from prompt_r1.miniworld.questions import make_questions
+from prompt_r1.miniworld.questions import MiniQuestion, make_questions
 from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -34,6 +33,9 @@ INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
 BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
+Show = Callable[[MiniQuestion, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
+"""Plays a demonstration."""
+
 VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
@@ -46,13 +48,10 @@ class MiniAgent:
 
 
 def build_agent(
-    seed: int, kind: str = "mini", *, worlds: int = WORLDS, games: int = GAMES, steps: int = 1500
+    seed: int, *, worlds: int = WORLDS, games: int = GAMES, steps: int = 1500, show: Show = demonstrate
 ) -> MiniAgent:
-    """Warm-start an agent on `games` demonstrations from each of `worlds` worlds.
-
-    The demonstrations of the kind "mini" hold every strategy, those of "mini-parts" only parts of them.
-    """
-    shown = list(demonstrations(seed, worlds, games, kind=kind))
+    """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
+    shown = list(demonstrations(seed, worlds, games, show=show))
     tokenizer = train_tokenizer((plain_text(*played) for played in shown[:5000]), vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
@@ -60,14 +59,14 @@ def build_agent(
     return MiniAgent(model, tokenizer)
 
 
-def mini_agent(seed: int, cache_dir: Path | str, kind: str = "mini") -> Path:
+def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
     """The Hugging Face folder of the warm-started agent of `seed`.
 
-    The mini agent of seed 0 comes with the package. Others are built by the first call and kept in
+    That of seed 0 comes with the package. Others are built by the first call and kept in
     `cache_dir`: written under another name and then renamed, so that a killed build leaves no incomplete
     agent, and of two concurrent builds the first that ends is kept.
     """
-    name = f"{kind}-agent-{seed}-v{VERSION}"
+    name = f"mini-agent-{seed}-v{VERSION}"
     if (EMBEDDED / name).is_dir():
         return EMBEDDED / name
     folder = Path(cache_dir) / name
@@ -75,10 +74,10 @@ def mini_agent(seed: int, cache_dir: Path | str, kind: str = "mini") -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
-        f"Building the {kind} agent of seed {seed}: about a minute, once; it is kept in {folder}",
+        f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
         file=sys.stderr,
     )
-    agent = build_agent(seed, kind)
+    agent = build(seed)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         agent.model.save_pretrained(unfinished)
@@ -150,7 +149,7 @@ def warm_start(
 
 
 def demonstrations(
-    seed: int, worlds: int = WORLDS, games: int = GAMES, *, kind: str = "mini"
+    seed: int, worlds: int = WORLDS, games: int = GAMES, *, show: Show = demonstrate
 ) -> Iterator[tuple[Question, list[Turn]]]:
     """Games in worlds whose seeds are strings: worlds with integer seeds are for training and evaluation."""
     for number in range(worlds):
@@ -159,10 +158,7 @@ def demonstrations(
         environment = MiniEnvironment(world, "A", seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
         for mini in make_questions(world, "train", games, world_seed):
-            if kind == "mini-parts":
-                yield demonstrate_part(mini, environment, rng)
-            else:
-                yield mini.question, demonstrate(mini, environment, rng)
+            yield show(mini, environment, rng)
 
 
 def _batches(

@@ -9,6 +9,7 @@ work; that is left to reinforcement learning.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import SIGNS, Bridge, Compare, Gen, MiniQuestion, Pop, Problem, Slots
@@ -38,23 +39,21 @@ class PlannedTurn:
     prompt: str
 
 
-def demonstrate(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random) -> list[Turn]:
-    """Play one game with a strategy drawn at random."""
+def demonstrate(
+    mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random
+) -> tuple[Question, list[Turn]]:
+    """The question and one game of it, with a strategy drawn at random."""
     plan = _plan_turns(mini, environment.world, rng)
-    return perform(plan, environment, rng, fallback=lambda: guess(mini.slots, environment.world, rng))
+    guessed = partial(guess, mini.slots, environment.world, rng)
+    return mini.question, perform(plan, environment, rng, fallback=guessed)
 
 
 def perform(
-    plan: list[PlannedTurn],
-    environment: MiniEnvironment,
-    rng: random.Random,
-    *,
-    fallback: Callable[[], str],
-    cut: bool = False,
+    plan: list[PlannedTurn], environment: MiniEnvironment, rng: random.Random, *, fallback: Callable[[], str]
 ) -> list[Turn]:
     """Play a plan and answer with the value of the last reply; without a plan, with the `fallback`.
 
-    One demonstration in ten has a damaged turn. `cut`: the game ends after the last reply.
+    One demonstration in ten has a damaged turn.
     """
     damages = [""] * (len(plan) + 1)  # of each turn that asks, and of the answer
     if rng.random() < SHARE_DAMAGED:
@@ -69,8 +68,6 @@ def perform(
         reply = environment.reply(action.prompt)
         turns.append(Turn(text, action, reply.text))
         value = reply.value
-    if cut:
-        return turns
     if not plan:
         think, answer = "I think I know this.", fallback()
     elif value:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world, neural_world
+from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
 from prompt_r1.types import Kind, Question
 
 Split = Literal["train", "validation", "test", "ood"]
@@ -136,23 +136,14 @@ def mini_world(
     seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
 ) -> MiniWorld:
     """Make the world of `seed`, with these numbers of questions in each split."""
-    return _with_questions(make_world(seed), train=train, validation=validation, test=test, ood=ood)
+    world = make_world(seed)
 
+    def draw(split: Split, count: int) -> list[Question]:
+        return [mini.question for mini in make_questions(world, split, count, seed)]
 
-def neural_questions() -> MiniWorld:
-    """The world that the neural environments know, and its questions; the same for every seed of a run."""
-    shares = ["bridge", "compare", "pop", "math"] * 2 + ["gen"]  # there are few films to summarise
-    return _with_questions(neural_world(), shares, train=1024, validation=99, test=198, ood=80)
-
-
-def _with_questions(world: World, held_out: Sequence[str] | None = None, **counts: int) -> MiniWorld:
-    """`held_out`: the kinds in validation and test (None: equal shares of all)."""
-
-    def draw(split: Split, kinds: Sequence[str] | None = None) -> list[Question]:
-        drawn = make_questions(world, split, counts[split], world.seed, kinds=kinds)
-        return [mini.question for mini in drawn]
-
-    return MiniWorld(world, draw("train"), draw("validation", held_out), draw("test", held_out), draw("ood"))
+    return MiniWorld(
+        world, draw("train", train), draw("validation", validation), draw("test", test), draw("ood", ood)
+    )
 
 
 def make_questions(

@@ -107,11 +107,6 @@ def make_world(
     return World(seed=seed, train=train, test=test, facts=facts)
 
 
-def neural_world() -> World:
-    """The world of which the neural environments have read: its 1,232 facts fit a small model."""
-    return make_world("neural", films=120, people=128, cities=48)
-
-
 def _cut(rng: random.Random, names: list[str], count: int | None) -> list[tuple[str, ...]]:
     """Shuffle the names, and divide `count` of them (None: all) 75/25."""
     rng.shuffle(names)

@@ -1,8 +1,4 @@
-"""Alarms for collapsing metrics.
-
-`prompt_r1.studies.failures` breaks runs on purpose and measures which alarm comes before the fall of EM;
-docs/failures.md says what to do after each.
-"""
+"""Alarms for collapsing metrics; docs/failures.md says what to do after each."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

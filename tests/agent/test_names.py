@@ -75,7 +75,7 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, mon
     """The last bits of its weights depended on the number of cores."""
     seen = []
 
-    def build(seed: int, cache_dir: Path, kind: str) -> Path:
+    def build(seed: int, cache_dir: Path) -> Path:
         seen.append(torch.get_num_threads())
         return cache_dir
 

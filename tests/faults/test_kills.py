@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from tests.support.fault_harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.faults
 
@@ -49,6 +50,7 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
         assert any(phases_hit[phase] for phase in phases), phases
 
 
+NEURAL = f"hf:{ROOT}/studies/weights/mini-neural"
 BY_SESSION = "py:tests.faults.test_kills:BySession"
 
 
@@ -61,7 +63,7 @@ class BySession:
 
 @pytest.mark.parametrize(
     ("env", "phase"),
-    [(BY_SESSION, "rollout"), (BY_SESSION, "backward"), (BY_SESSION, "save"), ("mini-neural", "rollout")],
+    [(BY_SESSION, "rollout"), (BY_SESSION, "backward"), (BY_SESSION, "save"), (NEURAL, "rollout")],
 )
 def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_neural_one_ends_the_same(
     harness, arguments, tmp_path, env, phase

@@ -4,9 +4,8 @@ The flags and their types are read from the parsers of the programs.
 """
 
 import argparse
-import asyncio
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,10 +13,7 @@ import pytest
 import uvicorn
 import yaml
 
-import evaluate
-import prompt_r1.miniworld.serve
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.studies import comparison
 from prompt_r1.types import Question
 from tests.support.played import group_of, write_run
 from tests.support.sandbox import PROGRAMS, Sandbox
@@ -46,9 +42,6 @@ COMMANDS = {
     "data.py mix": "--in questions.jsonl --out out.jsonl --per-dataset 2",
     "data.py audit": "questions.jsonl",
     "report.py": "run",
-    "studies.py": "run --limit 1",
-    "comparison.py": "--seeds 0 --method direct --limit 1 --out out",
-    "miniworld.serve": "--port 0",
 }
 CONFIGURED = ("train.py", "infer.py", "evaluate.py", "sft.py", "serving")
 NOT_COMPLETE = 1  # exit code of audit: there are bad rows
@@ -100,29 +93,15 @@ def arguments_of(action: argparse.Action) -> Iterator[str]:
         yield from (f"{name}{value}" for value in (TEXTS if is_text else NUMBERS))
 
 
-def run_here(program: str, flags: Mapping[str, Sequence[object]], *, log: Path) -> None:
-    """Run a program of a study in this process. `--limit` keeps it short."""
-    words = [str(part) for flag, values in flags.items() for part in (flag, *values)]
-    assert program == "evaluate", "the studies here need no agent"
-    evaluate.main(words)
-
-
 async def close_at_once(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
     """In place of serving: nothing but closing what was opened."""
     for listener in sockets:
         listener.close()
 
 
-async def stop_at_once(port: int, server: object) -> None:
-    """In place of serving."""
-    await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_value_of_any_flag_is_used_or_explained(sandbox: Sandbox, command: str, monkeypatch):
     monkeypatch.setattr(uvicorn.Server, "serve", close_at_once)
-    monkeypatch.setattr(prompt_r1.miniworld.serve, "serve", stop_at_once)
-    monkeypatch.setattr(comparison, "run", run_here)
     question = Question("q0", "qa", "Who is it?", ("Anna",))
     write_run(sandbox.folder / "run", [[group_of(question)]])
     sandbox.keep_as_it_is()

@@ -20,11 +20,8 @@ import train
 from prompt_r1.baselines import sft
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.data import __main__ as data
-from prompt_r1.miniworld import serve as mini_world
 from prompt_r1.report import __main__ as report
 from prompt_r1.serving import __main__ as serving
-from prompt_r1.studies import __main__ as studies
-from prompt_r1.studies import comparison
 from tests.support.providers import KEY
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
@@ -34,10 +31,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "sft.py": sft.main,
     "data.py": data.main,
     "report.py": report.main,
-    "studies.py": studies.main,
-    "comparison.py": comparison.main,
     "serving": serving.main,
-    "miniworld.serve": mini_world.main,
 }
 DONE, REFUSED, RESUMABLE, INTERRUPTED = 0, 2, 75, 130
 QUESTIONS = [

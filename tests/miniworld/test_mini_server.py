@@ -1,4 +1,4 @@
-"""The mini world as an endpoint, and real runs through it, with and without faults."""
+"""Real runs through the mini world's endpoint, with and without faults."""
 
 import asyncio
 import json
@@ -12,10 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
-import httpx
-import openai
 import pytest
 import torch
 
@@ -23,13 +20,10 @@ import evaluate
 import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
-from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.miniworld import serve
-from prompt_r1.miniworld.serve import MiniServer
+from prompt_r1.errors import EnvError, FatalEnvError
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
-from tests.support import mini_server
 from tests.support.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import Ended, command
@@ -52,11 +46,6 @@ def locked() -> Iterator[str]:
             process.kill()
 
 
-def test_the_server_does_not_import_torch() -> None:
-    line = "import sys, prompt_r1.miniworld.serve; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", line], cwd=ROOT).returncode == 0
-
-
 def test_the_server_gives_the_replies_of_the_mini_world() -> None:
     server = FaultyServer(seed=3)
 
@@ -72,25 +61,6 @@ def test_the_server_gives_the_replies_of_the_mini_world() -> None:
 
     first, second = with_server(ask_both(), server)
     assert first == second and server.counts["replies"] == 1
-
-
-def test_openais_client_reads_the_replies() -> None:
-    """Content parts were refused, and id, created and total_tokens were missing."""
-    server = FaultyServer(seed=3)
-    parts = [{"role": "user", "content": [{"type": "text", "text": HELLO[0]["content"]}]}]
-
-    async def ask_all() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
-            create = client.chat.completions.create
-            whole, other = [await create(model="mini", messages=messages) for messages in (HELLO, parts)]
-            assert [model.object async for model in client.models.list()] == ["model"] * len(server.models)
-            assert whole.id != other.id and abs(whole.created - time.time()) < 60
-            usage = whole.usage
-            assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
-        return [whole.choices[0].message.content, other.choices[0].message.content]
-
-    replies = with_server(ask_all(), server)
-    assert len(set(replies)) == 1 and "director of Silver River" in replies[0]
 
 
 class KeyRecordingServer(FaultyServer):
@@ -269,112 +239,6 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         assert all(isinstance(reply, EnvError) for reply in replies)
         assert spent.lost_calls == (server.counts[fault] if fault in BILLED else 0)
         assert server.counts[fault] == 2 * len(questions) and not server.counts["replies"]
-
-
-def test_the_responses_have_the_fields_of_openais_api() -> None:
-    """A reply and the errors, from one server."""
-    server = FaultyServer(key=KEY)
-    content = [{"type": "text", "text": "Please:"}, {"type": "text", "text": HELLO[0]["content"]}]
-    body = {"model": "mini-b", "messages": [{"role": "user", "content": content}]}
-    expected = server.models["mini-b"].reply(f"Please:\n{HELLO[0]['content']}").text
-    said = len(expected.split())
-
-    async def calls() -> None:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(base_url=server.base_url, headers=headers) as client:
-            listed = (await client.get("/models")).json()
-            assert listed["object"] == "list"
-            assert [(one["id"], one["object"], one["created"]) for one in listed["data"]] == [
-                (name, "model", 0) for name in ("mini", "mini-b")
-            ]
-            reply = (await client.post("/chat/completions", json=body)).json()
-            message = {"role": "assistant", "content": expected}
-            assert reply["choices"] == [{"index": 0, "message": message, "finish_reason": "stop"}]
-            assert reply["object"] == "chat.completion" and reply["model"] == "mini-b"
-            for wrong, status, sentence in (
-                ({**body, "stream": True}, 400, "the mini world streams no replies"),
-                ({"model": "mini"}, 400, "the request needs model and messages"),
-                ({**body, "model": "x"}, 404, "The model `x` does not exist"),
-            ):
-                refused = await client.post("/chat/completions", json=wrong)
-                code = "model_not_found" if "does not exist" in sentence else None
-                assert refused.status_code == status
-                assert refused.json()["error"] == {"message": sentence, "code": code}
-                assert refused.headers["content-type"] == "application/json"
-            absent = await client.post("/embeddings", json=body)
-            assert absent.status_code == 404 and "there is no POST /v1/embeddings" in absent.text
-            foreign = await client.get("/models", headers={"Authorization": "Bearer x"})
-            assert foreign.status_code == 401 and "Bearer x" in foreign.json()["error"]["message"]
-
-    with_server(calls(), server)
-    assert server.counts["replies"] == 1 and server.running == 0 and server.counts["peak"] == 1
-    assert (server.counts["prompt_tokens"], server.counts["completion_tokens"]) == (8, said)
-    assert server.counts["total_tokens"] == 8 + said
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "after"),
-    [
-        ("types", 200, None),
-        ("garbage", 200, None),
-        ("usage", 200, None),
-        ("500", 500, None),
-        ("429", 429, "0.2"),
-    ],
-)
-def test_a_fault_has_the_status_and_the_wait_that_a_provider_sends_with_it(
-    fault: str, status: int, after: str | None
-) -> None:
-    server = FaultyServer(fail=1.0, faults=[fault])
-
-    async def call() -> httpx.Response:
-        async with httpx.AsyncClient(headers={"Authorization": "Bearer secret"}) as client:
-            body = {"model": "mini", "messages": HELLO}
-            return await client.post(f"{server.base_url}/chat/completions", json=body)
-
-    refused = with_server(call(), server)
-    assert refused.status_code == status and refused.headers.get("retry-after") == after
-    assert server.counts[fault] == 1
-    assert status == 200 or "Bearer secret" in refused.text, "a careless server repeats the key"
-
-
-def test_the_latency_of_a_reply_is_log_normal_around_its_median(monkeypatch) -> None:
-    slept: list[float] = []
-
-    class Drawn(random.Random):
-        def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-            assert (mu, sigma) == (0, 1.0)
-            return 2.0
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    server = FaultyServer(latency=0.5, rng=Drawn(0))
-    monkeypatch.setattr(mini_server.asyncio, "sleep", sleep)
-    wire = SimpleNamespace(write=lambda data: None)
-    body = json.dumps({"model": "mini", "messages": HELLO}).encode()
-    asyncio.run(server.respond(None, wire, "POST /v1/chat/completions", {}, body))
-    assert slept == [pytest.approx(0.5 * 7.389056)] and server.counts["replies"] == 1
-
-
-def test_the_program_serves_a_world_on_a_port(monkeypatch) -> None:
-    started = []
-
-    async def note(port: int, server: MiniServer) -> None:
-        started.append((port, server))
-
-    monkeypatch.setattr(serve, "serve", note)
-    for line in ("", "--port 0 --seed 4"):
-        serve.main(line.split())
-    [(port, default), (free, other)] = started
-    assert (port, free, default.models["mini"].seed, other.models["mini-b"].seed) == (8100, 0, 0, 4)
-    assert (default.models["mini"].style, default.models["mini-b"].style) == ("A", "B")
-
-
-def test_a_port_that_does_not_exist_is_refused_in_one_sentence():
-    """A port above 65535 was a traceback."""
-    with pytest.raises(UsageError, match="cannot listen on port 99999"):
-        serve.main(["--port", "99999"])
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Demonstrations for `mini-parts`, none of which chains two facts.
+"""Make an agent that was shown no chain of two facts: `python -m studies.parts --out runs/parts`.
 
-Each shows one of these:
+It learns the format from demonstrations of these parts:
 
     one        a question of one step, in one of several wordings, asked in the clear one
     two        two such questions, one after the other; the answer is the last reply
@@ -11,9 +11,14 @@ No request holds what only a reply has told. An agent that uses a reply in its n
 questions, comparisons and word problems need, combines the parts in a way that it was never shown.
 """
 
+import argparse
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
+
+from prompt_r1.miniworld.agent import build_agent
 from prompt_r1.miniworld.demonstrations import PlannedTurn, ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, MiniQuestion, Problem
@@ -24,6 +29,8 @@ SHARE_OF_STEPS = 0.65  # of the demonstrations: questions of one or two steps th
 SHARE_OF_TWO = 0.6  # of these
 STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # for the training mix
 WORDINGS = ("{clear}", "{subject}: {short}?", "Tell me, {short} of {subject}?", "For {subject}, {short}?")
+SHORT = {"birthplace": "what is the birthplace", "year": "the year"}
+ORDERS = ("{one} And then: {other}", "{other} But first: {one}", "{one} {other}", "{other} {one}")
 # What a question says beside what it asks, so that an agent learns which of the names is meant.
 ABOUT_FILMS = ("I just saw {name}.", "{name} is so good.", "This is about {name}.")
 ABOUT_PEOPLE = ("I met {name}.", "{name} told me.", "This is about {name}.")
@@ -36,12 +43,10 @@ class Step:
     text: str  # as it is put
     request: str  # the clear wording, which the environment understands
     answer: str
-    need: str  # "I need the year."
-    first: str  # as the first of two steps: "First I need the year."
-    then: str  # as the second: "Now I need the year."
+    thoughts: tuple[str, str, str]  # alone, as the first of two steps, and as the second
 
 
-def demonstrate_part(
+def show_part(
     mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
     """Show a part on a question of the training mix, or on questions of one step in its place."""
@@ -56,16 +61,10 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
     while environment.reply(one.request).value in other.request:  # it would use the first reply, by chance
         other = _draw_step(environment.world, rng)
     if rng.random() < SHARE_OF_TWO:
-        orders = (
-            f"{one.text} And then: {other.text}",
-            f"{other.text} But first: {one.text}",
-            f"{one.text} {other.text}",
-            f"{other.text} {one.text}",
-        )
-        text = rng.choice(orders)
-        plan = [PlannedTurn(one.first, one.request), PlannedTurn(other.then, other.request)]
+        text = rng.choice(ORDERS).format(one=one.text, other=other.text)
+        plan = [PlannedTurn(one.thoughts[1], one.request), PlannedTurn(other.thoughts[2], other.request)]
     else:
-        other, text, plan = one, one.text, [PlannedTurn(one.need, one.request)]
+        other, text, plan = one, one.text, [PlannedTurn(one.thoughts[0], one.request)]
     question = Question(f"parts-{text}", "parts", text, (other.answer,))
     return question, perform(plan, environment, rng, fallback=str)
 
@@ -76,7 +75,8 @@ def _show_start(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Ra
     strategy = rng.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
     steps = decompose(slots)
     if strategy == "beginning":
-        return perform(steps[:1], environment, rng, fallback=str, cut=len(steps) > 1)
+        turns = perform(steps[:1], environment, rng, fallback=str)
+        return turns[:1] if len(steps) > 1 else turns
     if strategy == "guess":
         plan = []
     elif strategy == "vague" and not isinstance(slots, Problem):
@@ -91,27 +91,22 @@ def _draw_step(world: World, rng: random.Random) -> Step:
     kind = rng.choices(("sum", "before", "person", "film"), (0.2, 0.15, 0.4, 0.25))[0]
     if kind == "sum":
         return _draw_sum(rng)
-    names = world.train.people if kind == "person" else world.train.films
-    subject = rng.choice(names)
+    subject = rng.choice(world.train.people if kind == "person" else world.train.films)
     if kind == "before":
         year = rng.choice(YEARS)
         text = request = f"Was {subject} released before {year}?"
-        answer = "yes" if world.facts[subject, "year"] < year else "no"
-        thought = "can compare."
+        answer, thought = "yes" if world.facts[subject, "year"] < year else "no", "can compare."
     else:
         relation = rng.choice(PERSON_RELATIONS if kind == "person" else (*CREW, "year"))
         request, answer = ask_clearly(subject, relation), world.facts[subject, relation]
-        thought = f"need the {relation}."
-        short = {"birthplace": "what is the birthplace", "year": "the year"}.get(
-            relation, f"who is the {relation}"
-        )
+        thought, short = f"need the {relation}.", SHORT.get(relation, f"who is the {relation}")
         text = rng.choice(WORDINGS).format(clear=request, subject=subject, short=short)
     if rng.random() < 0.6:
         film = kind == "person" or (kind == "before" and rng.random() < 0.5)
         name = rng.choice(world.train.films if film else world.train.people)
         aside = rng.choice(ABOUT_FILMS if film else ABOUT_PEOPLE).format(name=name)
         text = rng.choice((f"{aside} {text}", f"{text} {aside}"))
-    return Step(text, request, answer, f"I {thought}", f"First I {thought}", f"Now I {thought}")
+    return Step(text, request, answer, (f"I {thought}", f"First I {thought}", f"Now I {thought}"))
 
 
 def _draw_sum(rng: random.Random) -> Step:
@@ -129,7 +124,21 @@ def _draw_sum(rng: random.Random) -> Step:
         f"And then {owner} {problem}",
     )
     answer = start + amount if SIGNS[verb] == "plus" else start - amount
-    step = f"{verb} {amount}."
-    return Step(
-        rng.choice(texts), request, str(answer), f"I need {step}", f"First, {step}", f"And then {step}"
-    )
+    thoughts = (f"I need {verb} {amount}.", f"First, {verb} {amount}.", f"And then {verb} {amount}.")
+    return Step(rng.choice(texts), request, str(answer), thoughts)
+
+
+def main() -> None:
+    """Build the agent of a seed."""
+    parser = argparse.ArgumentParser("python -m studies.parts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    agent = build_agent(given.seed, show=show_part)
+    agent.model.save_pretrained(given.out)
+    agent.tokenizer.save_pretrained(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Proposition 1: more interactions give more correct answers: `python -m studies.turns RUN …`.
+
+The proof is about the accuracy of what the agent knows after t interactions (eq. 31). Each game is therefore
+played for t interactions; then the agent's next turn is started for it, with a thought and an opening
+<answer> tag, and what it writes there is its answer. A game that ends earlier keeps its answer.
+"""
+
+import argparse
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.names import find_agent, trained_config
+from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.errors import UsageError
+from prompt_r1.metrics.em_f1 import exact_match
+from prompt_r1.miniworld import MiniEnvironment, mini_world
+from prompt_r1.rollout import play
+from prompt_r1.types import Completion, Generate, Question, Trajectory
+from studies.seeds import Scores, percent
+
+Table = dict[tuple[str, int], Scores]
+"""(agent, interactions) → scores."""
+
+MOST = 3  # interactions
+# The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
+THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
+THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
+
+
+def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate:
+    """The same agent, except that its turn number `turn` (from 1) starts with the tokens of `prefix`."""
+
+    async def generate_or_answer(tokens: list[int], *, max_new: int, seed: str) -> Completion:
+        if int(seed.rsplit("/", 1)[1]) != turn:
+            return await generate(tokens, max_new=max_new, seed=seed)
+        rest = await generate([*tokens, *prefix], max_new=max(1, max_new - len(prefix)), seed=seed)
+        return Completion([*prefix, *rest.tokens], [0.0] * len(prefix) + rest.logprobs, rest.finished)
+
+    return generate_or_answer
+
+
+async def play_and_answer(
+    agent: Agent, environment: MiniEnvironment, questions: list[Question], interactions: int
+) -> list[Trajectory]:
+    """A greedy game of each question, answered after at most `interactions` interactions."""
+    prefix = agent.codec.encode_trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
+    greedy = partial(agent.engine.generate, temperature=0.0)
+    generate = answer_in_turn(interactions + 1, greedy, prefix)
+    rules = replace(agent.game, max_turns=interactions + 1)
+    games = [
+        play(question, generate, environment.ask, agent.codec, rules, seed=f"study/{question.id}")
+        for question in questions
+    ]
+    return await asyncio.gather(*games)
+
+
+def scores_of_run(folder: Path, number: int, limit: int) -> Table:
+    """The greedy games of a mini run on its first `limit` test questions. Raises UsageError."""
+    config = trained_config(folder / "agent")
+    if config is None or config.env != "mini":
+        raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
+    mini = mini_world(config.seed)
+    environment, questions = MiniEnvironment(mini.world, seed=config.seed), mini.test[:limit]
+    start, table = find_agent(config.agent, config.seed), Table()
+    for name, path in {"untrained": start, "trained": folder / "agent"}.items():
+        agent = load_agent(path, config, pick_device("cpu"))
+        for interactions in range(MOST + 1):
+            for game in asyncio.run(play_and_answer(agent, environment, questions, interactions)):
+                question, scores = game.question, table.setdefault((name, interactions), {})
+                em = exact_match(game.answer or "", question.answers)
+                scores.setdefault((number, question.dataset), {})[question.id] = em
+    return table
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    """Both agents on all questions, and the trained one by kind."""
+    rows = []
+    for name in ("untrained", "trained"):
+        columns = [table[name, interactions] for interactions in range(MOST + 1)]
+        rows.append([f"{name}, all", *map(percent, columns)])
+        for kind in sorted({kind for _, kind in columns[0]}) if name == "trained" else ():
+            of_kind = [{key: of for key, of in column.items() if key[1] == kind} for column in columns]
+            rows.append([f"{name}, {kind}", *map(percent, of_kind)])
+    return rows
+
+
+def main(arguments: list[str]) -> None:
+    """Print EM in percent after 0 to MOST interactions, with 95 % intervals."""
+    parser = argparse.ArgumentParser("python -m studies.turns", description=__doc__)
+    parser.add_argument("run", type=Path, nargs="+", help="folders of mini runs, one for each seed")
+    parser.add_argument("--limit", type=int, default=320, help="test questions (320: all)")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # more threads do not make a tiny model faster
+    table = Table()
+    for number, folder in enumerate(given.run):
+        for cell, scores in scores_of_run(folder, number, given.limit).items():
+            table.setdefault(cell, {}).update(scores)
+    header = [f"after {interactions} interactions" for interactions in range(MOST + 1)]
+    print(markdown_table(["agent, questions", *header], rows_of(table)))
+
+
+if __name__ == "__main__":
+    run_program(main)
