@@ -10,7 +10,8 @@ writes the tables anew.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.command_line import check_usage, evaluate_config
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.config.evaluate import evaluate_config
 
     check_usage(evaluate_config)
 
@@ -35,9 +36,8 @@ from prompt_r1.baselines.make import (
     request_fields,
 )
 from prompt_r1.baselines.method import Method
-from prompt_r1.cli.command_line import command, evaluate_config, run_program
-from prompt_r1.cli.crash_report import crash_report_in
-from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.cli.command_line import command, run_program
+from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed.ranks import Ranks, pick_device
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> None:
         check_question_lengths(questions, codec_of(agent), agent.config.game)
     name = Path(next(iter(agents), "environment")).name
     folder = Path(config.out or f"runs/eval-{name}")
-    with closing(PredictionFile(folder / "predictions.jsonl")) as file, crash_report_in(folder):
+    with closing(PredictionFile(folder / "predictions.jsonl")) as file:
         evaluation = Evaluation(config, setups, questions, seed, folder, file, user_metric)
         predictions = asyncio.run(evaluation.run())
         print(write_results(folder, score(predictions), trained_with(agents), notes=leaks))

@@ -9,7 +9,8 @@ environment.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.command_line import check_usage, infer_config
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.config.infer import infer_config
 
     check_usage(infer_config)
 
@@ -25,10 +26,10 @@ from pathlib import Path
 
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.cli.command_line import infer_config, run_program
+from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.infer import InferConfig
+from prompt_r1.config.infer import InferConfig, infer_config
 from prompt_r1.errors import INTERRUPTED, Resumable, UsageError
 from prompt_r1.playing import OpenPair, PlaySettings, open_pair, play_question
 from prompt_r1.spending import Spending

@@ -9,7 +9,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.command_line import check_usage, train_config
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.config.train_settings import train_config
 
     check_usage(train_config)
 

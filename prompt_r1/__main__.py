@@ -3,8 +3,6 @@
 Each program is a script of this repository under another name: `prompt-r1 ask …` is `python infer.py …`.
 """
 
-import argparse
-import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -38,8 +36,6 @@ programs:
 
 def main() -> None:
     """Run the program that the first argument names."""
-    if "_ARGCOMPLETE" in os.environ:
-        complete()
     first, *rest = sys.argv[1:] or ["--help"]
     if first in ("-h", "--help"):
         print(USAGE)
@@ -55,24 +51,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-
-
-def complete() -> None:
-    """Complete the name of a program, or let the program that is named complete its flags.
-
-    For `eval "$(register-python-argcomplete prompt-r1)"`, which comes with argcomplete.
-    """
-    import argcomplete
-
-    _, _, _, words, _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    if len(words) > 1:  # without the word at the cursor
-        sys.argv = [CONSOLE_COMMAND, words[1]]
-        os.environ["_ARGCOMPLETE"] = "2"  # the second word is the program whose flags are completed
-        return
-    parser = argparse.ArgumentParser(CONSOLE_COMMAND)
-    parser.add_argument("--version", action="store_true")
-    parser.add_argument("program", choices=list(PROGRAMS))
-    argcomplete.autocomplete(parser)
 
 
 def run_script(path: Path) -> None:

@@ -19,10 +19,6 @@ class QuestionTooLong(UsageError):
     """A question leaves the agent no room to write."""
 
 
-class InternalError(Exception):
-    """A bug of ours ended the program: one sentence that says what to report (exit code 1)."""
-
-
 class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 

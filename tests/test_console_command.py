@@ -1,6 +1,5 @@
 """The command `prompt-r1`, and what the programs import before they have read their flags."""
 
-import os
 import re
 import subprocess
 import sys
@@ -115,28 +114,3 @@ def test_the_wheel_holds_only_the_package_and_the_scripts(tmp_path):
     }
     scripts = {f"prompt_r1/scripts/{script}" for script in SCRIPTS}
     assert {name for name in names if not name.startswith("prompt_r1-")} == package | scripts
-
-
-@pytest.mark.parametrize(
-    ("line", "wanted", "unwanted"),
-    [
-        ("prompt-r1 ", {"train", "ask", "evaluate", "data"}, {"--steps"}),
-        ("prompt-r1 ev", {"evaluate "}, {"train"}),
-        ("prompt-r1 train --s", {"--seed", "--steps", "--save-every"}, {"--lr", "train"}),
-        ("prompt-r1 train --track t", {"tensorboard "}, {"wandb"}),
-        ("prompt-r1 data a", {"audit "}, {"mix"}),
-    ],
-)
-def test_the_shell_completes_programs_flags_and_choices(line, wanted, unwanted, tmp_path):
-    pytest.importorskip("argcomplete")
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "completions"),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "prompt_r1"], cwd=ROOT, env={**os.environ, **asked}, timeout=60
-    )
-    completions = set((tmp_path / "completions").read_text().split("\v"))
-    assert done.returncode == 0 and wanted <= completions and unwanted.isdisjoint(completions)

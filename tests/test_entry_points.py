@@ -252,10 +252,10 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
 DIRECT = "evaluate.py --method direct --env mini --seed 0 --limit 1".split()
 BAD_INPUT = [
     (["train.py", "--lerning-rate", "1"], "unknown argument --lerning-rate"),
-    (["train.py", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
-    (["train.py", "--checkpointing", "perhaps"], "expected true or false, not 'perhaps'"),
+    (["train.py", "--steps", "many"], "--steps takes N, not 'many'"),
+    (["train.py", "--checkpointing", "perhaps"], "--checkpointing takes true|false, not 'perhaps'"),
     (["train.py", "--steps", "0"], "--steps must be above 0"),
-    (["train.py", "--rule", "mine"], "invalid choice: 'mine'"),
+    (["train.py", "--rule", "mine"], "--rule must be one of"),
     (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
     (["train.py", "--config", "bad.yaml"], "unknown key 'lerning_rate'"),
     (["train.py", "--agent", "no/such/agent"], "no tokenizer at 'no/such/agent'"),
@@ -291,7 +291,7 @@ BAD_INPUT = [
     (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
     (["infer.py", "--question", "Who?", "--agent", "nosuch"], "no tokenizer at 'nosuch': there is no such"),
     (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
-    (["evaluate.py", "--method", "magic"], "invalid choice: 'magic'"),
+    (["evaluate.py", "--method", "magic"], "--method must be one of direct, cot"),
     (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: not a folder with a config.json"),
     (["evaluate.py", "--compare", "a.jsonl"], "--compare takes two files"),
     (["evaluate.py", "--compare", "a.jsonl", "b.jsonl"], "a.jsonl: there is no such file"),

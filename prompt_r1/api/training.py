@@ -8,10 +8,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from prompt_r1.cli.command_line import did_you_mean, train_config
+from prompt_r1.cli.command_line import did_you_mean
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.functions import name_of
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train_settings import train_config
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.run_log import OnMetrics
 from prompt_r1.training.launch import start

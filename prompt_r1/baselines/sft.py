@@ -32,11 +32,11 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
-from prompt_r1.cli.command_line import command, parse_arguments, run_program
+from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
-from prompt_r1.config.fields import check_ranges
+from prompt_r1.config.fields import check_ranges, parse_arguments
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.questions import find_questions

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
 SAMPLING_METHODS = tuple("self-consistency sft grpo-only untrained bc rft agent-only prompt-r1".split())
@@ -90,3 +90,9 @@ def with_protocol(config: EvaluateConfig) -> EvaluateConfig:
     defaults = {f.name: f.default for f in fields(EvaluateConfig)}
     unset = {name for name in RELEASE_PROTOCOL if getattr(config, name) == defaults[name]}
     return replace(config, **{name: RELEASE_PROTOCOL[name] for name in unset})
+
+
+def evaluate_config(arguments: list[str]) -> EvaluateConfig:
+    """Read the settings of evaluate.py."""
+    config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+    return with_protocol(config)

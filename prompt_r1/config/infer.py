@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.config.fields import NOT_NEGATIVE, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, parse_arguments, setting
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,9 @@ class InferConfig(EnvironmentConfig):
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(0.0, "of the agent; 0: greedy", range=NOT_NEGATIVE, everyday=True)
     device: str = setting("auto", "auto, cpu or cuda")
+
+
+def infer_config(arguments: list[str]) -> InferConfig:
+    """Read the settings of infer.py."""
+    about = "Ask a question: the agent questions the environment, and answers."
+    return parse_arguments(InferConfig, "infer.py", about, arguments)

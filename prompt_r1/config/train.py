@@ -152,17 +152,25 @@ def has_own_questions(config: TrainConfig) -> bool:
     return not all(map(is_mini_data, config.data))
 
 
-def toy_note(config: TrainConfig) -> str:
-    """Which parts of a run are toys of the mini world, beside real ones; "" if all parts are, or none."""
+def warnings_of(config: TrainConfig) -> list[str]:
+    """What a user should know before a run starts: toys beside real parts, the toy's learning rate."""
     parts = {"--agent": config.agent == MINI_AGENT, "--data": not has_own_questions(config)}
     if config.env != "none":
         parts["--env"] = is_mini(config.env)
     toys = [flag for flag, toy in parts.items() if toy]
-    if len(toys) in (0, len(parts)):
-        return ""
-    real = " and ".join(flag for flag, toy in parts.items() if not toy)
-    toy = " and ".join(toys)
-    return f"Note: {real} of your own, but {toy} of the mini world:\na toy that knows nothing else."
+    warnings = []
+    if 0 < len(toys) < len(parts):
+        real = " and ".join(flag for flag, toy in parts.items() if not toy)
+        toy = " and ".join(toys)
+        warnings.append(f"{real} of your own, but {toy} of the mini world, a toy that knows nothing else")
+    if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
+        small, paper = PRESETS["small"]["lr"], TrainConfig.lr
+        warnings.append(
+            f"--lr {config.lr:g} is the learning rate of the toy agent and destroys a pretrained model: "
+            f"give about {small:g} for a small model (--config small), {paper:g} for a large one "
+            "(--config paper)"
+        )
+    return warnings
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -191,6 +199,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "threads": 1,
     },
 }
+# A pretrained model of a few hundred million parameters on a CPU, which knows the format from `sft --games`.
+PRESETS["small"] = {
+    **{name: value for name, value in PRESETS["mini"].items() if name != "threads"},
+    "agent": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "max_tokens": 512,
+    "steps": 24,
+    "questions": 4,
+    "group_size": 4,
+    "mini_batch": 16,
+    "lr": 3e-5,
+    "kl_coef": 0.0,
+    "val_every": 8,
+    "save_every": 8,
+    "val_limit": 20,
+}
 
 
 def agent_preset(name: str) -> AgentConfig:
@@ -202,28 +225,38 @@ def agent_preset(name: str) -> AgentConfig:
 def check(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
     check_ranges(config)
-    alone, sharded = config.env == "none", config.parallel in ("fsdp", "hsdp") or config.offload != "none"
-    contradictions = {
-        "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
-        "answers at once": alone != (config.rule == "alone") or (alone and config.max_turns > 1),
-        "all games of a question must meet the same environment, because training compares them: give "
-        "one environment, or --route session": "," in config.env and config.route != "session",
-        f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}": (
-            0 < config.kv_tokens < config.max_tokens
-        ),
-        f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
-        "give 1 or more, or 0 (no weights)": 0 < config.importance_cap < 1,
-        "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
-        "give --parallel ddp (or auto) and --offload none": bool(config.adapter_rank and sharded),
-        "--data-args has the sizes of --data reasoning_gym:TASK or textarena:GAME, and there is none": (
-            bool(config.data_args)
-            and not any(map(is_task, [*config.data, *config.val_data, *config.test_data]))
-        ),
-        "no training questions: give --data FILE … (JSONL or parquet), or --data mini": not config.data,
-    }
-    for sentence, contradicted in contradictions.items():
-        if contradicted:
-            raise UsageError(sentence)
+    alone = config.env == "none"
+    names = (*config.data, *config.val_data, *config.test_data)
+    if not config.data:
+        raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
+    if alone != (config.rule == "alone") or (alone and config.max_turns > 1):
+        raise UsageError(
+            "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
+            "answers at once"
+        )
+    if "," in config.env and config.route != "session":
+        raise UsageError(
+            "all games of a question must meet the same environment, because training compares them: give "
+            "one environment, or --route session"
+        )
+    if 0 < config.kv_tokens < config.max_tokens:
+        raise UsageError(
+            f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
+        )
+    if 0 < config.importance_cap < 1:
+        raise UsageError(
+            f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
+            "give 1 or more, or 0 (no weights)"
+        )
+    if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
+        raise UsageError(
+            "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
+            "give --parallel ddp (or auto) and --offload none"
+        )
+    if config.data_args and not any(map(is_task, names)):
+        raise UsageError(
+            "--data-args has the sizes of --data reasoning_gym:TASK or textarena:GAME, and there is none"
+        )
     if config.answer_metric:
         import_metric(config.answer_metric)
     if config.reward:

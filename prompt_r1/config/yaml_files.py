@@ -8,23 +8,22 @@ from typing import Any
 import yaml
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import flag_of, typed_value
-from prompt_r1.config.removed import removed_sentence
-from prompt_r1.config.train import PRESETS
+from prompt_r1.config.fields import typed_value
 from prompt_r1.errors import UsageError
 
 STEP_FILE = "training.json"  # there too: the metrics of the agent's step
 GAME_FILE = "prompt_r1.yaml"  # in the folder of every exported agent: the settings of its training
-
 
 # PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def read_mapping(path: Path) -> dict[str, object]:
-    """The `key: value` lines of a YAML file. Raises OSError, and UsageError for anything else."""
+    """The `key: value` lines of a YAML file. Raises UsageError for anything else."""
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
     except NOT_YAML as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -43,34 +42,26 @@ def read_agent_config(path: Path) -> AgentConfig:
 
 
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """Read the fields in a YAML file.
+    """Read the fields of a config in a YAML file.
 
     Raises UsageError for a missing file, a key that `kind` does not have, and a value of the wrong type or
     out of range.
     """
-    try:
-        values = read_mapping(path)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; presets are {', '.join(sorted(PRESETS))}") from None
-    return _typed(path, values, kind)
-
-
-def _typed(path: Path, values: dict[str, object], kind: type[Any]) -> dict[str, Any]:
-    known = {f.name: f for f in fields(kind)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        reason = f"unknown key {unknown[0]!r}; `train.py --help-all` lists the fields"
-        raise UsageError(f"{path}: {removed_sentence(flag_of(unknown[0])) or reason}")
-    try:
-        return {key: typed_value(known[key], value) for key, value in values.items()}
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    return _typed(path, read_mapping(path), kind)
 
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write every field of a config, so that the file alone documents the run."""
     values = dataclasses.asdict(config)
-    for key, value in values.items():
-        if isinstance(value, tuple):
-            values[key] = list(value)
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    path.write_text(yaml.safe_dump(lists, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def _typed(path: Path, values: dict[str, object], kind: type[Any]) -> dict[str, Any]:
+    known = {f.name: f for f in fields(kind)}
+    for key in sorted(set(values) - set(known)):
+        raise UsageError(f"{path}: unknown key {key!r}; `train.py --help-all` lists the fields")
+    try:
+        return {key: typed_value(known[key], value, key) for key, value in values.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None

@@ -7,7 +7,8 @@ import socket
 from importlib.util import find_spec
 from ipaddress import ip_address
 
-from prompt_r1.cli.command_line import parse_arguments, run_program
+from prompt_r1.cli.command_line import run_program
+from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.names import exported_step
-from prompt_r1.cli.command_line import train_config
-from prompt_r1.cli.crash_report import crash_report_in
-from prompt_r1.config.train import TrainConfig, toy_note
+from prompt_r1.config.train import TrainConfig, warnings_of
+from prompt_r1.config.train_settings import train_config
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.distributed.ranks import network_errors_resumable, start_ranks, stop_ranks
 from prompt_r1.distributed.signals import Interrupt
@@ -36,7 +35,7 @@ def start(
 
     `on_metrics` gets each line of metrics.jsonl. Returns the run folder.
     """
-    note = toy_note(config)
+    note = "\n".join(f"Note: {warning}" for warning in warnings_of(config))
     if config.dry_run:
         from prompt_r1.training.dry_run import estimate  # only here: a training needs no estimate
 
@@ -52,7 +51,7 @@ def start(
             )
         if note and ranks.first:
             print(printable(note))
-        with crash_report_in(folder), network_errors_resumable(ranks), lock_run(folder, ranks):
+        with network_errors_resumable(ranks), lock_run(folder, ranks):
             if done := ranks.from_first(lambda: _finished_summary(folder, config)):
                 if ranks.first:
                     print(printable(done))

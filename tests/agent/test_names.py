@@ -10,7 +10,6 @@ import torch
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.agent.names import find_agent, resolve_agent
-from prompt_r1.config.removed import REMOVED_FLAGS
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
@@ -47,8 +46,7 @@ def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(t
     assert resolve_agent("", kv_tokens=0).path == Path("runs/asks/agent")
 
 
-def test_an_agent_that_was_trained_with_a_removed_setting_plays(tmp_path, monkeypatch):
-    monkeypatch.setitem(REMOVED_FLAGS, "--gone", "give --here")
+def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
     save_run(tmp_path, seed=3, step=60, saved=1)
     with (tmp_path / "agent" / GAME_FILE).open("a") as file:
         file.write("gone: 0.5\n")

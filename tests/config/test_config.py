@@ -4,12 +4,10 @@ import sys
 
 import pytest
 
-from prompt_r1.cli.command_line import train_config
-from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.removed import REMOVED_FLAGS
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import read_agent_config, read_yaml, write_yaml
+from prompt_r1.config.train_settings import train_config
+from prompt_r1.config.yaml_files import read_yaml, write_yaml
 from prompt_r1.errors import UsageError
 
 
@@ -118,16 +116,6 @@ def test_an_error_in_a_config_file_names_the_key_and_the_value(tmp_path, text, s
         train_config(["--config", str(file), "--data", "mini"])
     assert sentence in str(refused.value) and str(file) in str(refused.value)
     assert len(str(refused.value)) < 1000
-
-
-def test_a_removed_setting_in_a_config_file_is_refused_with_what_to_use(tmp_path, monkeypatch):
-    monkeypatch.setitem(REMOVED_FLAGS, "--long-gone", "give --here")
-    file = tmp_path / "old.yaml"
-    file.write_text("data: mini\nlong_gone: 3\n")
-    with pytest.raises(UsageError) as refused:
-        train_config(["--config", str(file)])
-    assert str(refused.value) == f"{file}: --long-gone was removed: give --here"
-    assert read_agent_config(file) == AgentConfig(data=("mini",))
 
 
 def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):

@@ -6,7 +6,7 @@ from collections import Counter
 import huggingface_hub.constants
 import pytest
 
-from prompt_r1.cli.command_line import train_config
+from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.__main__ import main
 from prompt_r1.data.files import load_questions
 from prompt_r1.data.hub import hub_questions

@@ -8,8 +8,7 @@ import pytest
 
 import evaluate
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.cli.command_line import evaluate_config
-from prompt_r1.config.evaluate import EvaluateConfig, with_protocol
+from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config, with_protocol
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError

@@ -12,8 +12,8 @@ import pytest
 
 from prompt_r1.agent.frame_file import FRAME_FILE, kept_frame
 from prompt_r1.baselines.sft import read_games
-from prompt_r1.cli.command_line import train_config
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train_settings import train_config
 from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError

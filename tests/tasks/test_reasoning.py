@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from prompt_r1.cli.command_line import train_config
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.errors import EnvError, Resumable, UsageError
