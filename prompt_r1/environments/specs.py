@@ -245,7 +245,7 @@ def _is_at_default_endpoint(name: str) -> bool:
 
 def _open_built_in(name: str, seed: int, *, priced: bool) -> ReplySource:
     if name == MiniOptimizer.name:
-        return MiniOptimizer(seed=seed)
+        return FreeSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
     if name == NO_ENVIRONMENT:
         return FreeSource(MuteEnvironment(), seed=seed)
     if name == "mini-mute":

@@ -33,10 +33,10 @@ INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
 BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
+VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
+
 Show = Callable[[MiniQuestion, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
 """Plays a demonstration."""
-
-VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,25 @@ def build_agent(
     tokenizer = train_tokenizer((plain_text(*played) for played in shown[:5000]), vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
-    warm_start(model, [record(question, turns, codec) for question, turns in shown], steps=steps, seed=seed)
+    played = [record(question, turns, codec) for question, turns in shown]
+
+    def rate(step: int) -> float:
+        """50 steps of warm-up, constant up to 40 % of all steps, then linear down to 5 %."""
+        decay = max(0.0, step / steps - 0.4) / 0.6
+        return LEARNING_RATE * (min(1.0, (step + 1) / 50) * (1.0 - 0.95 * decay))
+
+    model.train()
+    losses = fine_tune(
+        list(model.parameters()),
+        islice(_batches(played, BATCH, random.Random(f"warm start {seed}")), steps),
+        partial(next_token_loss, model),
+        rate=rate,
+        betas=(0.9, 0.98),
+        micro_batch=BATCH,
+    )
+    for _ in tqdm(losses, desc="warm start", total=steps, unit="step", disable=None):
+        pass
+    model.eval()
     return MiniAgent(model, tokenizer)
 
 
@@ -129,25 +147,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: in
     return model
 
 
-def warm_start(
-    model: Qwen3ForCausalLM, trajectories: list[Trajectory], *, steps: int, seed: int
-) -> list[float]:
-    """Train on the next-token cross-entropy of the agent's own tokens. Returns the loss of every step."""
-    batches = islice(_batches(trajectories, BATCH, random.Random(f"warm start {seed}")), steps)
-    model.train()
-    losses = fine_tune(
-        list(model.parameters()),
-        batches,
-        partial(next_token_loss, model),
-        rate=lambda step: LEARNING_RATE * _schedule(step, steps),
-        betas=(0.9, 0.98),
-        micro_batch=BATCH,
-    )
-    found = list(tqdm(losses, desc="warm start", total=steps, unit="step", disable=None))
-    model.eval()
-    return found
-
-
 def demonstrations(
     seed: int, worlds: int = WORLDS, games: int = GAMES, *, show: Show = demonstrate
 ) -> Iterator[tuple[Question, list[Turn]]]:
@@ -186,13 +185,6 @@ def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Ten
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state  # (B, T, D)
     target = sampled[:, 1:]
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][target]), tokens[:, 1:][target])
-
-
-def _schedule(step: int, steps: int) -> float:
-    """50 steps of warm-up, constant up to 40 % of all steps, then linear down to 5 %."""
-    warm_up = min(1.0, (step + 1) / 50)
-    decay = max(0.0, step / steps - 0.4) / 0.6
-    return warm_up * (1.0 - 0.95 * decay)
 
 
 if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after VERSION was raised

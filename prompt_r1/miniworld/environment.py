@@ -1,23 +1,45 @@
 """The mini world's large language model, as rules.
 
-It knows the facts of the world but no gold answer. Its reply is a pure function of the seed, the style and
-the last user message (of the last two, where the last asks only for the answer in the reply before), so every
-process gets the same reply to the same prompt.
+It knows the facts of the world but no gold answer. It answers clear one-step questions, usually fails at
+several steps at once, and often misreads casual wording. Its reply is a pure function of the seed, the style
+and the last user message (of the last two, where the last asks only for the answer in the reply before), so
+every process gets the same reply to the same prompt.
 """
 
 import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
-from prompt_r1.miniworld.beliefs import SKILLS, Skills, Style, believe, interpret
-from prompt_r1.miniworld.questions import Bridge, Compare, Problem
-from prompt_r1.miniworld.understanding import BeforeYear, Lookup, Request, Sum, understand
+from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, answer_of
+from prompt_r1.miniworld.understanding import BeforeYear, Detailed, Lookup, Request, Sum, Vague, understand
 from prompt_r1.miniworld.wordings import WORDINGS, Wordings
-from prompt_r1.miniworld.world import World
+from prompt_r1.miniworld.world import FILM_RELATIONS, GENRES, PERSON_RELATIONS, World
 from prompt_r1.types import Message
 
+Style = Literal["A", "B"]
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Skills:
+    """Probabilities of a right answer."""
+
+    clear: float  # one clear one-step question
+    sum: float  # one addition or subtraction
+    hops: float  # two relations at once
+    casual: float  # reading a casual question
+    compare: float  # comparing two films at once
+    problem: float  # a word problem of two steps at once
+    details: float = 0.0  # a summary with genre, hero and director, although none of them is asked for
+    bare: float = 1.0  # obeying "Answer only."
+
+
+SKILLS = {
+    "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
+    "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +82,7 @@ class MiniEnvironment:
         if bare_value_wanted and value:
             return MiniReply(value, value)
         sentence = rng.choice(_sentences(wordings, request, value))
-        return MiniReply(sentence.format(value=value, **_fields(request)), value)
+        return MiniReply(sentence.format(value=value, **asdict(request)), value)
 
 
 def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> str:
@@ -88,9 +110,71 @@ def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, .
     return wordings.summary
 
 
-def _fields(request: Request) -> dict[str, object]:
-    """The values of a request for the placeholders of a sentence."""
-    fields = asdict(request)
-    if isinstance(request, BeforeYear):
-        fields["other"] = request.year  # the sentences compare with {other}: a film or a year
-    return fields
+def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
+    """Turn a casual or vague request into a clear one, which is often not the one that was meant."""
+    match request:
+        case Pop(film, relation):
+            right = rng.random() < skills.casual
+            return Lookup(film, relation if right else _other(relation, FILM_RELATIONS, rng))
+        case Vague(subject):
+            relations = (*FILM_RELATIONS, *PERSON_RELATIONS)
+            known = [relation for relation in relations if (subject, relation) in world.facts]
+            return Lookup(subject, rng.choice(known))
+    return request
+
+
+def believe(request: Request, world: World, style: Style, skills: Skills, rng: random.Random) -> str:
+    """The environment's answer to a clear request; "" where it gives none."""
+    luck = rng.random()
+    match request:
+        case Lookup(subject, relation):
+            truth = world.facts[subject, relation]
+            return truth if luck < skills.clear else _other(truth, world.values(relation), rng)
+        case BeforeYear(film, year):
+            right = luck < skills.clear
+            return _yes_or_no((world.facts[film, "year"] < year) == right)
+        case Detailed(film):
+            truth = answer_of(Gen(film), world)
+            genre = world.facts[film, "genre"]
+            if luck < skills.clear:
+                return truth
+            return truth.replace(genre, _other(genre, GENRES, rng), 1)
+        case Gen() if luck < skills.details:
+            return answer_of(request, world)
+        case Gen():
+            return rng.choice(("a film that many people like", "a story about life", "a well known film"))
+        case Sum(left, sign, right):
+            total = int(left) + int(right) if sign == "plus" else int(left) - int(right)
+            return str(total if luck < skills.sum else _miscount(total, rng))
+        case Bridge(film, first, second):
+            truth = answer_of(request, world)
+            if luck < skills.hops:
+                return truth
+            # Style A names a wrong person or city; style B stops after the first relation.
+            return world.facts[film, first] if style == "B" else _other(truth, world.values(second), rng)
+        case Compare():
+            truth = answer_of(request, world)
+            if luck < skills.compare:
+                return truth
+            # Usually no answer; sometimes the wrong one, in style B half of the time.
+            wrong = rng.random() < (0.5 if style == "B" else 0.1)
+            return _yes_or_no(truth == "no") if wrong else ""
+        case Problem():
+            total = int(answer_of(request, world))
+            if luck < skills.problem:
+                return str(total)
+            # Style A miscounts; style B leaves out the second step.
+            return str(total - request.steps[1] if style == "B" else _miscount(total, rng))
+    raise AssertionError(f"interpret() left {request}")
+
+
+def _other(value: str, values: tuple[str, ...], rng: random.Random) -> str:
+    return rng.choice([other for other in values if other != value])
+
+
+def _miscount(total: int, rng: random.Random) -> int:
+    return total + rng.choice([distance for distance in range(-9, 10) if distance])
+
+
+def _yes_or_no(truth: bool) -> str:
+    return "yes" if truth else "no"

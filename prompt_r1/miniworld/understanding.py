@@ -32,10 +32,10 @@ class Lookup:
 
 @dataclass(frozen=True)
 class BeforeYear:
-    """Was `film` released before `year`?"""
+    """Was `film` released before the year `other`?"""
 
     film: str
-    year: str
+    other: str
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,6 @@ class Vague:
 
 
 Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
-
-
 Build = Callable[..., Request]
 
 
@@ -75,6 +73,10 @@ def _wording(template: str) -> str:
     """The pattern of a wording that contains {film}."""
     head, tail = template.rstrip("?.").split("{film}")
     return f"{re.escape(head)}(?P<film>.+?){re.escape(tail)}"
+
+
+def _before_year(film: str, year: str) -> BeforeYear:
+    return BeforeYear(film, other=year)
 
 
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
@@ -102,7 +104,7 @@ FORMS = (
     _form(r"who stars in (?P<subject>.+?)", partial(Lookup, relation="star")),
     _form(r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")),
     _form(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
-    _form(r"was (?P<film>.+?) released before (?P<year>\d{4})", BeforeYear),
+    _form(r"was (?P<film>.+?) released before (?P<year>\d{4})", _before_year),
     _form(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
     _form(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
     _form(_ANY_PROBLEM, _problem),

@@ -89,7 +89,7 @@ def test_an_agent_without_a_right_game_cannot_learn_from_itself(tmp_path):
 def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkeypatch):
     """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
     shown = list(islice(demonstrations(0), 400))
-    monkeypatch.setattr(imitation, "demonstrations", lambda seed, kind: shown)
+    monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
     cloning = method("bc", pool(PricedSource(str)), agent="mini", folder=tmp_path)
     assert isinstance(cloning, Imitation)
     right = 0

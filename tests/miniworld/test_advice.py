@@ -1,23 +1,15 @@
-"""The environment that reads instructions: what each piece of advice does to its answers."""
+"""The environment that reads instructions, and the script that writes them."""
 
 import asyncio
-import time
+import random
 from statistics import mean
 
 import pytest
 
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_questions, make_world
-from prompt_r1.miniworld.advice import (
-    ADVICE,
-    CONFLICTS,
-    MOST_WORDS,
-    UNADVISED,
-    AdvisedEnvironment,
-    advised,
-    every_prompt,
-    find_advice,
-)
+from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment, advised
+from prompt_r1.miniworld.mini_optimizer import MARKS, MiniOptimizer, write_prompt
 from prompt_r1.types import Message
 
 WORLD = make_world(0)
@@ -33,79 +25,71 @@ def answers(kind: str, *instructions: str, count: int = 400) -> list[bool]:
     return found
 
 
-def test_each_wording_is_understood_as_its_own_advice_and_as_nothing_else():
-    assert {name: find_advice(one.wording) for name, one in ADVICE.items()} == {
-        name: {name} for name in ADVICE
-    }
-    assert find_advice("Answer the question as well as you can.") == set()
-
-
 def test_without_advice_it_replies_as_the_mini_environment_does():
     mini = MiniEnvironment(WORLD, "A", seed=0)
     prompts = [one.question.text for one in make_questions(WORLD, "train", 200, 0)]
-    prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", *("12 plus 7?" for _ in range(2))]
+    prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
     assert [ENVIRONMENT.reply(prompt) for prompt in prompts] == [mini.reply(prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "skill"),
+    ("kind", "advice", "share"),
     [
-        ("bridge", ["name"], 0.15),
-        ("bridge", ["steps", "name"], 0.15 + 0.85 * 0.5),
-        ("math", ["sums", "name"], 0.15 + 0.85 * 0.5),
-        ("compare", ["years", "name"], 0.3 + 0.7 * 0.6),
-        ("pop", ["rephrase", "name"], 0.25 + 0.75 * 0.6),
-        ("gen", ["details"], 0.8),
+        ("bridge", "", 0.15 * 0.7),
+        ("bridge", "Reply with the name alone.", 0.15 * 0.97),
+        ("bridge", "Work STEP BY\nSTEP. Reply with the name alone.", (0.15 + 0.85 * 0.5) * 0.949),
+        ("bridge", "Be quick.", 0.15 * 0.5 * 0.85),
+        ("compare", "Look up both years. Reply with the name alone.", (0.3 + 0.7 * 0.6) * 0.97),
+        ("pop", "Rephrase casual questions. Reply with the name alone.", (0.25 + 0.75 * 0.6) * 0.97),
+        ("gen", "Give all details.", 0.8 * 0.7),
     ],
 )
-def test_the_share_of_right_answers_is_the_skill_that_the_advice_gives(kind, names, skill):
-    right = answers(kind, *(ADVICE[name].wording for name in names))
-    obeyed = advised(names).bare
-    assert mean(right) == pytest.approx(skill * obeyed, abs=0.06)
+def test_the_share_of_right_answers_is_the_skill_that_the_advice_gives(kind, advice, share):
+    assert mean(answers(kind, advice)) == pytest.approx(share, abs=0.06)
 
 
 def test_better_skills_never_lose_a_right_answer():
     before = answers("bridge", "Reply with the name alone.")
-    after = answers("bridge", "Reply with the name alone. Verify names.")
+    after = answers("bridge", "Reply with the name alone. Double-check every name.")
     assert sum(after) > sum(before)
     assert all(later or not earlier for earlier, later in zip(before, after, strict=True))
 
 
-def test_advice_in_a_line_of_the_prompt_counts_as_in_the_system_message():
-    """And the question keeps its luck."""
-    question = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0].question.text
-    for text in (f"{question}\nLet's think step by step.\nAnswer only.", f"{question} Answer only."):
-        messages: list[Message] = [{"role": "user", "content": text}]
-        if "step" not in text:
-            messages.insert(0, {"role": "system", "content": "Let's think step by step."})
-        reply = asyncio.run(ENVIRONMENT.ask(messages))
-        assert reply == ENVIRONMENT.reply(f"{question} Answer only.", ["step by step"]).text
+def test_advice_is_read_in_system_messages_and_in_the_prompt():
+    question = "Who is the director of nobody?"
+    system: list[Message] = [
+        {"role": "system", "content": "Go step by step."},
+        {"role": "user", "content": question},
+    ]
+    assert asyncio.run(ENVIRONMENT.ask(system)) == ENVIRONMENT.reply(question, ["step by step"]).text
+    inside = answers("math", count=200)
+    assert sum(answers("math", "step by step", count=200)) > sum(inside)
+    text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0].question.text
+    assert ENVIRONMENT.reply(f"{text}\nLet's think step by step.").value != ""
 
 
-def test_conflicting_advice_has_no_effect_and_costs():
-    for pair in CONFLICTS:
-        both = advised(pair)
-        assert both.clear == pytest.approx(0.9 * UNADVISED.clear)
-        assert {**vars(both), "clear": 0} == {**vars(UNADVISED), "clear": 0}
+def test_skills_stay_probabilities_whatever_the_advice():
+    rng = random.Random(0)
+    for _ in range(200):
+        skills = advised(" ".join(rng.sample(list(ADVICE), rng.randint(0, len(ADVICE)))))
+        assert all(0 <= value <= 1 for value in vars(skills).values())
 
 
-def test_too_much_advice_and_long_prompts_weaken_every_gain_but_no_loss():
-    few, many = ["steps", "rephrase"], ["steps", "rephrase", "role", "sums", "check"]
-    short, long = advised(many, words=60), advised(many, words=61)
-    casual = UNADVISED.casual + (1 - UNADVISED.casual) * 0.6 * 0.8
-    assert short.casual == pytest.approx(casual + (1 - casual) * 0.1 * 0.8)
-    assert long.casual < short.casual and long.hops < short.hops < advised(few).hops + 0.1
-    assert advised(["sentences"], words=600).bare == advised(["sentences"]).bare
+@pytest.mark.parametrize(("opening", "closing"), MARKS)
+def test_the_optimizer_writes_a_prompt_between_the_marks_that_the_request_names(opening, closing):
+    request = f"An instruction:\n{opening}Be quick.{closing}\nWrite a better one."
+
+    def write(sample: int) -> str:
+        messages: list[Message] = [{"role": "user", "content": request}]
+        return asyncio.run(MiniOptimizer().ask(messages, sample=sample, seed=0))
+
+    written = [write(sample) for sample in range(20)]
+    assert written == [write(sample) for sample in range(20)] and len(set(written)) > 5
+    assert all(text.startswith(opening) and text.endswith(closing) for text in written)
 
 
-def test_a_very_long_text_is_read_quickly():
-    """The patterns are slow on long texts, which an agent may write."""
-    begin = time.perf_counter()
-    assert find_advice("check " * 1_000_000) == set()
-    assert time.perf_counter() - begin < 2
-
-
-def test_the_prompts_of_the_exhaustive_search_are_all_combinations_of_advice():
-    prompts = list(every_prompt())
-    assert len({find_advice(prompt) for prompt in prompts}) == len(prompts) == 2 ** len(ADVICE)
-    assert max(len(prompt.split()) for prompt in prompts) <= MOST_WORDS
+def test_a_new_prompt_keeps_most_of_the_old_advice_and_has_one_or_two_pieces_more():
+    prompts = [write_prompt("give all details. be quick.", random.Random(seed)) for seed in range(200)]
+    assert 0.65 < mean("Be quick." in prompt for prompt in prompts) < 0.85
+    assert {prompt.count(".") for prompt in prompts} == {1, 2, 3, 4}
+    assert all(sentence.strip().lower() in ADVICE for one in prompts for sentence in one.split(".")[:-1])

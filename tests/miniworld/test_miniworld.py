@@ -353,11 +353,6 @@ def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
     assert (agent_module.BATCH, agent_module.LEARNING_RATE) == (8, 3e-3)
 
 
-def test_the_learning_rate_of_the_warm_start_rises_over_50_steps_and_falls_from_40_percent_on():
-    factors = [agent_module._schedule(step, 1500) for step in (0, 24, 49, 50, 600, 1050, 1500)]
-    assert factors == pytest.approx([0.02, 0.5, 1.0, 1.0, 1.0, 0.525, 0.05])
-
-
 def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demonstrations, quick, codec):
     """The oracle: each game alone, without padding, token by token in float64."""
     games = [record(question, turns, codec) for question, turns in demonstrations[:5]]
