@@ -40,7 +40,7 @@ from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.distributed.ranks import Ranks, pick_device
+from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError

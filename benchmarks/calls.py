@@ -30,7 +30,7 @@ import torch
 from benchmarks.measuring import make_parser, memory
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.data.questions import find_questions
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import Environments
 from prompt_r1.miniworld.tokenizer import train_tokenizer

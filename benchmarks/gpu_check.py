@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from benchmarks import forwards
@@ -39,8 +40,7 @@ from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.packing import Group
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.fsdp import full_tensor
-from prompt_r1.distributed.ranks import Ranks, make_mesh, start_ranks, stop_ranks
+from prompt_r1.distributed import Ranks, full_tensor, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.training.update import Update, limit_of
 from prompt_r1.types import ScoredGame
@@ -369,7 +369,7 @@ def _update_flop(games: list[ScoredGame], policy: Policy) -> float:
 # Several ranks
 
 
-def sharded(mode: str, *, offload: bool = False, as_in_training: bool = False) -> Callable[[Machine], Row]:
+def sharded(*, offload: bool = False, as_in_training: bool = False) -> Callable[[Machine], Row]:
     """The check of the gradient's norm of all ranks together against that of one process, in float32.
 
     `as_in_training`: with all that training adds, and the copy of the weights that plays.
@@ -392,7 +392,7 @@ def sharded(mode: str, *, offload: bool = False, as_in_training: bool = False) -
         alone = learner(machine, machine.device)
         expected = _gradient_norm(alone, Ranks(0, 1, machine.device), games)
         many = learner(machine, torch.device("cpu") if offload else machine.device)
-        mesh = make_mesh(mode, ranks.count, machine.device, timeout=ranks.timeout)
+        mesh = init_device_mesh(machine.device.type, (ranks.count,))
         many.shard(mesh, machine.device, offload=offload)
         found = _gradient_norm(many, replace(ranks, mesh=mesh), games[ranks.rank :: ranks.count])
         difference = abs(found - expected) / expected
@@ -441,7 +441,7 @@ def checkpoint(machine: Machine) -> Row:
             return sum_of_squares(policy)
 
         policy = machine.new_policy(torch.float32, "small")
-        mesh = make_mesh("fsdp", ranks.count, machine.device) if ranks.count > 1 else None
+        mesh = init_device_mesh(machine.device.type, (ranks.count,)) if ranks.count > 1 else None
         if mesh is not None:
             policy.shard(mesh, machine.device, offload=False)
         share = replace(ranks, mesh=mesh)
@@ -477,10 +477,9 @@ CHECKS: dict[str, Callable[[Machine], Row]] = {
     **{f"decode {sequences}": decode(sequences) for sequences in (32, 64, 128, 256)},
     "prefill": prefill,
     "update": update,
-    FIRST_TOGETHER: sharded("fsdp"),
-    "hsdp": sharded("hsdp"),
-    "fsdp, offloaded": sharded("fsdp", offload=True),
-    "fsdp, as in training": sharded("fsdp", as_in_training=True),
+    FIRST_TOGETHER: sharded(),
+    "fsdp, offloaded": sharded(offload=True),
+    "fsdp, as in training": sharded(as_in_training=True),
     "checkpoint": checkpoint,
 }
 

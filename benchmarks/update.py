@@ -26,7 +26,7 @@ from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_t
 from benchmarks.workload import CPU, learn_from, make_update, plan, random_games, random_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.types import ScoredGame
 
 GAMES = 5  # of a question

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.training.parts import make_objective
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory

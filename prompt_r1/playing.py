@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from prompt_r1.agent.agent import Agent, codec_of, open_agent
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.distributed.ranks import pick_device
+from prompt_r1.distributed import pick_device
 from prompt_r1.environments.pool import GameCalls, Pool
 from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_for_agent, pool_of

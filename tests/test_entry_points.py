@@ -275,7 +275,7 @@ BAD_INPUT = [
     (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
     (["train.py", "--agent", "AGENT", "--max-env-usd", "5"], "--max-env-usd needs --env-price"),
     (["train.py", "--agent", "AGENT", "--device", "cuda"], "no usable GPU"),
-    (["train.py", "--agent", "AGENT", "--offload", "all"], "give --parallel fsdp or hsdp"),
+    (["train.py", "--agent", "AGENT", "--offload"], "give --parallel fsdp"),
     (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
     (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
     (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),

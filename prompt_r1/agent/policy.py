@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from prompt_r1.agent.attention import attention_shape
 from prompt_r1.agent.attention_choice import AttentionChoice, Place, choose_attention
 from prompt_r1.agent.packing import Packed
-from prompt_r1.distributed.fsdp import full_tensor, shard
+from prompt_r1.distributed import full_tensor, shard
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}

@@ -42,7 +42,7 @@ from prompt_r1.config.train import agent_preset
 from prompt_r1.data.questions import find_questions
 from prompt_r1.data.rows import BadRow, read_rows, text_field
 from prompt_r1.data.sampler import digest_of
-from prompt_r1.distributed.ranks import Ranks, pick_device
+from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.fine_tuning import fine_tune
@@ -152,7 +152,7 @@ def fine_tune_agent(
     if config.rank:
         trainable = add_checked_lora(policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
     else:
-        policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload="none")
+        policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload=False)
         trainable = policy.trained_parameters()
     if config.checkpointing:
         policy.checkpoint_activations()

@@ -27,11 +27,11 @@ DISK_ADVICE = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space",
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 MORE_CPU_MEMORY = (
-    "start fewer processes on this machine, give a smaller --tokens-per-batch or less --offload, and resume "
+    "start fewer processes on this machine, give a smaller --tokens-per-batch, and resume "
     "from the last checkpoint; otherwise take a smaller agent"
 )
 MORE_GPU_MEMORY = (
-    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload all, or more GPUs, and "
+    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload, or more GPUs, and "
     "resume from the last checkpoint; otherwise take a smaller agent or --device cpu"
 )
 

@@ -99,21 +99,17 @@ class TrainConfig(AgentConfig):
     )
     save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
     on_collapse: str = setting("warn", "at an alarm: warn, or save and stop", choices=("warn", "stop"))
-    track: str = setting("none", "log metrics to this tracker too", choices=("none", "tensorboard", "wandb"))
+    wandb: bool = setting(False, "log metrics to Weights & Biases too")
     device: str = setting("auto", "auto, cpu or cuda", group="the machine")
     parallel: str = setting(
         "auto",
-        "weights on several ranks: replicated (ddp), sharded (fsdp), sharded within each node (hsdp)",
-        choices=("auto", "none", "ddp", "fsdp", "hsdp"),
+        "weights on several ranks: replicated (ddp) or sharded (fsdp)",
+        choices=("auto", "none", "ddp", "fsdp"),
     )
     rank_timeout: float = setting(
         3600.0, "seconds that a rank waits for another", range=Range(above=0, below=1e9)
     )
-    offload: str = setting(
-        "none",
-        "sharded weights kept in CPU memory; all: with AdamW's states",
-        choices=("none", "reference", "all"),
-    )
+    offload: bool = setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = setting(
         16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
     )
@@ -248,10 +244,10 @@ def check(config: TrainConfig) -> None:
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
             "give 1 or more, or 0 (no weights)"
         )
-    if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload != "none"):
+    if config.adapter_rank and (config.parallel == "fsdp" or config.offload):
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
-            "give --parallel ddp (or auto) and --offload none"
+            "give --parallel ddp (or auto) without --offload"
         )
     if config.data_args and not any(map(is_task, names)):
         raise UsageError(

@@ -13,7 +13,7 @@ import torch
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.endpoint.request import ApiKey
 from prompt_r1.environments.budget import Budget, Price, parse_prices

@@ -20,7 +20,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
-from prompt_r1.distributed.ranks import Ranks, try_first
+from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.storage import atomic_folder, tensor_files
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _on_first(self, work: Callable[[], object]) -> None:
         """Do file operations on the first rank. Raises RuntimeError on all ranks if they fail there."""
-        failed = try_first(self._ranks, work)
+        failed = self._ranks.try_on_first(work)
         if failed:
             raise RuntimeError(failed)
 

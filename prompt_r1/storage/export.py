@@ -23,7 +23,7 @@ from prompt_r1.chat_template import Frame
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
-from prompt_r1.distributed.ranks import Ranks, try_first
+from prompt_r1.distributed import Ranks
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.adapter_folder import ADAPTER_FOLDER, save_adapters
 
@@ -113,7 +113,7 @@ def export_agent(
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
         for name, layer in adapted.items() if ranks.first else ():
             weights[f"{name}.weight"] = layer.merged_weight().cpu()
-        failed = try_first(ranks, write)
+        failed = ranks.try_on_first(write)
     return f"{folder} could not be written: {failed}" if failed else ""
 
 

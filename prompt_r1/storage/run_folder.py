@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prompt_r1.agent.frame_file import FRAME_FILE
 from prompt_r1.config.yaml_files import read_mapping
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
 from prompt_r1.storage.checkpoint import checkpoints_of

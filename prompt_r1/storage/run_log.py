@@ -3,16 +3,18 @@
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
-from prompt_r1.storage.trackers import Tracker, check_tracker, open_tracker
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame, Trajectory
 
@@ -49,19 +51,16 @@ class Clock:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    `track` names a tracker that also gets the metrics: none, tensorboard or wandb; `on_metrics` is a function
-    that gets them.
+    Metrics also go to Weights & Biases (`wandb`), and to the function `on_metrics`.
     """
 
     def __init__(
-        self, folder: Path, *, quiet: bool, track: str = "none", on_metrics: OnMetrics | None = None
+        self, folder: Path, *, quiet: bool, wandb: bool = False, on_metrics: OnMetrics | None = None
     ) -> None:
         self.folder = folder
         self.quiet = quiet
         self._on_metrics = on_metrics
-        self._track = "none" if quiet else track
-        self._tracker: Tracker | None = None  # opened by the first line
-        check_tracker(self._track)
+        self._wandb = open_wandb(folder) if wandb and not quiet else None
 
     def say(self, text: str = "") -> None:
         """Print text on stdout, above the progress bar, which is on stderr."""
@@ -78,9 +77,8 @@ class Log:
             return rounded
         self._check_folder()
         _append(self.folder / "metrics.jsonl", [rounded])
-        if self._track != "none":
-            self._tracker = self._tracker or open_tracker(self._track, self.folder, int(rounded["step"]))
-            self._tracker.add(rounded)
+        if self._wandb is not None:
+            self._wandb.log(rounded, step=int(rounded["step"]))
         if self._on_metrics is not None:
             self._on_metrics(dict(rounded))
         return rounded
@@ -92,9 +90,9 @@ class Log:
             )
 
     def close(self) -> None:
-        """Flush and close the tracker."""
-        if self._tracker is not None:
-            self._tracker.close()
+        """Finish the run of Weights & Biases."""
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def trajectories(
         self, name: str, games_PG: list[list[ScoredGame]], *, log_ratios: LogRatios | None = None
@@ -113,6 +111,26 @@ class Log:
                 for sample, game in enumerate(group)
             ]
             _append(path, rows)
+
+
+def open_wandb(folder: Path) -> Any:
+    """Open the W&B run of a run folder, in the project prompt-r1; a resumed training continues the same one.
+
+    Raises UsageError without the package or an account.
+    """
+    if find_spec("wandb") is None:
+        raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
+    import wandb
+
+    file = folder / "wandb" / "run-id"
+    file.parent.mkdir(exist_ok=True)
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex, "utf-8")
+    identity = file.read_text("utf-8").strip()
+    try:
+        return wandb.init(project="prompt-r1", name=folder.name, dir=str(folder), id=identity, resume="allow")
+    except wandb.Error as error:
+        raise UsageError(f"--wandb: {error}; log in, or set WANDB_MODE=offline") from None
 
 
 def _row(game: ScoredGame, log_ratios: LogRatios | None) -> dict[str, object]:

@@ -11,8 +11,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig, warnings_of
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.config.yaml_files import read_yaml
-from prompt_r1.distributed.ranks import network_errors_resumable, start_ranks, stop_ranks
-from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.distributed import Interrupt, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_folder import lock_run, open_run
@@ -45,13 +44,13 @@ def start(
         torch.set_num_threads(config.threads)  # more threads hardly help a tiny model, and hurt on a busy CPU
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout, timeout=config.rank_timeout)
-        with network_errors_resumable(ranks):
+        with lost_ranks_resumable(ranks):
             folder = ranks.from_first(
                 lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
             )
         if note and ranks.first:
             print(printable(note))
-        with network_errors_resumable(ranks), lock_run(folder, ranks):
+        with lost_ranks_resumable(ranks), lock_run(folder, ranks):
             if done := ranks.from_first(lambda: _finished_summary(folder, config)):
                 if ranks.first:
                     print(printable(done))

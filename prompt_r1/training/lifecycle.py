@@ -9,7 +9,7 @@ from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
-from prompt_r1.distributed.ranks import RankLost, stop_ranks
+from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
@@ -50,8 +50,7 @@ def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
         steps.save(last=True)
         stop_ranks(run.ranks)  # all ranks have agreed on this stop
         raise run.interrupt.stops(
-            f"{error}; stopped after step {steps.state.step}{run.interrupt.age}, the same command "
-            "resumes the run"
+            f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
         ) from None
     finally:
         run.log.close()

@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import mean, median
 from typing import TypeVar, get_args
 
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import mean_interval

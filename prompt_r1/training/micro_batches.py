@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.packing import Group, Packed, by_opening, fill, pack
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.options.advantages import has_spread
 from prompt_r1.types import ScoredGame, Trajectory
 

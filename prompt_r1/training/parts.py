@@ -18,8 +18,8 @@ from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import Frame
 from prompt_r1.data.questions import find_questions, training_and_validation
-from prompt_r1.data.sampler import digest_of, questions_of_step
-from prompt_r1.distributed.ranks import Ranks, assign_questions
+from prompt_r1.data.sampler import assign_questions, digest_of, questions_of_step
+from prompt_r1.distributed import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
@@ -152,7 +152,7 @@ def _frame_of_run(run: Run, start: Path | str) -> Frame:
 
 
 def load_learner(
-    start: Path | str, agent: Agent, ranks: Ranks, *, adapter_rank: int, seed: int, offload: str
+    start: Path | str, agent: Agent, ranks: Ranks, *, adapter_rank: int, seed: int, offload: bool
 ) -> Policy:
     """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
 
@@ -162,18 +162,18 @@ def load_learner(
     if adapter_rank:
         add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
         return agent.policy
-    if ranks.mesh is None and offload != "none":
-        raise UsageError(f"--offload {offload} is for sharded weights: give --parallel fsdp or hsdp")
+    if ranks.mesh is None and offload:
+        raise UsageError("--offload is for sharded weights: give --parallel fsdp")
     if ranks.mesh is None and agent.policy.compute == torch.float32:
         return agent.policy
-    return _load_share(start, agent, ranks, weights=torch.float32, offload=offload == "all")
+    return _load_share(start, agent, ranks, weights=torch.float32, offload=offload)
 
 
-def load_reference(start: Path | str, agent: Agent, ranks: Ranks, *, offload: str) -> Policy:
+def load_reference(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:
     """The frozen start model of the KL, at the temperature of sampling."""
     # Sharded weights are gathered in the compute dtype, so the learner's before its first step are these.
     weights = torch.float32 if ranks.mesh is None else agent.policy.compute
-    reference = _load_share(start, agent, ranks, weights=weights, offload=offload != "none")
+    reference = _load_share(start, agent, ranks, weights=weights, offload=offload)
     return reference.requires_grad_(False)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import Ranks, run_on_all_ranks
-from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.distributed import Interrupt, Ranks
 from prompt_r1.storage.run_log import Clock, Log, OnMetrics
 from prompt_r1.training.console import Console
 
@@ -28,7 +27,7 @@ class Run:
 
     def __post_init__(self) -> None:
         quiet, priced = not self.ranks.first, bool(self.config.env_price)
-        self.log = Log(self.folder, quiet=quiet, track=self.config.track, on_metrics=self.on_metrics)
+        self.log = Log(self.folder, quiet=quiet, wandb=self.config.wandb, on_metrics=self.on_metrics)
         self.console = Console(self.log, steps=self.config.steps, priced=priced)
         self.clock = Clock(self.console.phase)
 
@@ -38,4 +37,4 @@ class Run:
         A signal cancels it, and an error on one rank stops all of them. Raises Resumable, FatalEnvError or
         UsageError.
         """
-        return run_on_all_ranks(self.interrupt.guard(work), self.runner, self.ranks)
+        return self.ranks.run(self.interrupt.guard(work), self.runner)

@@ -4,7 +4,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.distributed.fsdp import sum_over_nodes
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.training.micro_batches import Batch, empty_batch, key_of, make_batch, share_games
@@ -136,7 +135,7 @@ class Update:
         self._differences: list[tuple[int, Tensor]] = []
         self._gap: dict[str, float] | None = None  # measured before the first optimiser step
 
-    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[Iterator[Batch]]:
+    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """The micro-batches of each optimiser step, with the old log-probabilities.
 
         `mini_batches` are the games that this rank played; the ranks exchange them, so that all train equally
@@ -151,13 +150,7 @@ class Update:
         shares = share_games(mini_batches, self.ranks, tokens_per_batch=self.tokens_per_batch)
         first, *later = [self._micro_batches(share) for share in shares if share] or [[]]
         later = [[self._with_old(batch) for batch in batches] for batches in later]
-        return [self._in_turn(batches) for batches in [first, *later] if batches]
-
-    def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """The micro-batches of an optimiser step. Nodes exchange gradients in the last backward only."""
-        for number, batch in enumerate(batches, start=1):
-            sum_over_nodes(self.policy, wanted=number == len(batches))
-            yield batch
+        return [batches for batches in [first, *later] if batches]
 
     def _micro_batches(self, share: Sequence[Sequence[ScoredGame]]) -> list[Batch]:
         """This rank's micro-batches of an optimiser step, with the weights of their tokens.

@@ -269,7 +269,6 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     assert shown["--checkpointing"].startswith(
         "--checkpointing true|false gradient checkpointing (true, mini: false)"
     )
-    assert shown["--track"] == "--track none|tensorboard|wandb log metrics to this tracker too (none)"
     assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
     assert len(shown) == len(fields(TrainConfig)) + 2
 

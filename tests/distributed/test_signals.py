@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prompt_r1.distributed.signals import SIGNALS, Interrupt
+from prompt_r1.distributed import SIGNALS, Interrupt
 from prompt_r1.errors import Interrupted, Resumable
 
 
@@ -95,16 +95,6 @@ def test_the_previous_signal_handlers_are_restored():
     with Interrupt():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_the_age_of_a_signal_is_that_of_the_first_one():
-    with Interrupt() as interrupt:
-        interrupt.deferred = True
-        assert interrupt.age == ""
-        os.kill(os.getpid(), signal.SIGUSR1)
-        interrupt.received -= 70
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert interrupt.age == " (70 s after the signal)"
 
 
 def test_sigterm_is_heard_though_it_was_ignored_before():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_price
 from prompt_r1.environments.journal import Call, Journal

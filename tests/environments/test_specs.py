@@ -8,7 +8,7 @@ import torch
 
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.chat import ChatEnvironment

@@ -102,9 +102,7 @@ def test_a_rank_that_has_lost_another_ends_with_one_sentence_and_the_run_can_be_
     log = (tmp_path / f"rank{survivor}.log").read_text()
     assert ended.exit_codes[victim] == -signal.SIGKILL and ended.exit_codes[survivor] == 75, log
     assert ended.seconds_after_fault < 30
-    assert log.count("did not respond") + log.count("could not communicate") == 1, log
-    if hangs and (survivor, phase) == (0, "rollout"):
-        assert "rank 1 did not respond" in log
+    assert log.count("could not communicate") == 1, log
     assert "Traceback" not in log
     assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
 

@@ -9,8 +9,7 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed.fsdp import full_tensor
-from prompt_r1.distributed.ranks import Ranks, start_ranks, stop_ranks
+from prompt_r1.distributed import Ranks, full_tensor, start_ranks, stop_ranks
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from tests.support import tiny
 from tests.support.ports import free_ports

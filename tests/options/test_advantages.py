@@ -4,7 +4,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.grpo import group_advantages
 from prompt_r1.options.advantages import compare_games, has_spread
 from prompt_r1.training.micro_batches import mini_batches_of

@@ -25,7 +25,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, tensor_files
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of

@@ -1,6 +1,9 @@
 """The log of a run: metric lines, times by phase, messages on the console."""
 
 import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -64,3 +67,24 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     with pytest.raises(FileNotFoundError):
         atomic_folder.new_temporary(folder / "checkpoints/step-000001")
     assert not folder.exists()
+
+
+def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, monkeypatch):
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    logged: list[tuple[str, int, float]] = []
+
+    def init(*, id: str, **settings: str) -> SimpleNamespace:
+        assert settings["resume"] == "allow"
+        log = lambda metrics, step: logged.append((id, step, metrics["em"]))  # noqa: E731
+        return SimpleNamespace(log=log, finish=lambda: None)
+
+    wandb.init, wandb.Error = init, Exception
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for steps in ([0, 1], [2]):  # the second time resumed
+        log = Log(tmp_path, quiet=False, wandb=True)
+        for step in steps:
+            log.metrics({"step": step, "em": 0.5})
+        log.close()
+    [identity] = {identity for identity, _, _ in logged}
+    assert logged == [(identity, step, 0.5) for step in (0, 1, 2)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.options.advantages import compare_games
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games

@@ -9,7 +9,7 @@ import httpx
 import torch
 
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.endpoint.client import ClientLimits, EndpointClient
 from prompt_r1.endpoint.request import ApiKey
 from prompt_r1.endpoint.responses import Outcome, classify, reply_of

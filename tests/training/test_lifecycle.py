@@ -17,7 +17,7 @@ import torch
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.sampler import digest_of
-from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.distributed import Interrupt
 from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder

@@ -12,7 +12,7 @@ from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig, check
-from prompt_r1.distributed.signals import Interrupt
+from prompt_r1.distributed import Interrupt
 from prompt_r1.errors import UsageError
 from prompt_r1.training.parts import Models, load_models, load_parts, load_reference
 from prompt_r1.training.run import Run
@@ -31,7 +31,7 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
     folder, config = tiny.save_agent(tmp_path), TrainConfig(temperature=0.7)
     agent = load_agent(folder, config, CPU)
     assert len(checked) == 1
-    reference = load_reference(folder, agent, ONE_RANK, offload="none")
+    reference = load_reference(folder, agent, ONE_RANK, offload=False)
     assert len(checked) == 1 and reference.temperature == 0.7
     assert not any(weight.requires_grad for weight in reference.parameters())
 
@@ -98,7 +98,7 @@ def test_a_model_that_reads_the_weights_of_its_layers_itself_is_a_usage_error(tm
         models_of(tmp_path, ADAPTERS)
 
 
-@pytest.mark.parametrize("line", [{"parallel": "fsdp"}, {"parallel": "hsdp"}, {"offload": "all"}])
+@pytest.mark.parametrize("line", [{"parallel": "fsdp"}, {"offload": True}])
 def test_adapters_are_not_sharded_or_offloaded(line):
     check(replace(ADAPTERS, parallel="ddp"))
     assert ADAPTERS.layout == "ddp" and TrainConfig().layout == "auto"

@@ -9,7 +9,7 @@ import torch
 
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.distributed.ranks import Ranks
+from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.training.update import MAX_SKIPPED
 from prompt_r1.types import ScoredGame

@@ -1,0 +1,367 @@
+"""The processes that torchrun starts: their collectives, sharded weights (FSDP2), and signals.
+
+Every collective is called by all ranks or by none.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, out_of_memory
+
+T = TypeVar("T")
+
+FORESEEN = (UsageError, Resumable, FatalEnvError)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SAME_CTRL_C = 1.0  # seconds: a terminal sends it to torchrun and to its ranks, and torchrun sends it again
+
+
+class RankLost(Resumable):
+    """A rank is out of reach, so the others cannot even save: the run resumes from its last checkpoint."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process, number `rank` of `count`, and its collectives."""
+
+    rank: int
+    count: int
+    device: torch.device
+    mesh: DeviceMesh | None = None  # over which weights are sharded; None: every rank has all of them
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes files and prints messages."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sums over the ranks, in float64."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: list[float]) -> list[float]:
+        """Element-wise maxima over the ranks, in float64."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        result = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.count > 1:
+            dist.all_reduce(result, op=how)
+        return result.tolist()
+
+    def gather(self, item: T) -> list[T]:
+        """Every rank's item, in the order of the ranks, on every rank."""
+        if self.count == 1:
+            return [item]
+        items: list[T] = [item] * self.count
+        dist.all_gather_object(items, item)
+        return items
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Call `make` on rank 0; return its result, or raise its error for the user, on every rank."""
+        items: list[T | UsageError | Resumable | FatalEnvError | None] = [None]
+        if self.first:
+            try:
+                items = [make()]
+            except FORESEEN as error:
+                items = [error]
+        if self.count > 1:
+            dist.broadcast_object_list(items, device=self.device)
+        if isinstance(items[0], FORESEEN):
+            self.barrier()  # a rank that left at once could cut off the others while they receive
+            raise items[0]
+        return items[0]  # type: ignore[return-value]
+
+    def try_on_first(self, work: Callable[[], object]) -> str:
+        """Do file operations on rank 0. Returns "" on every rank, or why they failed."""
+
+        def attempt() -> str:
+            try:
+                work()
+            except OSError as error:
+                return error.strerror or str(error)
+            return ""
+
+        return self.from_first(attempt)
+
+    def run(self, work: Coroutine[None, None, T], runner: asyncio.Runner) -> T:
+        """Run this rank's share of some asynchronous work, and wait for the other ranks.
+
+        An error on one rank is raised on all of them, so that none waits in a collective for a rank that has
+        left.
+        """
+        failure: UsageError | Resumable | FatalEnvError | None = None
+        results: list[T] = []
+
+        async def store_result() -> None:
+            # Not returned: the runner formats the repr of its task, which would hold the whole result.
+            results.append(await work)
+
+        try:
+            runner.run(store_result())
+        except FORESEEN as error:
+            failure = error
+        for failed in self.gather(failure):
+            if failed is not None:
+                raise failed
+        return results[0]
+
+    def sum_gradients(self, module: nn.Module) -> None:
+        """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.
+
+        This happens after the last micro-batch, in place of DDP's hooks in every backward. The gradients of
+        sharded weights need no sum: FSDP sums them in the backward.
+        """
+        if self.count == 1 or self.mesh is not None:
+            return
+        for weight in module.parameters():
+            if weight.requires_grad:
+                if weight.grad is None:  # no token of this rank used it
+                    weight.grad = torch.zeros_like(weight)
+                dist.all_reduce(weight.grad)
+
+    def clip_gradients(self, module: nn.Module, limit: float) -> float:
+        """Scale the gradients down to a norm of at most `limit`; returns their norm before.
+
+        The norm is over all weights and ranks.
+        """
+        return full_tensor(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
+
+    @torch.no_grad()
+    def weight_norm(self, module: nn.Module) -> float:
+        """The norm of all weights of a module; not finite if any of them is not, or if they overflow it."""
+        return full_tensor(nn.utils.get_total_norm(module.parameters())).item()
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        if self.count > 1:
+            dist.barrier()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
+
+    Where a launcher shows each process only its own GPU (CUDA_VISIBLE_DEVICES for each Slurm task), it is
+    number 0. Raises UsageError for another name, and where there is no GPU for this process.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")  # which is none either
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
+    if device.type == "cpu" or (device.index is not None and torch.cuda.is_available()):
+        return device
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
+    # Batches of changing sizes then leave fewer holes between the allocator's segments.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    local_rank, visible = _number("LOCAL_RANK", 0), torch.cuda.device_count()
+    if visible > 1 and local_rank >= visible:
+        raise UsageError(
+            f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
+            "GPUs, or show each process one GPU of its own"
+        )
+    return torch.device("cuda", 0 if visible == 1 else local_rank)
+
+
+def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
+    """Join the process group of torchrun; without torchrun, this process is the only rank.
+
+    A rank that has waited `timeout` seconds for another gives up. Raises UsageError for a value of `parallel`
+    that does not fit the number of processes, and where the processes do not find each other.
+    """
+    count = _number("WORLD_SIZE", 1)
+    device = pick_device(device_name)
+    mode = choose_parallel(parallel, count, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # gloo beside nccl: the norm of weights that are offloaded to CPU memory is computed there.
+    backend, limit = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout)
+    if count == 1 and mode == "fsdp":
+        dist.init_process_group(backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1)
+    elif count > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise UsageError(
+                    f"WORLD_SIZE is {count}, but {name} is not set: start the ranks with torchrun "
+                    f"--nproc-per-node {count} train.py …, or unset WORLD_SIZE"
+                )
+        if not 0 <= _number("RANK", 0) < count:
+            raise UsageError(f"RANK is {os.environ['RANK']}, and WORLD_SIZE is {count}: ranks count from 0")
+        try:
+            dist.init_process_group(backend, timeout=limit)
+        except (RuntimeError, ValueError) as error:  # a port in use, no such host, a rank that never comes
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise UsageError(
+                f"the {count} ranks did not find each other at {place} ({first_line(error)}): start all of "
+                "them, with torchrun for example"
+            ) from None
+    rank = dist.get_rank() if count > 1 else 0
+    mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if mode == "fsdp" else None
+    return Ranks(rank, count, device, mesh)
+
+
+def _number(variable: str, default: int) -> int:
+    """A number that a launcher sets; `default` where it is not set, or empty."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"the environment variable {variable} is {text!r}, not a number: unset it")
+    return int(text)
+
+
+def choose_parallel(name: str, count: int, device: torch.device) -> str:
+    """Resolve `auto`: none for one process, fsdp for several GPUs, ddp for several CPU processes."""
+    if name == "none" and count > 1:
+        raise UsageError(
+            f"--parallel none is for one process, and torchrun started {count}: choose ddp, fsdp or auto"
+        )
+    if name != "auto":
+        return name
+    if count == 1:
+        return "none"
+    return "fsdp" if device.type == "cuda" else "ddp"
+
+
+def stop_ranks(ranks: Ranks) -> None:
+    """Leave the process group. Without the barrier, gloo can abort a process whose work was done."""
+    if dist.is_initialized():
+        ranks.barrier()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def lost_ranks_resumable(ranks: Ranks) -> Iterator[None]:
+    """Raise RankLost in place of an error of a collective: another rank has died, hangs or is cut off."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo, NCCL and the store raise plain RuntimeErrors: what they have in common is the place.
+        files = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
+        in_collective = any(file.is_relative_to(Path(dist.__file__).parent) for file in files)
+        if ranks.count == 1 or not in_collective or out_of_memory(error):
+            raise
+        raise RankLost(
+            f"the ranks could not communicate ({first_line(error)}): one of them has died or hangs; the same "
+            "command resumes from the last checkpoint"
+        ) from None
+
+
+def shard(
+    root: nn.Module, blocks: Iterable[nn.Module], *, mesh: DeviceMesh, compute: torch.dtype, offload: bool
+) -> None:
+    """Shard a module in place over the ranks of `mesh` (FSDP2), on the device of the mesh.
+
+    The weights of a block are gathered for its forward and its backward, and freed afterwards: every forward
+    and backward is called by all ranks or by none. Shards have the dtype of the module, gathered weights have
+    `compute`, and gradients are summed in float32. With `offload` the shards are in CPU memory, where AdamW
+    updates them. `Policy.copy_weights_from` gathers the weights for the engine.
+    """
+    stored = next(root.parameters()).dtype
+    mixed = MixedPrecisionPolicy(None if stored == compute else compute, reduce_dtype=torch.float32)
+    pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    # The root comes last and gets the weights outside the blocks: embedding, last norm and head, tied or not.
+    for module in (*blocks, root):
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,  # the root too, so that no stale weights stay gathered
+            mp_policy=mixed,
+            offload_policy=pinned if offload else OffloadPolicy(),
+        )
+        assert isinstance(module, FSDPModule)  # by `fully_shard`
+        # The loss is a weighted sum over all ranks, so gradients are summed, not averaged; and gloo
+        # supports no averages.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor from all ranks; return any other as it is. Called by every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Interrupt:
+    """Handles SIGTERM, SIGUSR1 and the first Ctrl-C inside `with`: the run saves and exits.
+
+    Before training begins it exits at once. Afterwards running games are cancelled, but an update is
+    finished; the ranks agree on the step. A second Ctrl-C exits at once without saving.
+    Python delivers signals to the main thread only: in another one, as under a notebook, nothing is handled.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""  # of the first signal that was received
+        self.received = 0.0  # monotonic seconds, when it was
+        self.deferred = False  # set once training has begun and there is something to save
+        self._cancel: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> "Interrupt":
+        handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        # A shell ignores Ctrl-C for what it runs in the background, where it must not end the run.
+        deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        heard = [number for number in handled if number != signal.SIGINT or not deaf]
+        self._before = {number: signal.signal(number, self._receive) for number in heard}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    async def guard(self, work: Coroutine[None, None, T]) -> T:
+        """Await the work; a signal cancels it, and Resumable is raised."""
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        # Thread-safe, to wake up the loop: the signal may come while it sleeps.
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self.name:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self.name:
+                raise
+            raise self.stops(self.reason) from None
+        finally:
+            self._cancel = lambda: None
+
+    @property
+    def reason(self) -> str:
+        """Why the run stops, or ""."""
+        return f"{self.name} was received" if self.name else ""
+
+    @property
+    def stops(self) -> type[Resumable]:
+        """The exception that ends the run, and with it the exit code."""
+        return Interrupted if self.name == "SIGINT" else Resumable
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.name and time.monotonic() - self.received > SAME_CTRL_C:
+            raise KeyboardInterrupt
+        if not self.name:
+            self.name, self.received = signal.Signals(number).name, time.monotonic()
+        if not self.deferred:
+            raise self.stops(f"{self.reason} before training began")
+        self._cancel()
