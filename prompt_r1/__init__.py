@@ -3,7 +3,7 @@
     import prompt_r1
 
     with prompt_r1.load("runs/mini-seed0") as pair:
-        print(pair.ask("Who is the mother of the director of Silent Valley?"))
+        print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
 The names of `__all__` are imported on first use: torch takes seconds.
 """
@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING
 from prompt_r1.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from prompt_r1.api.asking import Answer as Answer
-    from prompt_r1.api.asking import Piece as Piece
-    from prompt_r1.api.pair import Pair as Pair
-    from prompt_r1.api.pair import load as load
-    from prompt_r1.api.training import train as train
+    from prompt_r1.api import Pair as Pair
+    from prompt_r1.api import Piece as Piece
+    from prompt_r1.api import load as load
     from prompt_r1.errors import EnvError as EnvError
     from prompt_r1.errors import FatalEnvError as FatalEnvError
     from prompt_r1.errors import UsageError as UsageError
     from prompt_r1.playing import LimitReached as LimitReached
     from prompt_r1.playing import Limits as Limits
+    from prompt_r1.types import Trajectory as Trajectory
 
 _HOMES = {
-    "Answer": "api.asking",
     "LimitReached": "playing",
     "Limits": "playing",
-    "Piece": "api.asking",
-    "Pair": "api.pair",
-    "load": "api.pair",
-    "train": "api.training",
+    "Pair": "api",
+    "Piece": "api",
+    "load": "api",
     "EnvError": "errors",
     "FatalEnvError": "errors",
     "UsageError": "errors",
+    "Trajectory": "types",
 }
 __all__ = ["__version__", *_HOMES]
 

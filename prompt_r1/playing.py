@@ -72,10 +72,10 @@ class Limits:
             raise LimitReached("usd", message)
 
     @asynccontextmanager
-    async def timed(self, used: float = 0.0) -> AsyncIterator[None]:
-        """Raise LimitReached if what runs in this context takes longer than what is left of the seconds."""
+    async def timed(self) -> AsyncIterator[None]:
+        """Raise LimitReached if what runs in this context takes longer than the seconds."""
         try:
-            async with asyncio.timeout(None if self.seconds is None else self.seconds - used):
+            async with asyncio.timeout(self.seconds):
                 yield
         except TimeoutError:
             raise LimitReached("seconds", f"no answer within the limit of {self.seconds:g} s") from None
@@ -112,7 +112,6 @@ class PlaySettings:
     top_p: float = 1.0
     deadline: float = 0.0  # most seconds that the game waits for replies; late, it ends as env_error; 0: none
     limits: Limits = NO_LIMITS
-    system: str = ""  # system message to the environment, in place of its own; "": its own
     keep_interrupted: bool = False  # a cancelled game ends as env_error with what there is of it
 
 
@@ -171,8 +170,6 @@ async def play_question(
 
     async def ask(messages: list[Message]) -> str:
         nonlocal interrupted
-        if how.system:
-            messages = [{"role": "system", "content": how.system}, *messages]
         limits.check_usd(calls.spent.usd, environment.most_usd(messages))
         try:
             if interrupted:

@@ -11,7 +11,7 @@ from tests.support.sizes import LIBRARY, PROGRAMS, files_imported_by, imported
 # The method in one sitting, in this order; then train.py.
 METHOD = ("types", "protocol", "rollout", "reward", "grpo")
 # Training and asking work without these.
-EXTRA = {"evaluation", "baselines", "api", "serving"}
+EXTRA = {"evaluation", "baselines", "api.py", "serving"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import entry_points
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -82,22 +81,11 @@ def test_the_version_is_that_of_the_package(program):
     assert start(program, "--version").stdout == expected
 
 
-def test_every_program_of_the_command_is_a_file_of_the_checkout():
-    assert [name for name, (path, _) in PROGRAMS.items() if not path.is_file()] == []
-
-
 def test_pyproject_installs_the_command_and_the_three_scripts_inside_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert project["project"]["scripts"] == {"prompt-r1": "prompt_r1.__main__:main"}
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert included == {script: f"prompt_r1/scripts/{script}" for script in SCRIPTS}
-
-
-def test_the_installed_command_is_the_one_of_this_package():
-    commands = [entry for entry in entry_points(group="console_scripts") if entry.name == "prompt-r1"]
-    if not commands:
-        pytest.skip("the package is not installed")
-    assert commands[0].value == "prompt_r1.__main__:main"
 
 
 @pytest.mark.slow

@@ -37,18 +37,6 @@ def import_object(name: str, *, where: str) -> Any:
     return found
 
 
-def name_of(function: Callable[..., object], *, where: str) -> str:
-    """MODULE:NAME of a function, which `import_object` finds in this process. Raises UsageError."""
-    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    try:
-        found = import_object(name, where=where)
-    except UsageError:
-        found = None
-    if found is not function:
-        raise UsageError(f"{where}: give a function at the top level of a module, or its name MODULE:NAME")
-    return name
-
-
 def import_metric(name: str) -> Metric:
     """The metric of answers called MODULE:FUNCTION, which also gets the `question` if it takes it.
 

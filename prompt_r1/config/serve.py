@@ -18,7 +18,6 @@ class ServeConfig(EnvironmentConfig):
     max_sessions: int = setting(
         64, "most questions at the same time; others get status 429", range=POSITIVE, everyday=True
     )
-    request_turns: int = setting(0, "most turns of a question; 0: the agent's", range=NOT_NEGATIVE)
     request_calls: int = setting(
         0, "most calls of the environment for a question; 0: no limit", range=NOT_NEGATIVE, everyday=True
     )
@@ -26,14 +25,6 @@ class ServeConfig(EnvironmentConfig):
         0.0, "most dollars of a question (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True
     )
     request_seconds: float = setting(300.0, "most seconds of a question", range=POSITIVE, everyday=True)
-    system: str = setting(
-        "environment",
-        "who gets a request's system messages; refuse: answer them with status 400",
-        choices=("environment", "agent", "refuse"),
-    )
-    history: str = setting(
-        "join", "earlier messages: put above the question, or only the last", choices=("join", "last")
-    )
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(0.0, "of the agent, unless a request has its own", range=NOT_NEGATIVE)
     device: str = setting("auto", "auto, cpu or cuda")

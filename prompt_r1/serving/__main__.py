@@ -13,34 +13,44 @@ from prompt_r1.config.serve import ServeConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
-PACKAGES = ("starlette", "uvicorn", "pydantic", "jsonschema")
+PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"
-ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model, with a chat page at /.
+ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model.
 Requests need the key in {KEY}, if it is set."""
 
 
 def main(arguments: list[str]) -> None:
     """Serve from a command line, until SIGTERM or Ctrl-C; requests that run are then answered."""
     config = parse_arguments(ServeConfig, "python -m prompt_r1.serving", ABOUT, arguments)
-    key = os.environ.get(KEY, "").strip()
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if config.request_usd and not config.env_price:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     with _listen(config.host, config.port) as listener:  # before the agent is loaded
-        if not key and not _is_local(listener):
-            raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-        _serve(config, key, listener)
+        _serve(config, listener)
 
 
-def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind a socket. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from None
+
+
+def _serve(config: ServeConfig, listener: socket.socket) -> None:
+    address, port = listener.getsockname()[:2]
+    local, key = ip_address(address).is_loopback, os.environ.get(KEY, "").strip()
+    if not key and not local:
+        raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 
     from prompt_r1.agent.names import resolve_agent
     from prompt_r1.playing import Limits, open_pair
-    from prompt_r1.serving.app import ChatServer, make_app
-    from prompt_r1.serving.http_protocol import JsonErrors
+    from prompt_r1.serving.app import ChatServer
 
     spec = resolve_agent(config.agent, kv_tokens=config.kv_tokens)
     pair = open_pair(
@@ -52,29 +62,18 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
         run=asyncio.run,
         stops_on_failures=False,  # each failed question gets its own error
     )
-    limits = Limits(  # flags: 0 is no limit
-        config.request_turns or None,
-        config.request_calls or None,
-        config.request_usd or None,
-        config.request_seconds,
-    )
-    description = spec.describe(environment=pair.environment.name, seed=pair.seed)
+    calls, usd = config.request_calls or None, config.request_usd or None  # flags: 0 is no limit
     server = ChatServer(
         pair.agent,
         pair.environment,
-        description,
-        config.model_name,
-        config.temperature,
-        limits,
-        config.max_sessions,
-        system=config.system,
-        history=config.history,
+        model_name=config.model_name,
+        temperature=config.temperature,
+        limits=Limits(calls=calls, usd=usd, seconds=config.request_seconds),
+        max_sessions=config.max_sessions,
         key=key,
     )
-    hosts = ("127.0.0.1", "localhost", "::1", config.host) if _is_local(listener) else ("*",)
     settings = uvicorn.Config(
-        make_app(server, hosts=hosts),
-        http=JsonErrors,
+        server.app(hosts=["127.0.0.1", "localhost"] if address == "127.0.0.1" else ["*"]),
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -83,30 +82,11 @@ def _serve(config: ServeConfig, key: str, listener: socket.socket) -> None:
     # uvicorn drains, then sends itself the signal again, for the handler that was there before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    url = _url(config.host, listener.getsockname()[1])
-    print(printable(description))
-    print(f"{config.model_name} at {url}v1, page at {url}", flush=True)
+    print(printable(spec.describe(environment=pair.environment.name, seed=pair.seed)))
+    host = f"[{address}]" if ":" in address else address
+    print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
     asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))
     print(f"stopped; spent: {pair.environment.budget.spent}")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind a socket. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot listen at {_url(host, port)}: {reason}") from None
-
-
-def _is_local(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
-    return ip_address(listener.getsockname()[0]).is_loopback
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 if __name__ == "__main__":

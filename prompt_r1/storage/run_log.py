@@ -18,7 +18,6 @@ from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame, Trajectory
 
-OnMetrics = Callable[[dict[str, float]], object]  # gets each line of metrics.jsonl
 LogRatios = Callable[[Trajectory], list[float]]  # `Update.log_ratios`
 
 
@@ -51,15 +50,12 @@ class Clock:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    Metrics also go to Weights & Biases (`wandb`), and to the function `on_metrics`.
+    Metrics also go to Weights & Biases (`wandb`).
     """
 
-    def __init__(
-        self, folder: Path, *, quiet: bool, wandb: bool = False, on_metrics: OnMetrics | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, quiet: bool, wandb: bool = False) -> None:
         self.folder = folder
         self.quiet = quiet
-        self._on_metrics = on_metrics
         self._wandb = open_wandb(folder) if wandb and not quiet else None
 
     def say(self, text: str = "") -> None:
@@ -79,8 +75,6 @@ class Log:
         _append(self.folder / "metrics.jsonl", [rounded])
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
-        if self._on_metrics is not None:
-            self._on_metrics(dict(rounded))
         return rounded
 
     def _check_folder(self) -> None:

@@ -15,7 +15,7 @@ from prompt_r1.distributed import Interrupt, lost_ranks_resumable, start_ranks, 
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_folder import lock_run, open_run
-from prompt_r1.storage.run_log import OnMetrics, read_metrics
+from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
 from prompt_r1.training.console import TEST_FILE, summary
 from prompt_r1.training.run import Run
@@ -24,22 +24,12 @@ from prompt_r1.training.run import Run
 def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
     """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
     config, name = train_config(arguments)
-    start(config, name, train)
-
-
-def start(
-    config: TrainConfig, name: str, train: Callable[[Run], None], *, on_metrics: OnMetrics | None = None
-) -> Path:
-    """The same with settings that were read before; `name` is that of their preset or file.
-
-    `on_metrics` gets each line of metrics.jsonl. Returns the run folder.
-    """
     note = "\n".join(f"Note: {warning}" for warning in warnings_of(config))
     if config.dry_run:
         from prompt_r1.training.dry_run import estimate  # only here: a training needs no estimate
 
         print("\n".join(filter(None, [note, estimate(config)])))
-        return Path(config.out or f"runs/{name}-seed{config.seed}")
+        return
     if config.threads:
         torch.set_num_threads(config.threads)  # more threads hardly help a tiny model, and hurt on a busy CPU
     with Interrupt() as interrupt:
@@ -56,9 +46,8 @@ def start(
                     print(printable(done))
             else:
                 with asyncio.Runner() as runner:
-                    train(Run(config, folder, ranks, runner, interrupt, on_metrics))
+                    train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
-    return folder
 
 
 def _finished_summary(folder: Path, config: TrainConfig) -> str:

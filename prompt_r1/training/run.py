@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed import Interrupt, Ranks
-from prompt_r1.storage.run_log import Clock, Log, OnMetrics
+from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.training.console import Console
 
 T = TypeVar("T")
@@ -23,11 +23,10 @@ class Run:
     ranks: Ranks
     runner: asyncio.Runner
     interrupt: Interrupt
-    on_metrics: OnMetrics | None = None  # gets each line of metrics.jsonl, on the first rank
 
     def __post_init__(self) -> None:
         quiet, priced = not self.ranks.first, bool(self.config.env_price)
-        self.log = Log(self.folder, quiet=quiet, wandb=self.config.wandb, on_metrics=self.on_metrics)
+        self.log = Log(self.folder, quiet=quiet, wandb=self.config.wandb)
         self.console = Console(self.log, steps=self.config.steps, priced=priced)
         self.clock = Clock(self.console.phase)
 

@@ -13,8 +13,7 @@ from prompt_r1.agent.agent import Agent
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import pool_of
 from prompt_r1.playing import Limits
-from prompt_r1.serving.app import ChatServer, make_app
-from prompt_r1.serving.http_protocol import JsonErrors
+from prompt_r1.serving.app import ChatServer
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.ports import free_ports
 
@@ -26,21 +25,16 @@ def pair_of(
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
-    system: str = "environment",
-    history: str = "join",
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
         agent=cast(Agent, agent or EchoAgent()),
         environment=pool or pool_of(Shouting()),
-        description="agent echo, environment shouting",
         model_name="prompt-r1",
         temperature=0.0,
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
-        system=system,
-        history=history,
     )
 
 
@@ -48,10 +42,8 @@ def pair_of(
 def serving(pair: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     [port] = free_ports(1)
-    settings = uvicorn.Config(
-        make_app(pair, hosts=("127.0.0.1",)), http=JsonErrors, port=port, lifespan="off", log_level="error"
-    )
-    server = uvicorn.Server(settings)
+    app = pair.app(hosts=["127.0.0.1"])
+    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_level="error"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:

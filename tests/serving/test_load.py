@@ -6,6 +6,7 @@ import random
 import openai
 import pytest
 
+from prompt_r1.playing import Limits
 from tests.serving.running import pair_of, serving
 from tests.support.echo_agent import EchoAgent
 from tests.support.mini_server import FaultyServer, with_server
@@ -23,16 +24,14 @@ def test_a_hundred_sessions_get_answers_or_typed_errors_while_one_call_in_ten_fa
     async def ask_all() -> list[object]:
         pool = open_environment(f"mini@{server.base_url}", env_timeout=2.0, stops_on_failures=False)
         slots = asyncio.Semaphore(SESSIONS)
-        with serving(pair_of(agent, pool, max_sessions=SESSIONS)) as url:
+        with serving(pair_of(agent, pool, limits=Limits(calls=MOST_CALLS), max_sessions=SESSIONS)) as url:
             async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120) as client:
 
                 async def ask(text: str) -> object:
                     async with slots:
                         try:
                             return await client.chat.completions.create(
-                                model="prompt-r1",
-                                messages=[{"role": "user", "content": text}],
-                                extra_body={"max_calls": MOST_CALLS},
+                                model="prompt-r1", messages=[{"role": "user", "content": text}]
                             )
                         except openai.InternalServerError as error:
                             return error.body

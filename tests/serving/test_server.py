@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +15,6 @@ from prompt_r1.chat_template import PieceEncoder
 from prompt_r1.environments.specs import pool_of
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
-from prompt_r1.serving.app import make_app
 from prompt_r1.types import GameSettings, Question
 from tests.serving.running import pair_of, serving
 from tests.support.echo_agent import EchoAgent, paid_pool
@@ -62,7 +59,6 @@ def test_openais_client_gets_the_answer_and_the_usage(url):
     assert reply.object == "chat.completion"
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.usage.environment == {"calls": 1, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0}
-    assert not hasattr(choice.message, "reasoning_content")
 
 
 @pytest.mark.parametrize(
@@ -92,25 +88,17 @@ def test_openais_client_streams_the_answer(url):
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "WHO IS ANNA?" and chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].choices == [] and chunks[-1].usage.environment["calls"] == 1
-    assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) == 4
+    assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_the_dialogue_is_the_reasoning_when_it_is_requested(url):
-    expected = (
+def test_a_stream_has_the_dialogue_as_reasoning_while_it_is_played(url):
+    with client_of(url) as client:
+        chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    parts = [getattr(chunk.choices[0].delta, "reasoning_content", "") for chunk in chunks]
+    assert "".join(parts) == (
         "Agent thinks: I ask.\nAgent asks: Who is Anna?\nEnvironment: WHO IS ANNA?\nAgent thinks: Now I know."
     )
-    extra = {"include_reasoning": True}
-    with client_of(url) as client:
-        whole = client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=extra)
-        chunks = list(
-            client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=extra, stream=True)
-        )
-    assert whole.choices[0].message.reasoning_content == expected
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == expected
-    pieces = [delta.prompt_r1 for delta in deltas if hasattr(delta, "prompt_r1")]
-    assert "".join(piece["text"] for piece in pieces if piece["kind"] == "answer") == "WHO IS ANNA?"
-    assert len(pieces) > 20  # it arrives while the agent writes
+    assert len(parts) > 20  # it arrives while the agent writes
 
 
 def test_the_asynchronous_client_asks_many_questions_at_once():
@@ -132,74 +120,24 @@ def test_the_asynchronous_client_asks_many_questions_at_once():
 # --- Requests -------------------------------------------------------------------------------------
 
 
-def test_earlier_messages_stand_above_the_question(url):
+def test_system_message_and_earlier_turns_stand_before_the_question(url):
     messages = [
+        {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Who made"}, {"type": "text", "text": "X?"}]},
         {"role": "assistant", "content": "Anna."},
         {"role": "user", "content": "And Y?"},
     ]
     reply = post(url, {"model": MODEL, "messages": messages}).json()
-    expected = "Earlier messages:\nuser: Who made\nX?\nassistant: Anna.\n\nThe question now: And Y?"
+    expected = (
+        "Be brief.\n\nEarlier messages:\nuser: Who made\nX?\nassistant: Anna.\n\nThe question now: And Y?"
+    )
     assert reply["choices"][0]["message"]["content"] == expected.upper()
-    with serving(pair_of(history="last")) as other:
-        reply = post(other, {"model": MODEL, "messages": messages}).json()
-    assert reply["choices"][0]["message"]["content"] == "AND Y?"
-
-
-class Listing:
-    """Replies with the roles and contents that it gets."""
-
-    async def ask(self, messages):
-        return " | ".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-@pytest.mark.parametrize(
-    ("policy", "seen"),
-    [
-        ("environment", "system: Answer in French. | user: Who is Anna?"),
-        ("agent", "user: Answer in French.\n\nWho is Anna?"),
-    ],
-)
-def test_a_system_message_reaches_whom_the_policy_names_and_the_metadata_say_so(policy, seen):
-    """System messages vanished in silence."""
-    messages = [{"role": "system", "content": "Answer in French."}, *HELLO]
-    with serving(pair_of(pool=pool_of(Listing()), system=policy)) as url:
-        reply = post(url, {"model": MODEL, "messages": messages}).json()
-        plain = ask(url).json()
-    assert reply["choices"][0]["message"]["content"] == seen
-    assert reply["prompt_r1"]["system_to"] == policy and "system_to" not in plain["prompt_r1"]
-
-
-def test_a_server_that_refuses_system_messages_says_so():
-    with serving(pair_of(system="refuse")) as url:
-        refused = post(url, {"model": MODEL, "messages": [{"role": "developer", "content": "x"}, *HELLO]})
-        assert refused.status_code == 400 and "--system" in refused.json()["error"]["message"]
-        assert ask(url).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("stop", "text"), [("ANNA", "WHO IS "), (["?", "IS A"], "WHO "), ("x", "WHO IS ANNA?")]
-)
-def test_stop_cuts_the_answer(stop, text, url):
-    with client_of(url) as client:
-        reply = client.chat.completions.create(model=MODEL, messages=HELLO, stop=stop)
-        chunks = client.chat.completions.create(model=MODEL, messages=HELLO, stop=stop, stream=True)
-        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert reply.choices[0].message.content == streamed == text
-
-
-def test_openais_client_retrieves_the_model(url):
-    with client_of(url) as client:
-        assert client.models.retrieve(MODEL).id == MODEL
-        with pytest.raises(openai.NotFoundError, match="there is no model 'a/b'"):
-            client.models.retrieve("a/b")
 
 
 BAD = [
     ({"model": "gpt-4"}, 404, "there is no model 'gpt-4'; this server has 'prompt-r1'"),
     ({"messages": [{"role": "user", "content": "long " * 5000}]}, 400, "tokens of a game of 4000"),
     ({"tools": [{"type": "function"}]}, 400, "`tools` is not supported"),
-    ({"max_\ud800": 1}, 400, "there is no limit 'max_\\ud800'"),
 ]
 
 
@@ -211,62 +149,23 @@ def test_a_request_that_cannot_be_answered_gets_one_sentence(fields, status, sen
     assert error["type"] == "invalid_request_error"
 
 
-def test_a_body_that_is_too_long_is_refused(url):
-    assert post(url, b" " * 1_000_001).status_code == 400
-
-
-@pytest.mark.parametrize(
-    "sent", [b"\0\xffnoise\r\n\r\n", b"GET / HTTP/9.9 x\r\n\r\n", b"POST /v1\r\n: \r\n\r\n"]
-)
-def test_bytes_that_are_not_http_get_an_error_in_json(url, sent):
-    address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port), timeout=5) as connection:
-        connection.sendall(sent)
-        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
-    error = json.loads(body)["error"]
-    assert error["type"] == "invalid_request_error" and "HTTP" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/chat/completions", 405), ("POST", "/completions", 404), ("GET", "/other/" + "x" * 9000, 404)],
+    [("GET", "/chat/completions", 405), ("POST", "/completions", 404), ("GET", "/other", 404)],
 )
 def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status):
     response = httpx.request(method, url + path)
     error = response.json()["error"]
     assert response.status_code == status and error["type"] == "invalid_request_error"
-    assert method in error["message"] and len(error["message"]) < 100
-
-
-class Halved:
-    async def ask(self, messages):
-        return "\ud83d"
 
 
 def test_half_a_character_in_a_question_becomes_a_question_mark(url):
-    assert ask(url, "Who is \ud83d", seed="\ud83d").json()["choices"][0]["message"]["content"] == "WHO IS ?"
-    with serving(pair_of(pool=pool_of(Halved()))) as other:
-        message = ask(other, include_reasoning=True).json()["choices"][0]["message"]
-    assert message["content"] == "?" and message["reasoning_content"].count("Environment: \ud83d") == 1
+    assert ask(url, "Who is \ud83d").json()["choices"][0]["message"]["content"] == "WHO IS ?"
 
 
 def test_the_name_of_an_unknown_model_is_cut(url):
     message = ask(url, model="x" * 900_000).json()["error"]["message"]
     assert message.endswith("xxx'; this server has 'prompt-r1'") and len(message) < 100
-
-
-def test_a_request_with_two_lengths_is_answered_at_once(url):
-    """Its body has no chunks: the server waited for the first one."""
-    address = httpx.URL(url)
-    lines = ["POST /v1/chat/completions HTTP/1.1", f"Host: {address.host}", "Content-Type: application/json"]
-    lines += ["Content-Length: 2", "Transfer-Encoding: chunked", "", "{}"]
-    with socket.create_connection((address.host, address.port), timeout=5) as connection:
-        connection.sendall("\r\n".join(lines).encode())
-        response = b""
-        while b"}" not in response:
-            response += connection.recv(10_000)
-    assert response.startswith(b"HTTP/1.1 400") and b"send one of them" in response
 
 
 def test_the_length_of_a_question_is_checked_on_its_beginning(monkeypatch):
@@ -287,38 +186,7 @@ def test_a_web_page_of_another_site_cannot_ask(url):
     """Browsers send text/plain without asking first, and a site can point its name to this machine."""
     body = {"model": MODEL, "messages": HELLO}
     assert post(url, body, **{"Content-Type": "text/plain"}).status_code == 400
-    refused = post(url, body, Host="evil.example")
-    assert refused.status_code == 400 and "'evil.example'" in refused.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("host", "known"),
-    [
-        *[("[::1]:8000", True), ("[::1]", True), ("LOCALHOST:1", True), ("127.0.0.1", True)],
-        *[("[::2]:8000", False), ("localhost.evil.example", False), ("localhost:80:80", False), ("", False)],
-    ],
-)
-def test_a_server_of_this_machine_answers_to_its_own_names_alone(host, known):
-    app = make_app(pair_of(), hosts=("127.0.0.1", "localhost", "::1"))
-    transport = httpx.ASGITransport(app)
-
-    async def get() -> int:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return (await client.get("/health", headers={"Host": host})).status_code
-
-    assert asyncio.run(get()) == (200 if known else 400)
-
-
-def test_a_body_that_does_not_come_is_refused(url, monkeypatch):
-    monkeypatch.setattr("prompt_r1.serving.app.BODY_SECONDS", 0.2)
-
-    def slowly() -> Iterator[bytes]:
-        yield b"{"
-        time.sleep(0.5)
-        yield b"}"
-
-    refused = post(url, slowly())
-    assert refused.status_code == 400 and "did not come within 0.2 s" in refused.json()["error"]["message"]
+    assert post(url, body, Host="evil.example").status_code == 400
 
 
 def test_with_a_key_only_requests_that_have_it_are_answered():
@@ -331,64 +199,12 @@ def test_with_a_key_only_requests_that_have_it_are_answered():
             client.chat.completions.create(model=MODEL, messages=HELLO)
         root = url.removesuffix("/v1")
         assert httpx.get(f"{root}/health").json() == {"status": "ok", "sessions": 0, "max_sessions": 64}
-        assert "secret" not in httpx.get(root).text
 
 
-@pytest.mark.parametrize(
-    ("sent", "kept"), [("abc-1.2_3", True), ("a b", False), ("x" * 65, False), ("é", False), ("", False)]
-)
-def test_each_response_has_the_id_of_its_request_or_a_new_one(url, sent, kept):
-    headers = {"X-Request-Id": sent.encode()}
-    for path in ("/models", "/nothing"):
-        given = httpx.get(url + path, headers=headers).headers["X-Request-Id"]
-        assert (given == sent) == kept and (kept or len(given) == 32)
-    with client_of(url) as client:
-        reply = client.chat.completions.create(model=MODEL, messages=HELLO)
-    assert reply.id == f"chatcmpl-{reply._request_id}"
-
-
-def test_the_log_names_the_response_of_an_internal_error(caplog):
+def test_the_log_has_the_traceback_of_an_internal_error(caplog):
     with serving(pair_of(pool=pool_of(Failing(ZeroDivisionError("mine"))))) as url:
-        number = ask(url).headers["X-Request-Id"]
-    assert f"request {number} ended with an internal error" in caplog.text
-
-
-def test_metrics_count_responses_games_and_what_the_environment_cost():
-    pytest.importorskip("prometheus_client")
-    from prometheus_client.parser import text_string_to_metric_families
-
-    with serving(pair_of(pool=paid_pool(), key="secret")) as url:
-        page, key = url.removesuffix("/v1") + "/metrics", {"Authorization": "Bearer secret"}
-        assert httpx.get(page).status_code == 401
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "2: Who?"}]}
-        post(url, body, **key)
-        post(url, body | {"max_calls": 1}, **key)
-        response = httpx.get(page, headers=key)
-    samples = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
-    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    assert samples.pop(("prompt_r1_game_seconds_sum",)) > 0
-    assert samples == {
-        ("prompt_r1_responses_total", "401"): 1,
-        ("prompt_r1_responses_total", "200"): 2,
-        ("prompt_r1_games_total", "answered"): 1,
-        ("prompt_r1_games_total", "max_turns"): 1,
-        ("prompt_r1_running_games",): 0,
-        ("prompt_r1_game_seconds_count",): 2,
-        ("prompt_r1_environment_calls_total",): 3,
-        ("prompt_r1_environment_tokens_in_total",): 30,
-        ("prompt_r1_environment_tokens_out_total",): 30,
-        ("prompt_r1_environment_usd_total",): pytest.approx(0.06),
-    }
-
-
-def test_metrics_without_their_package_say_what_is_missing(url, monkeypatch):
-    monkeypatch.setitem(sys.modules, "prompt_r1.serving.metrics", None)
-    response = httpx.get(url.removesuffix("/v1") + "/metrics")
-    assert response.status_code == 501 and "prometheus-client" in response.json()["error"]["message"]
+        assert ask(url).status_code == 500
+    assert "ended with an internal error" in caplog.text and "ZeroDivisionError: mine" in caplog.text
 
 
 # --- Limits and failures --------------------------------------------------------------------------
@@ -408,7 +224,7 @@ def test_a_full_server_answers_429_and_the_client_comes_back():
         responses = asyncio.run(ask_thrice(url))
         assert sorted(response.status_code for response in responses) == [200, 200, 429]
         [full] = [response for response in responses if response.status_code == 429]
-        assert full.headers["Retry-After"] == "1" and full.json()["error"]["type"] == "server_full"
+        assert full.json()["error"]["type"] == "server_full"
         assert ask(url).status_code == 200
     assert agent.peak == 2
 
@@ -431,10 +247,9 @@ FAILURES = [
 @pytest.mark.parametrize(("error", "status", "kind", "sentence"), FAILURES)
 def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error, status, kind, sentence):
     with serving(pair_of(pool=pool_of(Failing(error)))) as url:
-        for fields in ({}, {"include_reasoning": True}):
-            response = ask(url, **fields)
-            assert response.status_code == status and response.json()["error"]["type"] == kind
-            assert sentence in response.json()["error"]["message"]
+        response = ask(url)
+        assert response.status_code == status and response.json()["error"]["type"] == kind
+        assert sentence in response.json()["error"]["message"]
         with client_of(url, max_retries=0) as client:
             stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
             with pytest.raises(openai.APIError, match=sentence):
@@ -443,21 +258,10 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error,
         assert httpx.get(url.removesuffix("/v1") + "/health").json()["sessions"] == 0
 
 
-@pytest.mark.parametrize(
-    ("server", "fields", "calls"),
-    [
-        (Limits(), {}, 3),
-        (Limits(turns=2), {}, 1),
-        (Limits(calls=2), {}, 2),
-        (Limits(), {"max_turns": 3}, 2),
-        (Limits(), {"max_calls": 0}, 0),
-        (Limits(), {"max_turns": 0}, 0),
-        (Limits(calls=3), {"max_calls": 1}, 1),
-    ],
-)
-def test_no_question_makes_more_calls_than_server_and_request_allow(server, fields, calls):
-    with serving(pair_of(limits=server)) as url:
-        reply = ask(url, "9: more than it may", **fields).json()
+@pytest.mark.parametrize(("limits", "calls"), [(Limits(), 3), (Limits(turns=2), 1), (Limits(calls=2), 2)])
+def test_no_question_makes_more_calls_than_the_server_allows(limits, calls):
+    with serving(pair_of(limits=limits)) as url:
+        reply = ask(url, "9: more than it may").json()
     assert reply["usage"]["environment"]["calls"] == calls
     choice = reply["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
@@ -466,16 +270,16 @@ def test_no_question_makes_more_calls_than_server_and_request_allow(server, fiel
 
 def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repeat():
     pool = paid_pool(max_usd=0.1)
-    with serving(pair_of(EchoAgent(seconds=0.02), pool, limits=Limits(usd=0.05))) as url:
-        slow = ask(url, max_seconds=0.01)
-        assert (slow.status_code, slow.json()["error"]["type"]) == (504, "time_limit")
+    with serving(pair_of(EchoAgent(seconds=1.0), limits=Limits(seconds=0.01))) as url:
+        slow = ask(url)
+    with serving(pair_of(pool=pool, limits=Limits(usd=0.05))) as url:
         assert ask(url, "1: a").json()["usage"]["environment"]["usd"] == pytest.approx(0.02)
         dear = ask(url, "3: a")
-        assert (dear.status_code, dear.json()["error"]["type"]) == (402, "budget_exhausted")
         statuses = [ask(url, "1: a").status_code for _ in range(3)]
-        assert statuses == [200, 200, 402]  # the budget of the whole server
-        for response in (slow, dear):
-            assert response.headers["x-should-retry"] == "false"
+    assert statuses == [200, 200, 402]  # the budget of the whole server
+    assert (slow.status_code, slow.json()["error"]["type"]) == (504, "time_limit")
+    assert (dear.status_code, dear.json()["error"]["type"]) == (402, "budget_exhausted")
+    assert slow.headers["x-should-retry"] == dear.headers["x-should-retry"] == "false"
     assert pool.budget.spent.usd <= 0.1
 
 
@@ -495,7 +299,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
         await asyncio.sleep(0)  # as for a full socket
 
     async def leave():
-        await make_app(pair_of(agent, pool), hosts=("testserver",))(scope, receive, send)
+        await pair_of(agent, pool).app(hosts=["testserver"])(scope, receive, send)
         await asyncio.sleep(0.5)  # a game of the echoing agent takes less
 
     asyncio.run(leave())

@@ -8,17 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
 
 import prompt_r1
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.api.pair import Pair
+from prompt_r1.api import Pair, _start_loop
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
@@ -45,12 +44,20 @@ def pair_of(
 ) -> Pair:
     """An echoing agent with a shouting environment, unless others are given."""
     environment = pool or pool_of(Shouting())
-    return Pair(agent or EchoAgent(), environment, name="echo", seed=seed, temperature=temperature)
+    agent = agent or EchoAgent()
+    return Pair(agent, environment, seed=seed, temperature=temperature, loop=_start_loop())
 
 
 def loop_threads() -> set[threading.Thread]:
     """The loops of pairs that are open. Threads of other tests may end at any time."""
     return {thread for thread in threading.enumerate() if thread.name == "prompt-r1"}
+
+
+def check_ended(before: set[threading.Thread]) -> None:
+    """All loops of pairs that were started since have ended."""
+    for thread in loop_threads() - before:
+        thread.join(10)
+    assert not loop_threads() - before
 
 
 @pytest.fixture
@@ -68,61 +75,42 @@ def folder(asking_agent, tmp_path) -> Path:
     return folder
 
 
-def test_an_answer_has_its_turns_calls_tokens_and_score(pair):
-    answer = pair.ask("2: Who is Anna?")
-    assert (answer.text, answer.stop) == ("2: WHO IS ANNA?", "answered")
-    assert (answer.calls, len(answer.turns)) == (2, 3)
-    assert str(answer) == answer.text and answer.score("2: who is Anna").em == 1
-    assert answer.tokens_read + answer.tokens_written == len(answer.trajectory.tokens)
-    assert answer.tokens_written == sum(answer.trajectory.sampled) > 0
-
-
-def test_a_pair_that_is_not_closed_does_not_keep_a_program_alive(pair):
-    pair.ask("Who?")
-    assert pair._thread.daemon  # Python waits at its end for all other threads
-
-
-def test_the_price_of_a_game_is_that_of_its_own_calls():
+def test_a_game_has_its_answer_turns_calls_and_price():
     with pair_of(paid_pool()) as pair:
-        answers = pair.ask_all(["1: a", "3: b"])
-    assert [answer.usd for answer in answers] == pytest.approx([0.02, 0.06])
-    assert [(answer.tokens_in, answer.tokens_out) for answer in answers] == [(10, 10), (30, 30)]
+        game = pair.ask("3: Who is Anna?")
+    assert (game.answer, game.stop, len(game.turns)) == ("Paid reply.", "answered", 4)
+    assert (game.spent.calls, game.spent.tokens_in, game.spent.tokens_out) == (3, 30, 30)
+    assert game.spent.usd == pytest.approx(0.06) and 0 < sum(game.sampled) < len(game.tokens)
 
 
 def test_a_stream_yields_the_dialogue_in_order_and_then_the_answer(pair):
     *pieces, answer = pair.stream(QUESTION)
-    assert isinstance(answer, prompt_r1.Answer) and answer.text == "WHO IS ANNA?"
+    assert isinstance(answer, prompt_r1.Trajectory) and answer.answer == "WHO IS ANNA?"
     kinds = list(dict.fromkeys(piece.kind for piece in pieces))
-    assert kinds == ["think", "prompt", "reply", "answer"] and len(pieces) > 20
+    assert kinds == ["think", "interaction_prompt", "reply", "answer"] and len(pieces) > 20
     texts = {kind: "".join(piece.text for piece in pieces if piece.kind == kind) for kind in kinds}
-    assert texts["prompt"] == QUESTION and texts["reply"] == texts["answer"] == "WHO IS ANNA?"
+    assert texts["interaction_prompt"] == QUESTION and texts["reply"] == texts["answer"] == "WHO IS ANNA?"
 
 
-def test_all_forms_work_while_an_event_loop_runs_and_share_one_batch():
+def test_questions_of_several_threads_share_one_batch_also_while_an_event_loop_runs():
     """As in a notebook, whose loop cannot be entered again by `asyncio.run`."""
-    agent = EchoAgent(seconds=0.02)
-    with pair_of(agent=agent) as pair:
+    agent = EchoAgent(seconds=0.05)
+    with pair_of(agent=agent) as pair, ThreadPoolExecutor(4) as threads:
 
-        async def cell() -> list[object]:
-            one = asyncio.create_task(pair.ask_async(QUESTION))
-            several = asyncio.create_task(pair.ask_all_async([QUESTION] * 4))
-            streamed = [item async for item in pair.stream_async(QUESTION)]
-            return [await one, *await several, streamed[-1], pair.ask(QUESTION), *pair.ask_all([QUESTION])]
+        async def cell() -> list[prompt_r1.Trajectory]:
+            return [*threads.map(pair.ask, [QUESTION] * 4), pair.ask(QUESTION)]
 
-        answers = asyncio.run(cell())
-    assert {str(answer) for answer in answers} == {"WHO IS ANNA?"} and len(answers) == 8
-    assert agent.peak == 6
+        games = asyncio.run(cell())
+    assert [game.answer for game in games] == ["WHO IS ANNA?"] * 5 and agent.peak == 4
 
 
-def test_a_failed_environment_raises_for_one_question_and_marks_its_own_game_in_a_batch():
+def test_a_failed_environment_raises_for_its_question_alone():
     with pair_of(pool_of(Failing())) as pair:
         with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
             pair.ask("fail?")
         with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
             list(pair.stream("fail?"))
-        good, broken = pair.ask_all(["good?", "fail?"])
-    assert (good.text, good.error) == ("fine", "")
-    assert (broken.text, broken.stop, broken.error) == (None, "env_error", "HTTP 500")
+        assert pair.ask("good?").answer == "fine"
 
 
 @pytest.mark.parametrize(
@@ -136,14 +124,15 @@ def test_a_failed_environment_raises_for_one_question_and_marks_its_own_game_in_
 )
 def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
     answer = pair.ask("9: more than it may", limits=limits)
-    assert (answer.text, answer.stop, len(answer.turns), answer.calls) == (None, "max_turns", turns, calls)
+    assert (answer.answer, answer.stop) == (None, "max_turns")
+    assert (len(answer.turns), answer.spent.calls) == (turns, calls)
 
 
 def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     with pair_of(paid_pool()) as pair:
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
-        assert pair._pool.budget.spent.usd == pytest.approx(0.02)
+        assert pair._environment.budget.spent.usd == pytest.approx(0.02)
     assert reached.value.limit == "usd"
 
 
@@ -163,7 +152,7 @@ def test_a_stream_that_is_not_read_to_its_end_cancels_its_game():
         stream.close()
         time.sleep(0.1)  # a game that went on would be in its second turn
         assert agent.running == 0
-        assert pair.ask(QUESTION).text
+        assert pair.ask(QUESTION).answer
 
 
 def test_a_loaded_pair_answers_as_infer_does(folder, call_here, tmp_path):
@@ -172,21 +161,21 @@ def test_a_loaded_pair_answers_as_infer_does(folder, call_here, tmp_path):
     with prompt_r1.load(folder, device="cpu") as pair:
         answer = pair.ask(QUESTION)
     assert [turn.text for turn in answer.turns] == [turn["text"] for turn in printed["turns"]]
-    assert (answer.text, answer.stop, answer.calls) == (printed["answer"], printed["stop"], printed["calls"])
-    assert repr(pair) == f"Pair(agent={str(folder)!r}, environment='mini')"
+    assert (answer.answer, answer.stop) == (printed["answer"], printed["stop"])
+    assert answer.spent.calls == printed["calls"]
 
 
 def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
-        assert (pair._seed, pair._temperature, pair.environment) == (5, 0.0, "mini")
-        assert pair._pool.budget._limits == {}
+        assert (pair._seed, pair._temperature, pair.environment) == ("5", 0.0, "mini")
+        assert pair._environment.budget._limits == {}
     given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
-        assert (pair._seed, pair._temperature, pair.environment) == (0, 0.25, "mini-b")
-        assert pair._pool.budget._limits == {"usd": 0.5}
-    assert not loop_threads() - before, "the loop of a closed pair has ended"
+        assert (pair._seed, pair._temperature, pair.environment) == ("0", 0.25, "mini-b")
+        assert pair._environment.budget._limits == {"usd": 0.5}
+    check_ended(before)
     pair.close()  # a second time: nothing happens
 
 
@@ -220,7 +209,7 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     before = loop_threads()
     with pytest.raises(prompt_r1.UsageError, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
         prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
-    assert not loop_threads() - before
+    check_ended(before)
 
 
 def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
@@ -249,19 +238,3 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
     with pytest.raises(AttributeError, match="has no attribute 'lod'"):
         prompt_r1.lod  # noqa: B018
     assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)
-
-
-CELLS = [
-    "import prompt_r1; pair = prompt_r1.load({folder!r}, device='cpu'); answer = pair.ask('Who is Anna?')",
-    "again = await pair.ask_async('Who is Anna?'); pieces = list(pair.stream('Who is Anna?'))",
-    "print([str(a.text == b.text) for a, b in zip(answer.turns, again.turns)], type(pieces[-1]))",
-]
-
-
-@pytest.mark.slow
-def test_a_pair_is_asked_in_a_notebook_kernel(folder):
-    cells = [nbformat.v4.new_code_cell(cell.format(folder=str(folder))) for cell in CELLS]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
-    printed = notebook.cells[-1].outputs[0].text
-    assert "False" not in printed and "'True'" in printed and "prompt_r1.api.asking.Answer" in printed

@@ -1,0 +1,195 @@
+"""A trained agent and its environment, from Python: `prompt_r1.load(…).ask("…")`.
+
+All games of a pair run in one event loop, in a thread of its own: a notebook already runs a loop, which
+cannot be entered again, and questions from several threads must share the engine's batch. This is the only
+such thread of the package.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prompt_r1.agent.agent import Agent, check_question_lengths
+from prompt_r1.agent.names import resolve_agent
+from prompt_r1.cli.dialogue import blocks
+from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import Answering
+from prompt_r1.errors import EnvError
+from prompt_r1.playing import NO_LIMITS, Limits, PlaySettings, open_pair, play_question
+from prompt_r1.types import Question, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of a dialogue: of a block of the agent's turn, or the environment's whole reply."""
+
+    kind: str  # tag of the block ("": outside all tags), or "reply"
+    text: str
+
+
+OnPiece = Callable[[Piece], object]
+
+
+class _Pieces:
+    """A listener that cuts the dialogue of a game into pieces while it is played."""
+
+    wants_tokens = True
+
+    def __init__(self, on_piece: OnPiece) -> None:
+        self._on_piece = on_piece
+        self._sent: list[int] = []  # characters of each block of the turn so far
+
+    def turn(self, text: str, *, ended: bool) -> None:
+        for number, (tag, content) in enumerate(blocks(text, ended=ended)):
+            if number == len(self._sent):
+                self._sent.append(0)
+            if new := content[self._sent[number] :]:
+                self._on_piece(Piece(tag, new))
+            self._sent[number] = len(content)
+        if ended:
+            self._sent = []
+
+    def reply(self, text: str) -> None:
+        self._on_piece(Piece("reply", text))
+
+
+async def ask_pair(
+    agent: Agent,
+    environment: Pool,
+    question: str,
+    how: PlaySettings,
+    *,
+    seed: str,
+    on_piece: OnPiece | None = None,
+) -> Trajectory:
+    """Play one game in the running event loop. `on_piece` gets the dialogue.
+
+    Raises QuestionTooLong, LimitReached, and EnvError or FatalEnvError if the environment failed.
+    """
+    question = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
+    asked = Question(question, "asked", question, answers=())
+    check_question_lengths([asked], agent.codec, agent.game)
+    listener = _Pieces(on_piece) if on_piece else None
+    game = await play_question(agent, environment, asked, how, seed=seed, listener=listener)
+    if game.stop == "env_error":
+        raise EnvError(game.error or "the environment failed")
+    return game
+
+
+class Pair(AbstractContextManager["Pair"]):
+    """An agent that is loaded, and the environment that it questions; a context manager.
+
+    Its methods may be called from several threads at once, and while an event loop runs.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Pool,
+        *,
+        seed: int,
+        temperature: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.environment = environment.name
+        self._agent = agent
+        self._environment = environment
+        self._seed = str(seed)
+        self._temperature = temperature
+        self._loop = loop
+
+    def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
+        """Play one game: its `answer` (None: it ended without one), `turns`, `spent` and `seconds`.
+
+        Raises EnvError if the environment failed, and LimitReached.
+        """
+        return _call(self._loop, self._play(question, limits))
+
+    def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
+        """Yield the dialogue in pieces while it is played, and at last the game. Raises as `ask`.
+
+        Closing the iterator cancels the game.
+        """
+        pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        work = self._play(question, limits, pieces.put)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future.add_done_callback(lambda _: pieces.put(None))
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+            yield future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End the thread. The pair cannot be used afterwards."""
+        with suppress(RuntimeError):  # closed before
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def _play(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Trajectory:
+        how = PlaySettings(self._temperature, limits=limits)
+        agent, environment = self._agent, self._environment
+        return await ask_pair(agent, environment, question, how, seed=self._seed, on_piece=on_piece)
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that runs in a daemon thread, which a program does not wait for at its end."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        loop.run_forever()
+        loop.close()
+
+    threading.Thread(target=run, name="prompt-r1", daemon=True).start()
+    return loop
+
+
+def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work in the loop of another thread; Ctrl-C cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # has no effect on one that is done
+
+
+def load(
+    agent: str | Path = "",
+    *,
+    env: str | Answering = "",
+    env_price: str = "",
+    env_args: str = "",
+    max_env_usd: float = 0.0,
+    seed: int = -1,
+    temperature: float = 0.0,
+    device: str = "auto",
+) -> Pair:
+    """Load an agent and open its environment.
+
+    `agent`: run folder, model folder, hub id or `mini` (default: the newest mini run). `env`: a
+    SPEC as for --env, or any object with `ask(messages) -> str` (default: that of the agent's training). The
+    other arguments are the flags of infer.py and evaluate.py with these names.
+
+    Raises UsageError or FatalEnvError if the pair cannot play.
+    """
+    prices = (env_price,) if env_price else ()
+    calls = EnvironmentConfig(env_args=env_args, env_price=prices, max_env_usd=max_env_usd)
+    spec, loop = resolve_agent(str(agent), kv_tokens=0), _start_loop()
+    try:
+        pair = open_pair(spec, env, calls, seed=seed, device=device, run=partial(_call, loop))
+    except BaseException:
+        loop.call_soon_threadsafe(loop.stop)
+        raise
+    return Pair(pair.agent, pair.environment, seed=pair.seed, temperature=temperature, loop=loop)
