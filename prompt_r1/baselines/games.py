@@ -2,11 +2,11 @@
 
 prompt-r1    the trained agent
 untrained    the agent before training, in the same game (the paper's "w/o RL")
-best-of-n    the most frequent answer of several games of the agent before training
 agent-only   the trained agent in the same game without an environment ("w/o Env"): every prompt gets the same
              sentence in reply, so that the answers show what the agent itself knows
 grpo-only    an agent trained without an environment (train.py --env none), in its game of one turn
 sft          an agent fine-tuned on gold answers, also in one turn
+bc, rft      an agent fine-tuned on games that ended right
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.spending import Spending
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Question
 
 
 @dataclass
@@ -37,16 +37,12 @@ class AgentMethod(Method):
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         agent, environment = self.load(), self.environment or pool_of(MuteEnvironment())
         game = await play_question(agent, environment, question, self.how, seed=seed, sample=sample)
-        text, turns = dialogue_text(game), len(game.turns)
+        lines = [text for turn in game.turns for text in (turn.text, turn.reply) if text is not None]
         spent = game.spent if self.environment is not None else Spending()
-        prediction = Prediction(question, game.answer, text, stop=game.stop, turns=turns, spent=spent)
+        prediction = Prediction(
+            question, game.answer, "\n".join(lines), stop=game.stop, turns=len(game.turns), spent=spent
+        )
         if game.stop == "env_error":
             return replace(prediction, error=game.error or "the environment failed")
         formatted = well_formed(game) if self.thinks else game.answer is not None
         return replace(prediction, format=float(formatted), reward=score(game, rule=self.rule).total)
-
-
-def dialogue_text(trajectory: Trajectory) -> str:
-    """The agent's turns and the replies as text, without the opening."""
-    lines = [text for turn in trajectory.turns for text in (turn.text, turn.reply) if text is not None]
-    return "\n".join(lines)

@@ -6,8 +6,8 @@ child that scores higher there is scored on all validation questions and joins t
 best mean validation score wins.
 
 Calls: one per validation question for the seed prompt; per iteration 6 of the environment and 1 of the
-optimiser (3 and none if the parent is perfect), and one per validation question for a child that joins. The
-budget is checked before an iteration, so the last iteration may exceed it.
+optimiser (3 and none if the parent is perfect), and one per validation question for a child that joins. As in
+the original, 150 calls are checked before an iteration, which may exceed them; a limit is never exceeded.
 """
 
 import random
@@ -17,12 +17,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score
-from prompt_r1.config.methods import MethodConfig
+from prompt_r1.baselines.optimise import (
+    SEED_PROMPT,
+    VALIDATED_ON,
+    PromptSearch,
+    SearchPart,
+    draw_questions,
+    mean_score,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
+BATCH, METRIC_CALLS = 3, 150  # training questions of an iteration, calls of the environment
 FENCE = "```"
 ROLE = "You improve the instructions of language models."
 REQUEST = """\
@@ -51,16 +58,22 @@ class Candidate:
         return sum(self.scores) / len(self.scores)
 
 
-async def gepa(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
+async def gepa(
+    search: PromptSearch,
+    part: SearchPart,
+    *,
+    examples: int,
+    seed: int,
+    batch_size: int = BATCH,
+    metric_calls: int = METRIC_CALLS,
+    seed_prompt: str = SEED_PROMPT,
+) -> str:
     """The prompt with the best mean score on the validation questions; the first of equals."""
-    train, held_out = part.train, draw_questions(part.validation, config.optimize_val, seed)
+    train, held_out = part.train, draw_questions(part.validation, examples or VALIDATED_ON, seed)
     if not train or not held_out:
-        raise UsageError(
-            "gepa needs training and validation questions: give --train-data and --val-data, and "
-            "--optimize-val above 0"
-        )
+        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(seed)
-    batches = minibatches(train, config.gepa_batch, rng)
+    batches = minibatches(train, batch_size, rng)
 
     async def validate(prompt: str, **event: object) -> Candidate:
         predictions = await search.try_prompt(prompt, held_out)
@@ -68,10 +81,11 @@ async def gepa(search: PromptSearch, part: SearchPart, *, config: MethodConfig, 
         search.record(prompt=prompt, validation=candidate.mean, **event)
         return candidate
 
-    pool = [await validate(config.seed_prompt, iteration=0)]
-    iteration = 0
-    calls_per_iteration = 2 * config.gepa_batch + 1 + len(held_out)
-    while search.ledger.task.calls < config.gepa_calls and search.can_afford(calls_per_iteration):
+    if not search.can_afford(len(held_out)):
+        return seed_prompt
+    pool = [await validate(seed_prompt, iteration=0)]
+    iteration, most = 0, 2 * batch_size + 1 + len(held_out)
+    while search.can_afford(most) and (search.max_calls or search.ledger.task.calls < metric_calls):
         iteration += 1
         parent = draw_parent(pool, rng)
         batch = next(batches)

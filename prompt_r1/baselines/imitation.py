@@ -1,7 +1,8 @@
-"""`bc` and `rft`: LoRA on games that ended right.
+"""Methods that fine-tune an agent before it plays: `sft`, `bc` and `rft`.
 
-bc     behaviour cloning of recorded games: in the mini world, the demonstrations of the warm start
-rft    rejection-sampling fine-tuning on the agent's own games on training questions. In each round the agent
+sft    LoRA on gold answers
+bc     LoRA on recorded games that ended right: in the mini world, the demonstrations of the warm start
+rft    LoRA on the agent's own games on training questions that ended right. In each of two rounds the agent
        of the round before plays, and its start learns from all right games so far (STaR, Zelikman et al.
        2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 """
@@ -14,10 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.baselines.sft import FineTuned, fine_tune_agent
-from prompt_r1.data.sampler import digest_of
+from prompt_r1.agent.names import trained_config
+from prompt_r1.baselines.games import AgentMethod
+from prompt_r1.baselines.method import Method
+from prompt_r1.baselines.sft import fine_tune_agent, learn_answers
+from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.methods import SftConfig
 from prompt_r1.environments.pool import Pool
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.playing import PlaySettings, play_question
@@ -26,21 +32,43 @@ from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.types import Question, Trajectory
 
 # Of rft:
-QUESTIONS_AT_ONCE = 32  # played between two looks at the calls that are left
+ROUNDS, CALLS = 2, 10_000  # of playing and fine-tuning, and calls in all rounds
+QUESTIONS_AT_ONCE = 20  # played between two looks at the calls that are left
 GROUP_SIZE = 5  # games of a question
+GAMES_WITHOUT_RIGHT = 100  # after which rft gives up, if none of them ended right
+
+
+@dataclass
+class FineTuned(Method):
+    """Plays with the agent of `folder`, and fine-tunes it on gold answers unless it is there."""
+
+    settings: SftConfig
+    game: AgentConfig  # how the agent plays
+    folder: Path
+    player: AgentMethod  # plays with the agent that will be in `folder`
+
+    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
+        if trained_config(self.folder / "agent") is None:
+            await self.learn(train)
+
+    async def learn(self, train: Sequence[Question]) -> None:
+        """Fine-tune the agent of `folder`. Raises UsageError if there is nothing to learn from."""
+        learn_answers(train, self.settings, self.folder)
+
+    def imitate(self, games: Callable[[Codec], Sequence[Trajectory]], folder: Path) -> Path:
+        """Fine-tune the start on games; the folder of the agent."""
+        return fine_tune_agent(games, self.settings, self.game, folder)
+
+    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
+        return await self.player.answer(question, sample=sample, seed=seed)
 
 
 @dataclass
 class Imitation(FineTuned):
     """Imitates those demonstrations of the mini agent's warm start that ended right."""
 
-    def lesson(self, train: Sequence[Question]) -> str:
-        """What the agent learns from, and how."""
-        return f"right demonstrations, {self.settings}"
-
     async def learn(self, train: Sequence[Question]) -> None:
-        """Fine-tune the agent of `folder`."""
-        fine_tune_agent(self.right_demonstrations, self.settings, self.game, self.folder)
+        self.imitate(self.right_demonstrations, self.folder)
 
     def right_demonstrations(self, codec: Codec) -> list[Trajectory]:
         """The games to learn from."""
@@ -61,40 +89,32 @@ class RejectionSampling(FineTuned):
 
     load_start: Callable[[], Agent]
     environment: Pool
-    rounds: int
-    calls: int  # after which the last round ends
-
-    def lesson(self, train: Sequence[Question]) -> str:
-        """What the agent learns from, and how."""
-        plan = f"{self.rounds} rounds, {self.calls} calls, groups of {GROUP_SIZE}"
-        return f"games on {digest_of(train) if train else ''}, {plan}, {self.settings}"
+    calls: int = 0  # after which the last round ends; 0: CALLS
 
     async def learn(self, train: Sequence[Question]) -> None:
-        """Fine-tune the agent of `folder`. Raises UsageError without training questions or a right game."""
         if not train:
             raise UsageError("rft needs training questions: give --train-data")
         agent, right = self.load_start(), list[Trajectory]()
         rng = random.Random(f"rft {self.settings.seed}")
-        for number in range(1, self.rounds + 1):
-            right += await self._play(agent, train, rng, number)
-            if not right:
-                raise UsageError(f"no game of {self.settings.agent} ended right: there is nothing to imitate")
-            if number < self.rounds:
+        for number in range(1, ROUNDS + 1):
+            await self._play(agent, train, rng, number, right)
+            if number < ROUNDS:
                 folder = self.folder.with_name(f"{self.folder.name}-round-{number}")
-                agent = load_agent(self.imitate(right, folder), self.game, agent.policy.device)
-        self.imitate(right, self.folder)
-
-    def imitate(self, games: Sequence[Trajectory], folder: Path) -> Path:
-        """Fine-tune the start on games; the folder of the agent."""
-        return fine_tune_agent(lambda codec: list(games), self.settings, self.game, folder)
+                agent = load_agent(self.imitate(lambda _: right, folder), self.game, agent.policy.device)
+        self.imitate(lambda _: right, self.folder)
 
     async def _play(
-        self, agent: Agent, train: Sequence[Question], rng: random.Random, number: int
-    ) -> list[Trajectory]:
-        """The right games of a round."""
-        made, right = 0, list[Trajectory]()
+        self,
+        agent: Agent,
+        train: Sequence[Question],
+        rng: random.Random,
+        number: int,
+        right: list[Trajectory],
+    ) -> None:
+        """Add the right games of a round. Raises UsageError if none of its first games ended right."""
+        made = tried = 0
         play = partial(play_question, agent, self.environment, how=PlaySettings(temperature=1.0))
-        while made < self.calls / self.rounds:
+        while made < (self.calls or CALLS) / ROUNDS and (right or tried < GAMES_WITHOUT_RIGHT):
             asked = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
             seeds = [f"rft {self.settings.seed}/{number}/{made}/{sample}" for sample in range(GROUP_SIZE)]
             games = [
@@ -105,5 +125,11 @@ class RejectionSampling(FineTuned):
             played = await asyncio.gather(*games)
             self.ledger.task = sum((game.spent for game in played), self.ledger.task)
             made += sum(max(1, game.spent.calls) for game in played)  # an agent that never asks must end too
+            tried += len(played)
             right += [game for game in played if is_right(game, self.player.rule)]
-        return right
+        if not right:
+            start = self.settings.agent
+            raise UsageError(
+                f"no game of {start} ended right in {tried}: there is nothing to imitate. If it lacks the "
+                f"format, `python -m prompt_r1.baselines.sft --agent {start} --games FILE` teaches it"
+            )

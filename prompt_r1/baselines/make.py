@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,15 +11,14 @@ import torch
 
 from prompt_r1.agent.agent import Agent, open_agent
 from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
-from prompt_r1.baselines.ask_once import FORMATS, STEP_BY_STEP, AnswerFormat, AskOnce, ThinkThenAnswer
+from prompt_r1.baselines.ask_once import FORMATS, AnswerFormat, AskOnce, ThinkThenAnswer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
-from prompt_r1.baselines.imitation import Imitation, RejectionSampling
+from prompt_r1.baselines.imitation import FineTuned, Imitation, RejectionSampling
 from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
-from prompt_r1.baselines.self_consistency import SelfConsistency
-from prompt_r1.baselines.sft import FineTuned, one_turn_config
+from prompt_r1.baselines.sft import one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
@@ -29,82 +28,58 @@ from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import Environments, parse_fields, parse_json_object
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import LEARNING
 from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
-SAMPLED = PlaySettings(temperature=1.0)  # greedy games of a question are all the same
-ALGORITHMS: dict[str, Callable[..., Awaitable[str]]] = {
-    "random-search": partial(opro, informed=False),
-    "opro": opro,
-    "textgrad": textgrad,
-    "gepa": gepa,
-}
-# Request fields of the environment that answers, as in the authors' code or paper; other methods: --env-args.
+ALGORITHMS: dict[str, Callable[..., Awaitable[str]]] = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+OPTIMIZER = "optimizer"  # in --method-args, the model that writes prompts
+# Request fields of the environment that answers, and of the model that writes prompts, as in the authors'
+# code or paper; other methods: --env-args.
 TASK_FIELDS: dict[str, Mapping[str, object]] = {
     "cot": {"temperature": 0.0},
-    "cot-few-shot": {"temperature": 0.0},
-    "self-consistency": {"temperature": 0.7},
-    **{key: {"temperature": 0.0, "max_tokens": 1024} for key in ("random-search", "opro")},
+    "opro": {"temperature": 0.0, "max_tokens": 1024},
     "textgrad": {"temperature": 0.0, "max_tokens": 2000},
 }
-# Request fields of the model that writes prompts, as in the authors' code.
 OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
-    **{key: {"temperature": 1.0, "max_tokens": 512} for key in ("random-search", "opro")},
+    "opro": {"temperature": 1.0, "max_tokens": 512},
     "textgrad": {"temperature": 0.0, "max_tokens": 2000},
-    "gepa": {},
 }
 
 
-class AgentCache:
-    """Loads each agent of an evaluation when it is first needed; `spec` is the one that the user named."""
-
-    def __init__(self, spec: AgentSpec, device: torch.device) -> None:
-        self.spec = spec
-        self.device = device
-        self._loaded: dict[str, Agent] = {}
-
-    def load(self, spec: AgentSpec) -> Agent:
-        """An agent, ready to play."""
-        path = str(spec.path)
-        if path not in self._loaded:
-            self._loaded[path] = open_agent(spec, self.device)
-        return self._loaded[path]
-
-    def trained(self) -> Agent:
-        """The agent that the user named."""
-        return self.load(self.spec)
-
-    def untrained(self) -> Agent:
-        """The agent before training; the agent itself if this project did not train it."""
-        start, config = self.spec.start, self.spec.config
-        return self.load(AgentSpec(find_agent(start, config.seed), config, start))
-
-
-@dataclass(frozen=True)
+@dataclass
 class MethodContext:
-    """What a method is made from: its environment, agents and settings."""
+    """What a method is made from: its environment, agents and settings. Agents are loaded when needed."""
 
     environment: Pool
     spec: str  # the environment's name for users
     environments: Environments  # opens other ones
     datasets: Sequence[str]  # of the questions that will be answered
-    agents: AgentCache
+    agent: AgentSpec  # that the user named
+    device: torch.device
     config: EvaluateConfig
     seed: int  # of what a method draws while it prepares
     folder: Path  # prepared results are in folder/SPEC/METHOD
+    agents: dict[str, Agent] = field(default_factory=dict)  # those that are loaded, by path
 
-    def subfolder(self, name: str) -> Path:
-        """The folder for what a method prepares."""
-        return self.folder / folder_name(self.spec) / name
+    def load(self, spec: AgentSpec) -> Agent:
+        """An agent, ready to play."""
+        path = str(spec.path)
+        if path not in self.agents:
+            self.agents[path] = open_agent(spec, self.device)
+        return self.agents[path]
 
-    def agent_method(
-        self, load: Callable[[], Agent], environment: Pool | None, *, rule: str, thinks: bool = True
+    def untrained(self) -> Agent:
+        """The agent before training; the agent itself if this project did not train it."""
+        start, config = self.agent.start, self.agent.config
+        return self.load(AgentSpec(find_agent(start, config.seed), config, start))
+
+    def player(
+        self, load: Callable[[], Agent], environment: Pool | None, rule: str = "", *, thinks: bool = True
     ) -> AgentMethod:
         """A method that plays games with an agent; the other arguments are those of `AgentMethod`."""
         how = PlaySettings(self.config.temperature, self.config.top_p)
-        return AgentMethod(load, environment, RULES[rule], how, thinks)
+        return AgentMethod(load, environment, RULES[rule or self.agent.config.rule], how, thinks)
 
 
 def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, object]:
@@ -112,54 +87,45 @@ def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, 
 
     A field that --method-args sets to null is not sent.
     """
+    fields = {**parse_fields(env_args), **TASK_FIELDS.get(name, {}), **own_fields(config).get(name, {})}
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def own_fields(config: MethodConfig) -> dict[str, dict[str, object]]:
+    """The request fields of --method-args, by method. Raises UsageError."""
     flag, example = "--method-args", '{"cot": {"temperature": 0.5}}'
     given = parse_json_object(config.method_args, flag=flag, example=example)
-    for method, values in given.items():
-        if method not in METHODS or not isinstance(values, dict):
-            raise UsageError(
-                f"{flag} takes a JSON object such as {example}, with names of methods, not "
-                f"{method!r}: {values!r}"
-            )
-    own = parse_fields(json.dumps(given.get(name, {})), flag=flag)
-    fields = {**parse_fields(env_args), **TASK_FIELDS.get(name, {}), **own}
-    return {field: value for field, value in fields.items() if value is not None}
+    for name, values in given.items():
+        if name not in (*METHODS, OPTIMIZER) or not isinstance(values, dict):
+            raise UsageError(f"{flag} takes a JSON object such as {example}, not {name!r}: {values!r}")
+    return {name: parse_fields(json.dumps(values), flag=flag) for name, values in given.items()}
 
 
 def make_method(name: str, context: MethodContext) -> Method:
     """The method called `name`, one of METHODS."""
-    config, agents, environment = context.config, context.agents, context.environment
-    answer_format, rule = choose_answer_format(config, context.spec), agents.spec.config.rule
+    config, environment = context.config, context.environment
+    answer_format = choose_answer_format(config, context.spec)
+    trained = partial(context.load, context.agent)
     match name:
         case "direct":
             return AskOnce(environment, answer_format)
         case "cot":
             return ThinkThenAnswer(environment, answer_format)
-        case "cot-few-shot":
-            shots, seed = config.shots, context.seed
-            return AskOnce(environment, answer_format, hint=STEP_BY_STEP, shots=shots, seed=seed)
-        case "self-consistency":
-            chain = AskOnce(environment, answer_format, hint=STEP_BY_STEP)
-            agent = context.agent_method(agents.trained, environment, rule=rule)
-            return SelfConsistency(chain, agent, samples=config.samples)
-        case "random-search" | "opro" | "textgrad" | "gepa":
+        case "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
         case "sft" if config.sft_agent:
-            load = partial(agents.load, resolve_agent(config.sft_agent, kv_tokens=0))
-            return context.agent_method(load, None, rule="alone", thinks=False)
+            load = partial(context.load, resolve_agent(config.sft_agent, kv_tokens=0))
+            return context.player(load, None, "alone", thinks=False)
         case "sft" | "bc" | "rft":
             return fine_tuned(name, context)
         case "grpo-only":
-            load = partial(agents.load, trained_alone(config.grpo_agent))
-            return context.agent_method(load, None, rule="alone")
+            return context.player(partial(context.load, trained_alone(config.grpo_agent)), None, "alone")
         case "untrained":
-            return context.agent_method(agents.untrained, environment, rule=rule)
-        case "best-of-n":
-            sampled = replace(context.agent_method(agents.untrained, environment, rule=rule), how=SAMPLED)
-            return SelfConsistency(sampled, sampled, samples=config.best_of)
+            return context.player(context.untrained, environment)
         case "agent-only":
-            return context.agent_method(agents.trained, None, rule=rule)
+            return context.player(trained, None)
         case "prompt-r1":
-            return context.agent_method(agents.trained, environment, rule=rule)
+            return context.player(trained, environment)
     raise AssertionError(f"no method {name!r}")
 
 
@@ -176,45 +142,40 @@ def trained_alone(name: str) -> AgentSpec:
 
 def fine_tuned(name: str, context: MethodContext) -> Method:
     """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
-    config, agents, start = context.config, context.agents, context.agents.spec.start
+    config, start, game = context.config, context.agent.start, context.agent.config
     if name == "bc" and start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
-    folder, device = context.subfolder(name), agents.device
     settings = SftConfig(
         agent=start,
         data=config.train_data,
         seed=context.seed,
-        lr=config.sft_lr,
-        checkpointing=device.type == "cuda",
-        device=str(device),
+        lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
+        checkpointing=context.device.type == "cuda",
+        device=str(context.device),
     )
     if name == "sft":
         game = one_turn_config(settings)
-        learned = partial(agents.load, AgentSpec(folder / "agent", game, start))
-        player = context.agent_method(learned, None, rule=game.rule, thinks=False)
-        return FineTuned(settings, game, folder, player)
-    settings = replace(settings, lr=config.imitation_lr, rank=16, alpha=32.0)
-    game = agents.spec.config
-    learned = partial(agents.load, AgentSpec(folder / "agent", game, start))
-    player = context.agent_method(learned, context.environment, rule=game.rule)
+    else:
+        settings = replace(settings, rank=16, alpha=32.0)
+    folder = context.folder / folder_name(context.spec) / name
+    learned = partial(context.load, AgentSpec(folder / "agent", game, start))
+    if name == "sft":
+        return FineTuned(settings, game, folder, context.player(learned, None, game.rule, thinks=False))
+    player = context.player(learned, context.environment)
     if name == "bc":
         return Imitation(settings, game, folder, player)
-    rounds, calls = config.rft_rounds, config.rft_calls
-    return RejectionSampling(
-        settings, game, folder, player, agents.untrained, context.environment, rounds, calls
-    )
+    asked = context.environment, config.optimize_calls
+    return RejectionSampling(settings, game, folder, player, context.untrained, *asked)
 
 
 def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:
     """A search for a prompt, with the model that writes prompts."""
     config = context.config
     spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
-    if config.optimizer_args:
-        fields: Mapping[str, object] = parse_fields(config.optimizer_args, flag="--optimizer-args")
-    else:
-        fields = OPTIMIZER_FIELDS[name]
+    fields = {**OPTIMIZER_FIELDS.get(name, {}), **own_fields(config).get(OPTIMIZER, {})}
+    fields = {field: value for field, value in fields.items() if value is not None}
     optimizer = context.environments.open(spec, fields=fields, prices=config.optimizer_price)
-    folder = context.subfolder(name)
+    folder = context.folder / folder_name(context.spec) / name
 
     def open_search(dataset: str) -> PromptSearch:
         return PromptSearch(
@@ -222,11 +183,11 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
             context.environment,
             optimizer,
             answer_format,
-            max_calls=config.optimize_calls,
-            folder=folder / folder_name(dataset or "all"),
+            folder / folder_name(dataset or "all"),
+            config.optimize_calls,
         )
 
-    algorithm = partial(ALGORITHMS[name], config=config, seed=context.seed)
+    algorithm = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=context.seed)
     return OptimisedPrompt(algorithm, open_search, context.datasets)
 
 
@@ -239,7 +200,7 @@ def preparation_questions(
     methods: Iterable[str], config: EvaluateConfig, seed: int
 ) -> tuple[list[Question], list[Question]]:
     """Training and validation questions, if one of the methods needs them; the mini world brings its own."""
-    if not set(methods) & set(LEARNING):
+    if not any(METHODS[method].training for method in methods):
         return [], []
     own = ("mini",) if all(map(is_mini_data, config.data)) else ()
     train = find_questions(config.train_data or own, "train", seed, config.data_args)

@@ -16,20 +16,11 @@ class Ledger:
     optimizer: Spending = field(default_factory=Spending)  # with the model that writes prompts
 
     @property
-    def total(self) -> Spending:
-        return self.task + self.optimizer
-
-    @property
     def row(self) -> dict[str, float]:
-        """The fields of preparation.json."""
-        total = self.total
-        return {
-            "task_calls": self.task.calls,
-            "optimizer_calls": self.optimizer.calls,
-            "tokens_in": total.tokens_in,
-            "tokens_out": total.tokens_out,
-            "usd": total.usd,
-        }
+        """Its fields in results.json."""
+        total = self.task + self.optimizer
+        calls = {"task_calls": self.task.calls, "optimizer_calls": self.optimizer.calls}
+        return {**calls, "tokens_in": total.tokens_in, "tokens_out": total.tokens_out, "usd": total.usd}
 
 
 @dataclass
@@ -39,7 +30,7 @@ class Method:
     ledger: Ledger = field(init=False, default_factory=Ledger)  # what `prepare` spent
 
     async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """Optimise a prompt, fine-tune, …; most methods do nothing. Earlier results are reused."""
+        """Optimise a prompt or fine-tune an agent; most methods do nothing. Earlier results are reused."""
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         """Answer a question. Several calls may run concurrently, after `prepare`.

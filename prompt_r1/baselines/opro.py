@@ -1,23 +1,27 @@
 """`opro` (Yang et al. 2023): a model improves scored instructions.
 
-200 steps of 8 new instructions, each scored on all training questions. The optimiser sees the best 20 with a
+200 steps of 8 new instructions, each scored on 261 training questions. The optimiser sees the best 20 with a
 score of at least 30 %, worst first, and three training questions. The instruction with the best training
 score wins. Calls: 8 of the optimiser per step; of the environment, one per training question for the seed
-prompt and for each new instruction.
-
-`random-search` is the same search, but the optimiser sees random numbers in place of the scores: what the
-feedback of any search must beat.
+prompt and for each new instruction. With a limit of calls the search ends when no instruction can be scored.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score, text_between
-from prompt_r1.config.methods import MethodConfig
+from prompt_r1.baselines.optimise import (
+    SEED_PROMPT,
+    PromptSearch,
+    SearchPart,
+    draw_questions,
+    mean_score,
+    text_between,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
+STEPS, PER_STEP, SCORED_ON = 200, 8, 261  # the authors': steps, new instructions in each, questions
 MAX_LENGTH = 500  # characters of an instruction
 SHOWN = 20  # the best instructions so far that the optimiser sees, …
 THRESHOLD = 0.3  # … if they score at least this
@@ -34,46 +38,51 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(
-    search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int, informed: bool = True
-) -> str:
-    """The instruction with the best score on the training questions. Validation questions are not used.
-
-    Unless `informed`, the optimiser sees random numbers in place of the scores.
-    """
-    train = draw_questions(part.train, config.opro_train, seed)
+async def opro(search: PromptSearch, part: SearchPart, *, examples: int, seed: int) -> str:
+    """The instruction with the best score on the training questions. Validation questions are not used."""
+    train = draw_questions(part.train, examples or SCORED_ON, seed)
     if not train:
         raise UsageError("opro needs training questions: give --train-data")
     scores: dict[str, float] = {}
+    step, proposed = 0, [SEED_PROMPT]
+    while True:
+        for instruction in proposed:
+            if not search.can_afford(len(train)):
+                return best_of(scores)
+            scores[instruction] = mean_score(await search.try_prompt(instruction, train))
+            search.record(step=step, prompt=instruction, train=scores[instruction])
+        last = step == STEPS and not search.max_calls
+        if last or not search.can_afford(PER_STEP + len(train)):
+            return best_of(scores)
+        step += 1
+        proposed = await propose(search, scores, train, step, seed)
+
+
+def best_of(scores: Mapping[str, float]) -> str:
+    """The best instruction, the first of equals; the seed prompt if none could be scored."""
+    return max(scores, key=lambda instruction: scores[instruction], default=SEED_PROMPT)
+
+
+async def propose(
+    search: PromptSearch, scores: Mapping[str, float], train: Sequence[Question], step: int, seed: int
+) -> list[str]:
+    """The new instructions of a step that pass the filters."""
+    examples = random.Random(f"opro {seed} {step}").sample(train, min(EXEMPLARS, len(train)))
+    request = meta_prompt(scores, examples)
+    # The request is the same each time: the sample number makes each of them a call of its own.
+    samples = range(step * PER_STEP, (step + 1) * PER_STEP)
+    replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
-
-    async def try_out(step: int, instruction: str) -> None:
-        scores[instruction] = mean_score(await search.try_prompt(instruction, train))
-        search.record(step=step, prompt=instruction, train=scores[instruction])
-
-    await try_out(0, config.seed_prompt)
-    for step in range(1, config.opro_steps + 1):
-        if not search.can_afford(config.opro_per_step):
-            break
-        rng = random.Random(f"opro {seed} {step}")
-        examples = rng.sample(train, min(EXEMPLARS, len(train)))
-        shown = scores if informed else {instruction: rng.random() for instruction in scores}
-        request = meta_prompt(shown, examples)
-        # The request is the same each time: the sample number makes each of them a call of its own.
-        first = step * config.opro_per_step
-        samples = range(first, first + config.opro_per_step)
-        calls = [search.ask_optimizer(ROLE, request, sample=sample) for sample in samples]
-        for reply in await asyncio.gather(*calls):
-            instruction = read_instruction(reply)
-            if instruction not in scores and is_usable(instruction, digits_allowed=digits_allowed):
-                if not search.can_afford(len(train)):
-                    break
-                await try_out(step, instruction)
-    return max(scores, key=lambda instruction: scores[instruction])
+    instructions = dict.fromkeys(map(read_instruction, replies))
+    return [
+        instruction
+        for instruction in instructions
+        if instruction not in scores and is_usable(instruction, digits_allowed=digits_allowed)
+    ]
 
 
-def meta_prompt(scores: dict[str, float], examples: Sequence[Question]) -> str:
+def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:
     """The optimiser's request: instructions with scores, worst first, then problems, then the task.
 
     As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction

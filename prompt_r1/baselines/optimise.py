@@ -5,10 +5,14 @@ questions get the prompt of one more search, over the mixture of all. The optimi
 message; the user message requests the answer format as in all other methods. Apart from the models a search
 is deterministic, and every call is in the run's journal, so a search that is repeated (after a kill, for
 example) pays for no call twice.
+
+Without a limit of calls a search makes as many steps as its authors' code; with one it goes on, and ends
+before the first step that might exceed the limit.
 """
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +25,18 @@ from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Message, Question
 
+logger = logging.getLogger(__name__)
+
+SEED_PROMPT = "Answer the question as well as you can."  # the system message that a search starts from
+VALIDATED_ON = 50  # validation questions of textgrad and gepa
+MIXTURE = ""  # in place of a dataset: the questions of all datasets
+
 
 @dataclass
 class PromptSearch:
     """Tries prompts on an environment, asks an optimiser for new ones, and records both.
 
-    `max_calls` limits the calls of both models in the whole search; 0: as many as the algorithm makes.
+    `max_calls` limits the calls of both models in the whole search; 0: no limit.
     """
 
     name: str  # of the method, and of the dataset if there is one
@@ -36,6 +46,7 @@ class PromptSearch:
     folder: Path
     max_calls: int = 0
     ledger: Ledger = field(init=False, default_factory=Ledger)
+    _begun: int = field(init=False, default=0)  # calls, with those that wait for a reply
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +54,11 @@ class PromptSearch:
 
     def can_afford(self, calls: int) -> bool:
         """Whether the limit allows this many more calls."""
-        return not self.max_calls or self.ledger.total.calls + calls <= self.max_calls
+        return not self.max_calls or self._begun + calls <= self.max_calls
+
+    def _begin(self, calls: int) -> None:
+        assert self.can_afford(calls), f"{self._begun} + {calls} calls exceed the limit of {self.max_calls}"
+        self._begun += calls
 
     async def answer(self, prompt: str, question: Question, sample: int = 0) -> Prediction:
         """Answer a question with one call of the environment, with `prompt` as its system message."""
@@ -58,6 +73,7 @@ class PromptSearch:
 
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
+        self._begin(len(questions))
         predictions = await asyncio.gather(*(self.answer(prompt, question) for question in questions))
         for prediction in predictions:
             self.ledger.task += prediction.spent
@@ -69,6 +85,7 @@ class PromptSearch:
 
     async def ask_optimizer(self, system: str, request: str, *, sample: int = 0) -> str:
         """One call of the optimiser; `sample` numbers several replies to the same request."""
+        self._begin(1)
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": request},
@@ -85,9 +102,6 @@ class PromptSearch:
         calls = {"task_calls": self.ledger.task.calls, "optimizer_calls": self.ledger.optimizer.calls}
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event | calls, ensure_ascii=False) + "\n")
-
-
-MIXTURE = ""  # in place of a dataset: the questions of all datasets
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,10 @@ class OptimisedPrompt(Method):
         for part in parts_of(self.datasets, train, validation):
             search = self._searches[part.dataset] = self.open_search(part.dataset)
             prompt = await self.algorithm(search, part)
+            if prompt == SEED_PROMPT:
+                logger.warning(
+                    "%s found no better prompt than its seed in %d calls", search.name, search._begun
+                )
             (search.folder / "prompt.txt").write_text(prompt, "utf-8")
             self.ledger.task += search.ledger.task
             self.ledger.optimizer += search.ledger.optimizer

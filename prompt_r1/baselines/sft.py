@@ -14,10 +14,11 @@ of runs/*/trajectories have this form.
 """
 
 import json
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +28,10 @@ from tqdm import tqdm
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import merge_lora
 from prompt_r1.agent.model_check import add_checked_lora
-from prompt_r1.agent.names import exported_step, find_agent, trained_config
+from prompt_r1.agent.names import exported_step, find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
-from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.config.fields import check_ranges, parse_arguments
@@ -41,44 +39,38 @@ from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.questions import find_questions
 from prompt_r1.data.rows import BadRow, read_rows, text_field
-from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import make_folder
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.storage.export import export_agent, hub_metadata
+from prompt_r1.storage.export import export_agent
 from prompt_r1.training.parts import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
+logger = logging.getLogger(__name__)
+
 ANSWER_TAGS = ("<answer>", "</answer>")
-LESSON_FILE = "lesson.txt"  # what the agent has learned from
+BATCH_SIZE = 32  # examples of an optimiser step, the paper's 4 × 8
+LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 
 def main(arguments: list[str]) -> None:
     """Fine-tune from a command line."""
-    config = parse_arguments(
-        SftConfig,
-        "python -m prompt_r1.baselines.sft",
-        "Fine-tune an agent on gold answers, or warm-start it on games.",
-        arguments,
-    )
+    about = "Fine-tune an agent on gold answers, or warm-start it on games."
+    config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
     out = Path(config.out or f"runs/sft-seed{config.seed}")
     if bool(config.data) == bool(config.games):
         raise UsageError("give training questions (--data FILE …, or --data mini), or --games FILE")
     if config.games:
         folder = learn_games(Path(config.games), config, out)
-        print(
-            f"The agent is saved in {folder}. Train it:\n"
-            f"{command('train', '--config', config.preset, '--agent', folder)}"
-        )
+        then = command("train", "--config", preset_of(config), "--agent", folder)
+        print(f"The agent is saved in {folder}. Train it:\n{then}")
         return
-    questions = find_questions(config.data, "train", config.seed)
-    folder = learn_answers(questions, config, out)
-    score = command("evaluate", "--method", "sft", "--sft-agent", folder)
-    print(f"The agent is saved in {folder}. Score it:\n{score}")
+    folder = learn_answers(find_questions(config.data, "train", config.seed), config, out)
+    then = command("evaluate", "--method", "sft", "--sft-agent", folder)
+    print(f"The agent is saved in {folder}. Score it:\n{then}")
 
 
 def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
@@ -105,8 +97,13 @@ def learn_games(path: Path, config: SftConfig, out: Path) -> Path:
             print(f"{path}: {len(recorded) - len(kept)} games of more than {config.cutoff} tokens left out")
         return kept
 
-    trained_as = replace(agent_preset(config.preset), agent=config.agent, seed=config.seed)
+    trained_as = replace(agent_preset(preset_of(config)), agent=config.agent, seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
+
+
+def preset_of(config: SftConfig) -> str:
+    """The preset of a warm start's game. That of the mini agent has a learning rate that destroys others."""
+    return "small" if config.preset == "mini" and config.agent != MINI_AGENT else config.preset
 
 
 def _sampled(turn: Turn, codec: Codec) -> Turn:
@@ -138,7 +135,7 @@ def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
 
 
 def fine_tune_agent(
-    examples: Callable[[Codec], list[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
+    examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
 ) -> Path:
     """Fine-tune an agent on games, for the game `trained_as`; the folder of the result.
 
@@ -163,6 +160,7 @@ def fine_tune_agent(
         merge_lora(policy.model)
     if not math.isfinite(alone.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
+    what = f"LoRA of rank {config.rank}, merged into the weights" if config.rank else "all weights"
     error = export_agent(
         policy,
         start,
@@ -171,7 +169,7 @@ def fine_tune_agent(
         metrics=line,
         ranks=alone,
         frame=agent.codec.frame,
-        card=lambda base: model_card(config, base),
+        card=lambda base: f"# A fine-tuned agent\n\nFine-tuned from {config.agent} by Prompt-R1: {what}.\n",
     )
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
@@ -180,35 +178,15 @@ def fine_tune_agent(
 
 def _holds_result(out: Path) -> bool:
     """Whether a fine-tuning has written all that is in a folder."""
-    ours = {"metrics.jsonl", LESSON_FILE, "agent", ".agent.tmp", ".agent.old"}
-    agent = out / "agent"
+    agent, ours = out / "agent", {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
     return {path.name for path in out.iterdir()} <= ours and not (agent.exists() and exported_step(agent) < 0)
-
-
-def model_card(config: SftConfig, base: Path) -> str:
-    """The README.md of the agent's folder."""
-    rows = [[name, str(value)] for name, value in asdict(config).items() if name != "out"]
-    metadata = hub_metadata(config.agent, base, "sft").to_yaml()
-    what = "LoRA, merged into the weights" if config.rank else "all weights"
-    return (
-        f"---\n{metadata}\n---\n\n# A fine-tuned agent\n\nFine-tuned by Prompt-R1: {what}.\n\n"
-        f"{markdown_table(['setting', 'value'], rows, left=2)}\n"
-    )
 
 
 def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
     preset = agent_preset("mini" if config.agent == MINI_AGENT else "paper")
-    return replace(
-        preset,
-        agent=config.agent,
-        env="none",
-        rule="alone",
-        max_turns=1,
-        instruction="answer",
-        seed=config.seed,
-        data=config.data,
-    )
+    game = replace(preset, env="none", rule="alone", max_turns=1, instruction="answer")
+    return replace(game, agent=config.agent, seed=config.seed, data=config.data)
 
 
 def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
@@ -226,16 +204,23 @@ def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
 def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
-    """AdamW steps over `batch_size` × `accumulate` examples each; yields the metrics of each step."""
+    """AdamW steps; yields the metrics of each."""
     examples = [example for example in examples if any(example.sampled)]
     if not examples:
         raise UsageError(f"nothing is left to train on: all examples take {config.cutoff} tokens or more")
-    per_step = config.batch_size * config.accumulate
+    per_step = config.batch_size or batch_size_for(len(examples) * config.epochs)
     rng = random.Random(f"sft {config.seed}")
     batches = []
     for _ in range(config.epochs):
         epoch = rng.sample(examples, len(examples))
         batches += [epoch[first : first + per_step] for first in range(0, len(epoch), per_step)]
+    if len(batches) < LEAST_STEPS:
+        logger.warning(
+            "%d examples in %d epochs are %d steps, which teach little: give more examples, or more --epochs",
+            len(examples),
+            config.epochs,
+            len(batches),
+        )
 
     def rate(step: int) -> float:
         return config.lr * schedule(step, len(batches))
@@ -246,10 +231,15 @@ def train_weights(
         partial(negative_log_likelihood, policy),
         rate=rate,
         betas=(0.9, 0.999),
-        micro_batch=config.batch_size,
+        micro_batch=config.micro_batch,
     )
     for step, loss in enumerate(losses):
         yield {"step": step + 1, "loss": loss, "lr": rate(step)}
+
+
+def batch_size_for(examples: int) -> int:
+    """The examples of a step: as the paper has it, or fewer, so that there are enough steps."""
+    return max(1, min(BATCH_SIZE, examples // LEAST_STEPS))
 
 
 def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
@@ -258,40 +248,11 @@ def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> T
 
 
 def schedule(step: int, steps: int) -> float:
-    """Linear warm-up over the first tenth of the steps, then a cosine decay to 0."""
+    """Linear warm-up over the first tenth of the steps, none of them at 0, then a cosine decay to 0."""
     rising = math.ceil(0.1 * steps)
     if step < rising:
-        return step / rising
+        return (step + 1) / (rising + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
-
-
-@dataclass
-class FineTuned(Method):
-    """Plays with an agent that it fine-tunes on gold answers, unless its folder holds one of this lesson."""
-
-    settings: SftConfig
-    game: AgentConfig  # how the agent plays
-    folder: Path
-    player: AgentMethod  # plays with the agent that will be in `folder`
-
-    def lesson(self, train: Sequence[Question]) -> str:
-        """What the agent learns from, and how."""
-        return f"{digest_of(train) if train else ''} with learning rate {self.settings.lr}"
-
-    async def learn(self, train: Sequence[Question]) -> None:
-        """Fine-tune the agent of `folder`. Raises UsageError if there is nothing to learn from."""
-        learn_answers(train, self.settings, self.folder)
-
-    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        file, lesson = self.folder / LESSON_FILE, self.lesson(train)
-        learned = file.read_text("utf-8", errors="replace") if file.is_file() else ""
-        if learned != lesson or trained_config(self.folder / "agent") != self.game:
-            file.unlink(missing_ok=True)
-            await self.learn(train)
-            file.write_text(lesson, "utf-8")
-
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        return await self.player.answer(question, sample=sample, seed=seed)
 
 
 if __name__ == "__main__":

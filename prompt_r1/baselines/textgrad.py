@@ -3,7 +3,7 @@
 3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
 optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.
 The new prompt is kept only if it scores at least as high on the validation questions, which takes one call
-each (and once for the seed prompt). Without validation every new prompt is kept, as by the authors' default.
+each (and once for the seed prompt).
 """
 
 import asyncio
@@ -11,12 +11,20 @@ import random
 from collections.abc import Sequence
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import PromptSearch, SearchPart, draw_questions, mean_score, text_between
-from prompt_r1.config.methods import MethodConfig
+from prompt_r1.baselines.optimise import (
+    SEED_PROMPT,
+    VALIDATED_ON,
+    PromptSearch,
+    SearchPart,
+    draw_questions,
+    mean_score,
+    text_between,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
+EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
 SHOWN_WORDS = 10  # of each end of a long prompt
 REWRITE_ATTEMPTS = 2  # if the tags are missing; after that the prompt stays as it is
@@ -30,28 +38,27 @@ You are part of a system that improves texts step by step. You get a text, its r
 write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
 
 
-async def textgrad(search: PromptSearch, part: SearchPart, *, config: MethodConfig, seed: int) -> str:
+async def textgrad(search: PromptSearch, part: SearchPart, *, examples: int, seed: int) -> str:
     """The last prompt that validation did not reject."""
-    if not part.train or (config.optimize_val and not part.validation):
+    if not part.train or not part.validation:
         raise UsageError("textgrad needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(f"textgrad {seed}")
-    held_out = draw_questions(part.validation, config.optimize_val, seed)
-
-    async def validate(prompt: str) -> float:
-        return mean_score(await search.try_prompt(prompt, held_out)) if held_out else 0.0
-
-    prompt = config.seed_prompt
-    best = await validate(prompt)
+    held_out = draw_questions(part.validation, examples or VALIDATED_ON, seed)
+    prompt = SEED_PROMPT
+    if not search.can_afford(len(held_out)):
+        return prompt
+    best = mean_score(await search.try_prompt(prompt, held_out))
     search.record(epoch=0, update=0, prompt=prompt, validation=best)
-    size = config.textgrad_batch
-    for epoch in range(1, config.textgrad_epochs + 1):
+    epoch = 0
+    while epoch < EPOCHS or search.max_calls:
+        epoch += 1
         order = rng.sample(list(part.train), len(part.train))
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        for number, batch in enumerate(batches[: config.textgrad_updates], start=1):
-            if not search.can_afford(3 * len(batch) + 1 + len(held_out)):
+        batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+        for number, batch in enumerate(batches[:UPDATES], start=1):
+            if not search.can_afford(3 * len(batch) + REWRITE_ATTEMPTS + len(held_out)):
                 return prompt
             proposed = await rewrite(search, prompt, batch)
-            value = await validate(proposed)
+            value = mean_score(await search.try_prompt(proposed, held_out))
             kept = value >= best
             search.record(epoch=epoch, update=number, prompt=proposed, validation=value, kept=kept)
             if kept:

@@ -1,26 +1,15 @@
 """Settings of evaluate.py."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
 from prompt_r1.config.methods import METHODS, MethodConfig
 
-SAMPLING_METHODS = tuple("self-consistency sft grpo-only untrained bc rft agent-only prompt-r1".split())
-# As in batch_inference.py and eval_scores.py of the released code.
-RELEASE_PROTOCOL: Mapping[str, Any] = {
-    "temperature": 0.7,
-    "top_p": 0.8,
-    "max_turns": 10,
-    "metrics": "official",
-}
-
 
 @dataclass(frozen=True)
 class EvaluateConfig(MethodConfig, EnvironmentConfig):
-    """Settings of evaluate.py."""
+    """Settings of evaluate.py. Those that `identify` are the same for all answers in a folder."""
 
     data: tuple[str, ...] = setting(
         (),
@@ -30,7 +19,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     method: tuple[str, ...] = setting(
         (),
         "methods to score (direct untrained prompt-r1; with --tables the paper's)",
-        choices=METHODS,
+        choices=tuple(METHODS),
         everyday=True,
     )
     agent: tuple[str, ...] = setting(
@@ -38,9 +27,6 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     )
     env: tuple[str, ...] = setting((), "environments (default: the agents' own)", everyday=True)
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
-    compare: tuple[str, ...] = setting(
-        (), "only compare two predictions.jsonl, paired by question; FILE or FILE:METHOD[:ENV[:AGENT]]"
-    )
     limit: int = setting(
         0,
         "most questions of each file, a random sample stratified by dataset; 0: all",
@@ -58,41 +44,24 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(
-        0.0,
-        "temperature of the agent; 0: greedy",
-        range=NOT_NEGATIVE,
-        identifies=True,
-        methods=SAMPLING_METHODS,
+        0.0, "temperature of the agent; 0: greedy", range=NOT_NEGATIVE, identifies=True
     )
     top_p: float = setting(
         1.0,
         "the agent samples from the most likely tokens of this probability",
         range=Range(above=0, below=1 + 1e-9),
-        methods=SAMPLING_METHODS,
+        identifies=True,
     )
     max_turns: int = setting(
-        0, "most turns of a game; 0: as in the agent's training", range=NOT_NEGATIVE, methods=()
+        0, "most turns of a game; 0: as in the agent's training", range=NOT_NEGATIVE, identifies=True
     )
-    protocol: str = setting(
-        "ours",
-        "release: --temperature 0.7, --top-p 0.8, --max-turns 10 and --metrics official, unless given",
-        choices=("ours", "release"),
-        methods=(),
+    max_new: int = setting(
+        0, "most new tokens of a turn; 0: as in the agent's training", range=NOT_NEGATIVE, identifies=True
     )
     device: str = setting("auto", "auto, cpu or cuda")
     kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)
 
 
-def with_protocol(config: EvaluateConfig) -> EvaluateConfig:
-    """The config with the settings of its protocol, except those that differ from their defaults."""
-    if config.protocol == "ours":
-        return config
-    defaults = {f.name: f.default for f in fields(EvaluateConfig)}
-    unset = {name for name in RELEASE_PROTOCOL if getattr(config, name) == defaults[name]}
-    return replace(config, **{name: RELEASE_PROTOCOL[name] for name in unset})
-
-
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """Read the settings of evaluate.py."""
-    config = parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
-    return with_protocol(config)
+    return parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)

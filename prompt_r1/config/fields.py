@@ -39,18 +39,16 @@ def setting(
     choices: tuple[str, ...] = (),
     everyday: bool = False,
     identifies: bool = False,
-    methods: tuple[str, ...] | None = None,
     group: str = "",
 ) -> Any:
     """A field of a config: its default, its line in the help, and the values it takes.
 
     `everyday` settings are shown by --help, the others only by --help-all, where `group` is the heading of
     this field and those that follow it. `identifies` marks a setting that defines the experiment: a resumed
-    run must have the same value, and the answers of an evaluation are reused only with the same value.
-    `methods` are those compared methods whose answers depend on this field (None: all, if it `identifies`).
+    run must have the same value, and so must all answers in the folder of an evaluation.
     """
     metadata: dict[str, Any] = {"help": help, "range": range, "choices": choices, "group": group}
-    metadata |= {"everyday": everyday, "identifies": identifies, "methods": methods}
+    metadata |= {"everyday": everyday, "identifies": identifies}
     return field(default=default, metadata=metadata)
 
 

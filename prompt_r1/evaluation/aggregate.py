@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from statistics import mean
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from prompt_r1.config.functions import Metric
 from prompt_r1.errors import EnvError
+from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.em_f1 import Rules, score_text
-from prompt_r1.metrics.statistics import cluster_means, macro_interval
+from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
-LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
-OWN = "own"  # the metric of --answer-metric
+LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}  # the paper's
+EXTRACTED, OWN = "em_read", "own"  # EM after `extract_answer`, and the metric of --answer-metric
 
 Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
 """The predictions and the gold answers of each in, the SSim of each out."""
@@ -46,7 +47,10 @@ class Results:
             kinds.setdefault(question.dataset, question.kind)
         self.kinds = {name: kinds[name] for name in sorted(kinds, key=_position)}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
-        self._rates: dict[tuple[System, tuple[str, ...], str], Rate | None] = {}
+        measured = {metric for prediction in predictions for metric in prediction.metrics}
+        all_labels = {"em": "EM", EXTRACTED: "EM read", **LABELS, OWN: OWN}
+        self.labels = {metric: label for metric, label in all_labels.items() if metric in measured}
+        self.lacks_similarity = "text" in self.kinds.values() and "ssim" not in measured
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
@@ -54,24 +58,11 @@ class Results:
 
     def scores(self, system: System, dataset: str, metric: str) -> dict[str, float]:
         """The score of each question by its id: the mean over the repeats, without failed calls."""
-        scored = [one for one in self.predictions(system, [dataset]) if metric in one.metrics]
-        ids = [one.question.id for one in scored]
-        if not ids:
-            return {}
-        means = cluster_means([one.metrics[metric] for one in scored], ids)
-        return dict(zip(dict.fromkeys(ids), map(float, means), strict=True))
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The names of the metrics in tables; the user's own metric only if there is one."""
-        measured = any(OWN in one.metrics for group in self.groups.values() for one in group)
-        return LABELS | {OWN: OWN} if measured else LABELS
-
-    @property
-    def lacks_similarity(self) -> bool:
-        """Whether there are free texts, and none was scored by SSim."""
-        measured = any("ssim" in one.metrics for group in self.groups.values() for one in group)
-        return "text" in self.kinds.values() and not measured
+        repeats: dict[str, list[float]] = {}
+        for one in self.predictions(system, [dataset]):
+            if metric in one.metrics:
+                repeats.setdefault(one.question.id, []).append(one.metrics[metric])
+        return {identity: fmean(scores) for identity, scores in repeats.items()}
 
     def errors(self, system: System, datasets: Sequence[str]) -> int:
         """The number of a system's predictions for which the environment failed."""
@@ -79,12 +70,9 @@ class Results:
 
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """The mean over the datasets that report this metric; None if one of them was not measured."""
-        reporting = tuple(name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]])
-        key = (system, reporting, metric)
-        if key not in self._rates:
-            groups = {name: list(self.scores(system, name, metric).values()) for name in reporting}
-            self._rates[key] = _rate_of(groups, self.errors(system, reporting))
-        return self._rates[key]
+        reporting = [name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]]]
+        groups = {name: list(self.scores(system, name, metric).values()) for name in reporting}
+        return _rate_of(groups, self.errors(system, reporting))
 
     def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """Mean and interval over the questions of all datasets together."""
@@ -102,9 +90,8 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
     """The mean of the groups' means; None if there is no group or an empty one."""
     if not groups or not all(groups.values()):
         return None
-    pooled = [score for scores in groups.values() for score in scores]
     low, high = macro_interval(groups)
-    return Rate(mean(map(mean, groups.values())), low, high, len(pooled), errors)
+    return Rate(fmean(map(fmean, groups.values())), low, high, sum(map(len, groups.values())), errors)
 
 
 def score_predictions(
@@ -114,7 +101,7 @@ def score_predictions(
     similarity: Similarity | None = None,
     own: Metric | None = None,
 ) -> Results:
-    """Score predictions by EM, SM, F1 and math and, given a `similarity`, texts by SSim.
+    """Score predictions by EM, SM and F1 and, given a `similarity`, texts by SSim.
 
     `own` is a metric of the user's. A missing answer is scored as an empty one; failed calls are not scored.
     """
@@ -131,14 +118,15 @@ def score_predictions(
 def text_metrics(
     prediction: Prediction, *, rules: Rules = "strict", own: Metric | None = None
 ) -> dict[str, float]:
-    """The metrics that need no encoder; `math` only for mathematical questions; none after an error."""
+    """The metrics that need no encoder; none after an error. From a free text no answer is extracted."""
     if prediction.error:
         return {}
-    question = prediction.question
-    metrics = asdict(score_text(prediction.answer or "", question.answers, rules=rules))
-    if question.kind != "math":
-        del metrics["math"]
+    question, answer = prediction.question, prediction.answer or ""
+    scores = score_text(answer, question.answers, rules=rules)
+    read = answer if question.kind == "text" else extract_answer(answer, question.text, question.kind)
+    extracted = max(scores.em, score_text(read, question.answers, rules=rules).em)
+    metrics = {"em": scores.em, EXTRACTED: extracted, "sm": scores.sm, "f1": scores.f1}
     if own is not None:
         with suppress(EnvError):  # a verifier failed: the answer has no score, as after a failed call
-            metrics[OWN] = own(prediction.answer or "", question)
+            metrics[OWN] = own(answer, question)
     return metrics

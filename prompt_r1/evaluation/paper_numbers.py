@@ -52,7 +52,8 @@ MAIN_RESULTS = {
     ("XSum", "ssim"): (31.73, 60.56, 55.65, 6.81, 53.94, 52.09, 29.47, 28.45, 0.37, 63.02),
 }
 
-# Table 4: two numbers (EM and F1, or F1 and SSim) for each of TRAINED, then of OUT_OF_DISTRIBUTION.
+# Table 4: two numbers (EM and F1, or F1 and SSim) for each of TRAINED, then of OUT_OF_DISTRIBUTION. Its rows
+# "w/o Agent" and "Full" repeat Tables 2 and 3.
 ABLATIONS = {
     "w/o Env.": (
         41.41, 43.48, 21.88, 25.96, 95.31, 95.31, 25.00, 25.00, 2.34, 11.63, 8.59, 10.85,
@@ -61,14 +62,6 @@ ABLATIONS = {
     "w/o R.L.": (
         1.56, 8.86, 20.31, 27.42, 84.38, 89.41, 21.09, 22.22, 5.47, 10.90, 3.91, 9.28,
         19.38, 58.80, 17.11, 36.65, 48.44, 58.07, 5.47, 12.89, 49.22, 56.23, 23.61, 61.83,
-    ),
-    "w/o Agent": (
-        33.59, 36.57, 33.59, 40.07, 83.59, 86.72, 18.75, 18.76, 14.06, 22.06, 25.78, 30.75,
-        20.45, 57.01, 19.48, 35.31, 46.09, 54.04, 13.28, 25.61, 63.28, 71.34, 24.35, 60.56,
-    ),
-    "Prompt-R1 (Full)": (
-        48.44, 54.41, 44.53, 52.31, 97.66, 97.66, 26.56, 26.56, 18.75, 26.31, 28.13, 33.77,
-        26.50, 60.87, 22.11, 38.54, 52.34, 61.59, 19.53, 29.28, 70.31, 76.91, 25.76, 63.02,
     ),
 }  # fmt: skip
 
@@ -85,28 +78,28 @@ TRANSFER = {
 
 
 def main_result(column: str, datasets: Sequence[str], metric: str) -> float | None:
-    """The mean over datasets of a column of Tables 2 and 3; None if it is not reported.
+    """The mean over datasets of a column of Tables 2 and 3, or of a row of Table 4; None if not reported.
 
     Like the paper's averages, it leaves out the datasets without the metric.
     """
-    rows = [MAIN_RESULTS[name, metric] for name in datasets if (name, metric) in MAIN_RESULTS]
-    if not rows or column not in COLUMNS:
-        return None
-    mean = fmean(row[COLUMNS.index(column)] for row in rows)
-    return round(mean + 1e-9, 2)  # the paper rounds halves up
-
-
-def ablation(row: str, dataset: str, metric: str) -> float | None:
-    """A number of Table 4; None if the paper does not report it."""
-    return _find_in_pairs(ABLATIONS.get(row), (*TRAINED, *OUT_OF_DISTRIBUTION), dataset, metric)
+    numbers = [_number(column, name, metric) for name in datasets]
+    reported = [number for number in numbers if number is not None]
+    return round(fmean(reported) + 1e-9, 2) if reported else None  # the paper rounds halves up
 
 
 def transfer(trained_with: str, tested_with: str, dataset: str, metric: str) -> float | None:
     """A number of Table 5; None if the paper does not report it."""
-    return _find_in_pairs(TRANSFER.get((trained_with, tested_with)), OUT_OF_DISTRIBUTION, dataset, metric)
+    return _of_pairs(TRANSFER.get((trained_with, tested_with)), OUT_OF_DISTRIBUTION, dataset, metric)
 
 
-def _find_in_pairs(
+def _number(column: str, dataset: str, metric: str) -> float | None:
+    if column in ABLATIONS:
+        return _of_pairs(ABLATIONS[column], (*TRAINED, *OUT_OF_DISTRIBUTION), dataset, metric)
+    row = MAIN_RESULTS.get((dataset, metric))
+    return None if row is None else row[COLUMNS.index(column)]
+
+
+def _of_pairs(
     numbers: tuple[float, ...] | None, datasets: tuple[str, ...], dataset: str, metric: str
 ) -> float | None:
     metrics = REPORTED_METRICS[kind_of(dataset)]

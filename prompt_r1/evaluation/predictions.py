@@ -1,23 +1,23 @@
-"""Predictions: one JSON line for each answer.
-
-A repeated evaluation asks only the questions that are missing. A line belongs to its *setting*, a digest of
-everything that affects the answer: method, agent, environment and their settings. Lines of other settings
-stay in the file but do not enter the tables.
-"""
+"""Predictions: one JSON line for each answer. A repeated evaluation asks only for what is missing."""
 
 import fcntl
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number, make_folder
+from prompt_r1.foreign import make_folder
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable_line
-from prompt_r1.types import Kind, Question
+from prompt_r1.types import Question
+
+logger = logging.getLogger(__name__)
+
+FILE = "predictions.jsonl"
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,14 @@ class System:
         return printable_line(f"{self.method} ({', '.join(parts)})" if parts else self.method)
 
 
-def system_names(systems: Sequence[System], renamed: Mapping[str, str]) -> dict[System, str]:
-    """The method of each system, with its environment and agent if the method has several.
-
-    `renamed`: other names of methods.
-    """
-    names = {}
+def short_names(systems: Iterable[System]) -> dict[System, str]:
+    """The method of each system, with its environment and agent if the method has several."""
+    names, systems = {}, list(systems)
     for system in systems:
-        same_method = [other for other in systems if other.method == system.method]
-        parts = []
-        if len({other.environment for other in same_method}) > 1:
-            parts.append(system.environment)
-        if len({other.agent for other in same_method}) > 1:
-            parts.append(system.agent)
-        name = renamed.get(system.method, system.method)
-        names[system] = f"{name} ({', '.join(parts)})" if parts else name
+        same = [other for other in systems if other.method == system.method]
+        parts = [system.environment] if len({other.environment for other in same}) > 1 else []
+        parts += [system.agent] if len({other.agent for other in same}) > 1 else []
+        names[system] = printable_line(f"{system.method} ({', '.join(parts)})" if parts else system.method)
     return names
 
 
@@ -70,12 +63,11 @@ class Prediction:
     reward: float | None = None  # None: no game was played
     # Filled in by the evaluation:
     system: System = System("")
-    setting: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        return self.setting, self.question.dataset, self.question.id, self.sample
+    def key(self) -> tuple[System, str, str, int]:
+        return self.system, self.question.dataset, self.question.id, self.sample
 
 
 # The fields that a line stores under their own names.
@@ -103,42 +95,29 @@ def to_row(prediction: Prediction) -> dict[str, object]:
     }
 
 
-def _parse(content: bytes) -> dict[tuple[str, str, str, int], Prediction]:
-    """The predictions in a file by key, the last line of each. Skips damaged lines.
+def _from_row(row: Mapping[str, Any]) -> Prediction:
+    """The prediction of a line, without its metrics, which follow from it."""
+    answers = tuple(row["answers"])
+    return Prediction(
+        Question(row["id"], row["dataset"], row["question"], answers, row["kind"], row.get("extra", {})),
+        row["prediction"],
+        spent=Spending(*(row[name] for name in AMOUNTS)),
+        system=System(row["method"], row["environment"], row["agent"]),
+        **{name: row[name] for name in STORED_AS_IS},
+    )
 
-    They have no metrics, which follow from the answers.
-    """
-    found = {}
-    for line in content.split(b"\n"):
+
+def _parse(content: bytes) -> tuple[list[Prediction], int]:
+    """The predictions in a file, of each the last line, and the number of damaged lines."""
+    found, damaged = {}, 0
+    for line in content.splitlines():
         try:
-            row = json.loads(line)
-            answers = tuple(row["answers"])
-            prediction = Prediction(
-                Question(
-                    row["id"], row["dataset"], row["question"], answers, row["kind"], row.get("extra", {})
-                ),
-                row["prediction"],
-                spent=Spending(*(row[name] for name in AMOUNTS)),
-                system=System(row["method"], row["environment"], row["agent"]),
-                **{name: row[name] for name in STORED_AS_IS if name in row},
-            )
+            prediction = _from_row(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-        if isinstance(row["answers"], list) and _has_valid_fields(prediction):
+            damaged += 1
+        else:
             found[prediction.key] = prediction
-    return found
-
-
-def _has_valid_fields(one: Prediction) -> bool:
-    """Whether texts are texts and numbers are finite numbers."""
-    question, system = one.question, one.system
-    texts = [question.id, question.dataset, question.text, *question.answers, one.answer or ""]
-    texts += [system.method, system.environment, system.agent, one.raw, one.stop, one.error, one.setting]
-    numbers = [one.sample, one.turns, *one.spent.amounts]
-    numbers += [number for number in (one.format, one.reward) if number is not None]
-    are_texts = all(isinstance(text, str) for text in texts) and question.kind in get_args(Kind)
-    are_texts = are_texts and isinstance(question.extra, dict)
-    return are_texts and all(map(is_finite_number, numbers))
+    return list(found.values()), damaged
 
 
 class PredictionFile:
@@ -160,19 +139,22 @@ class PredictionFile:
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.write(self._file, b"\n")  # the process was killed while it wrote the last line
-        self._predictions = _parse(content)
+        predictions, damaged = _parse(content)
+        if damaged:
+            logger.warning("%s: %d damaged lines are not used", path, damaged)
+        self._predictions = {prediction.key: prediction for prediction in predictions}
 
-    def find(self, setting: str, question: Question, sample: int) -> Prediction | None:
+    def find(self, system: System, question: Question, sample: int) -> Prediction | None:
         """The stored answer; None if there is none, if its call failed, or if the question has changed."""
-        found = self._predictions.get((setting, question.dataset, question.id, sample))
+        found = self._predictions.get((system, question.dataset, question.id, sample))
         if found is None or found.error:
             return None
         unchanged = (found.question.text, found.question.answers) == (question.text, question.answers)
         return found if unchanged else None
 
-    def predictions_for(self, setting: str, wanted: Iterable[tuple[Question, int]]) -> list[Prediction]:
+    def predictions_for(self, system: System, wanted: Iterable[tuple[Question, int]]) -> list[Prediction]:
         """The stored answers to these questions and samples, including failed calls."""
-        keys = [(setting, question.dataset, question.id, sample) for question, sample in wanted]
+        keys = [(system, question.dataset, question.id, sample) for question, sample in wanted]
         return [self._predictions[key] for key in keys if key in self._predictions]
 
     def add(self, prediction: Prediction) -> None:
@@ -185,13 +167,10 @@ class PredictionFile:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Each system's predictions with its newest setting. Raises UsageError if the file holds none."""
+    """The predictions in a file. Raises UsageError if it holds none."""
     if not path.is_file():
-        raise UsageError(
-            f"{path}: there is no such file; evaluate.py writes predictions.jsonl into its --out"
-        )
-    predictions = _parse(path.read_bytes())
+        raise UsageError(f"{path}: there is no such file; evaluate.py writes {FILE} into its --out")
+    predictions, _ = _parse(path.read_bytes())
     if not predictions:
         raise UsageError(f"{path}: the file holds no predictions of evaluate.py")
-    newest = {one.system: one.setting for one in predictions.values()}
-    return [one for one in predictions.values() if one.setting == newest[one.system]]
+    return predictions

@@ -1,163 +1,176 @@
 """The files of an evaluation folder besides the predictions.
 
-results.md, results.json    every system and dataset: means with intervals, costs
-tables.md                   the paper's Tables 2 to 5; each rate with its interval
-comparisons.md              the full method against each other one, by dataset and pooled
-preparation.json            what preparing each method cost
+config.yaml     the settings that all answers in the folder have in common
+tables.md       every system and dataset, the paper's Tables 2 to 5, and paired comparisons
+results.json    means, intervals and costs of each system; `preparation` is what preparing it cost
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
+from typing import Any
+
+import yaml
 
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.evaluation.aggregate import OWN, Rate, Results
-from prompt_r1.evaluation.comparison import (
-    Comparison,
-    compare_systems,
-    comparison_table,
-    printed_comparisons,
-    with_holm,
-)
+from prompt_r1.config.fields import flag_of
+from prompt_r1.config.yaml_files import read_mapping
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.aggregate import EXTRACTED, Results
+from prompt_r1.evaluation.comparison import compare_systems, comparison_table, with_holm
 from prompt_r1.evaluation.paper_tables import FULL, paper_tables
-from prompt_r1.evaluation.predictions import AMOUNTS, System, system_names
-from prompt_r1.foreign import json_object
+from prompt_r1.evaluation.predictions import AMOUNTS, FILE, System, short_names
+from prompt_r1.foreign import json_object, replace_file
 from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.terminal import printable_line
+
+SETTINGS, TABLES, RESULTS = "config.yaml", "tables.md", "results.json"
+COUNTED = ("format", "turns", *AMOUNTS)
+EXTRACTION = (
+    "*EM read*: a gold answer equals the answer as it stands, or what a rule reads in it, which is the same "
+    "rule for all methods (`prompt_r1/evaluation/extraction.py`)."
+)
+
+
+def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
+    """Write config.yaml. Raises UsageError if the answers in the folder were made with other settings.
+
+    `contents` are digests of the files and agents that the answers depend on.
+    """
+    path, values = folder / SETTINGS, json.loads(json.dumps(settings))  # lists, as YAML has them
+    kept = read_mapping(path) if path.exists() else {}
+    if not kept and (folder / FILE).stat().st_size:
+        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
+    other = f"give another --out (--journal-from {folder / 'journal'} reuses its calls)"
+    for name in kept.keys() & values.keys():
+        if kept[name] != values[name]:
+            flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
+            raise UsageError(f"--out {folder}: its answers have {flag}: {other}")
+    before = kept.get("contents")
+    digests = {**(before if isinstance(before, dict) else {}), **contents}
+    changed = [
+        name
+        for name in contents
+        if isinstance(before, dict) and before.get(name, contents[name]) != contents[name]
+    ]
+    if changed:
+        raise UsageError(f"--out {folder}: {changed[0]} has changed since its answers: {other}")
+    text = yaml.safe_dump({**values, "contents": digests}, sort_keys=False, allow_unicode=True)
+    replace_file(path, text.encode())
+
+
+def note_preparation(folder: Path, name: str, spent: Mapping[str, float]) -> None:
+    """Add to results.json what preparing a system cost; `name` is one of `short_names`."""
+    found = _read_results(folder)
+    found[name] = {**found.get(name, {}), "preparation": dict(spent)}
+    replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    """What results.json holds; nothing if it is not there, or damaged."""
+    path = folder / RESULTS
+    found = json_object(path.read_bytes()) if path.exists() else {}
+    return {name: row for name, row in found.items() if isinstance(row, dict)}
 
 
 def write_results(
     folder: Path, results: Results, trained_with: Mapping[str, str], *, notes: Sequence[str] = ()
 ) -> str:
-    """Write the files above, in place of those of an earlier evaluation, with `notes` below the tables.
-
-    Returns the text to print: a row for each system, and the pooled comparisons, fitted to the terminal.
-    """
-    paper, compared = paper_tables(results, trained_with), compare_with_full(results)
-    pooled = {
-        full: with_holm([replace(found[-1], dataset=str(other)) for other, found in against.items()])
-        for full, against in compared.items()
-    }
-    notes = [printable_line(note) for note in notes]
+    """Write the tables, with `notes` below them, and results.json; returns a table for the terminal."""
+    before, found = _read_results(folder), {}
+    for system, name in short_names(results.systems).items():
+        found[name] = means_of(results, system, list(results.kinds))
+        if "preparation" in before.get(name, {}):
+            found[name]["preparation"] = before[name]["preparation"]
+    replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    notes = [*map(printable_line, notes), EXTRACTION]
     if results.lacks_similarity:
         notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
-    comparisons = [
-        f"### {full} (first) against the others (second), all datasets\n\n"
-        f"{comparison_table(rows, row_heading='second')}"
-        for full, rows in pooled.items()
-    ]
-    for full, against in compared.items():
-        for other, found in against.items():
-            comparisons.append(f"### {full} (first) against {other} (second)\n\n{comparison_table(found)}")
-    files = {
-        "results.md": "\n\n".join([results_table(results), *notes]),
-        "results.json": json.dumps(results_by_system(results), indent=1),
-        "tables.md": "\n\n".join([*(table.markdown() for table in paper), *notes]),
-        "comparisons.md": "\n\n".join(comparisons),
-    }
-    for name, content in files.items():
-        (folder / name).write_text(content.rstrip("\n") + "\n", "utf-8")
-    return "\n\n".join([printed_results(results), *(printed_comparisons(*one) for one in pooled.items())])
+    texts = [results_table(results), *notes, *paper_tables(results, trained_with), *comparisons(results)]
+    replace_file(folder / TABLES, ("\n\n".join(texts) + "\n").encode())
+    return _printed(results, found)
 
 
-def note_preparation(folder: Path, system: System, spent: Mapping[str, float]) -> None:
-    """Add the cost of preparing a system to preparation.json, unless it was free. Replaces a damaged file."""
-    if not any(spent.values()):
-        return
-    path = folder / "preparation.json"
-    noted = json_object(path.read_bytes()) if path.exists() else {}
-    noted[str(system)] = dict(spent)
-    path.write_text(json.dumps(noted, indent=1) + "\n", "utf-8")
+def _printed(results: Results, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each system without empty columns; only the first metric has its interval."""
+    header = ["method", *_header(results)]
+    rows = [[name, *_cells(results, means)] for name, means in found.items()]
+    rows = [[*row[:4], *(cell.partition(" [")[0] for cell in row[4:])] for row in rows]
+    filled = [place for place in range(len(header)) if any(row[place] not in ("–", "0") for row in rows)]
+    kept = [place for place in range(len(header)) if place == 1 or place in filled]
+    table = [[row[place] for place in kept] for row in (header, *rows)]
+    drop = ["SM", "tokens", "turns", "format", "n", "F1", "SSim"]  # where the terminal is narrow
+    return fitted_table(table[0], table[1:], drop=drop)
+
+
+def means_of(results: Results, system: System, datasets: Sequence[str]) -> dict[str, Any]:
+    """n, errors and the mean of everything measured over the questions of some datasets.
+
+    Metrics have a 95 % interval, except one of too few questions. Failed calls are `errors`, and in no mean.
+    """
+    answered = [one for one in results.predictions(system, datasets) if not one.error]
+    questions = {(one.question.dataset, one.question.id) for one in answered}
+    means: dict[str, Any] = {"n": len(questions), "errors": results.errors(system, datasets)}
+    for metric in results.labels:
+        rate = results.pooled(system, datasets, metric)
+        if rate is not None:
+            means[metric] = rate.mean
+            if isfinite(rate.high):
+                means |= {f"{metric}_low": rate.low, f"{metric}_high": rate.high}
+    for name in COUNTED:
+        values = [getattr(one.spent if name in AMOUNTS else one, name) for one in answered]
+        known = [value for value in values if value is not None]
+        if known:
+            means[name] = fmean(known)
+    return means
 
 
 def results_table(results: Results) -> str:
     """A Markdown table: a row for each system and dataset, then one for all datasets of the system."""
-    header = ["method", "dataset", "n", "errors", *results.labels.values()]
-    header += ["format", "turns", "calls", "tokens", "$"]
-    rows = []
-    for system, name in system_names(results.systems, {}).items():
+    names, rows = short_names(results.systems), []
+    for system in results.systems:
         datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
-        rows += [[name, dataset, *_cells(results, system, [dataset]).values()] for dataset in datasets]
-        if len(datasets) > 1:
-            rows.append([f"**{name}**", "**all**", *_cells(results, system, datasets).values()])
-    return markdown_table(header, rows, left=2)
+        parts = {dataset: [dataset] for dataset in datasets} | ({"**all**": datasets} if datasets[1:] else {})
+        rows += [
+            [names[system], label, *_cells(results, means_of(results, system, part))]
+            for label, part in parts.items()
+        ]
+    return markdown_table(["method", "dataset", *_header(results)], rows, left=2)
 
 
-def printed_results(results: Results) -> str:
-    """A row for each system, over all datasets, without the columns that nobody filled."""
-    table = []
-    for system, name in system_names(results.systems, {}).items():
-        cells = {"method": name, **_cells(results, system, list(results.kinds))}
-        for label in list(results.labels.values())[1:]:
-            cells[label] = cells[label].partition(" [")[0]  # the interval of the first metric is enough
-        table.append(cells)
-    empty = ("–", "0")
-    kept = [name for name in table[0] if name == "n" or any(row[name] not in empty for row in table)]
-    rows = [[row[name] for name in kept] for row in table]
-    return fitted_table(kept, rows, drop=["SM", "tokens", "turns", "format", "n", "F1", "SSim"])
+def _header(results: Results) -> list[str]:
+    return ["n", "errors", *results.labels.values(), "format", "turns", "calls", "tokens", "$"]
 
 
-def _cells(results: Results, system: System, datasets: Sequence[str]) -> dict[str, str]:
-    """The cells of a system by column: its means over the questions of some datasets."""
-    means = mean_values(results, system, datasets)
-    cells = {"n": str(means["n"]), "errors": str(means["errors"])}
-    for metric, label in results.labels.items():
-        cells[label] = _rate_text(results.pooled(system, datasets, metric))
-    for name in ("format", "turns", "calls"):
-        cells[name] = f"{means[name]:.2f}" if name in means else "–"
-    cells["tokens"] = f"{means.get('tokens_in', 0.0) + means.get('tokens_out', 0.0):,.0f}"
-    return {**cells, "$": f"{means.get('usd', 0.0):.2g}"}
+def _cells(results: Results, means: Mapping[str, Any]) -> list[str]:
+    """The cells below `_header`."""
+    cells = [str(means["n"]), str(means["errors"])]
+    for metric in results.labels:
+        low, high = (means.get(f"{metric}_{end}", float("inf")) for end in ("low", "high"))
+        interval = bounds_text(low, high, ".2f")
+        cells.append(f"{means[metric]:.3f} {interval}" if metric in means else "–")
+    cells += [f"{means[name]:.2f}" if name in means else "–" for name in ("format", "turns", "calls")]
+    tokens = means.get("tokens_in", 0) + means.get("tokens_out", 0)
+    return [*cells, f"{tokens:,.0f}", f"{means.get('usd', 0):.2g}"]
 
 
-def _rate_text(rate: Rate | None) -> str:
-    return "–" if rate is None else f"{rate.mean:.3f} {bounds_text(rate.low, rate.high, '.2f')}"
-
-
-def results_by_system(results: Results) -> dict[str, dict[str, object]]:
-    """For each system n, errors and the means over the questions of all datasets, with 95 % intervals.
-
-    An interval of too few questions, which has no ends, is left out.
-    """
-    found: dict[str, dict[str, object]] = {}
-    for system, name in system_names(results.systems, {}).items():
-        parts = [system.method, system.environment, system.agent]
-        found[name] = {"system": parts, **mean_values(results, system, list(results.kinds))}
-        for metric in results.labels:
-            rate = results.pooled(system, list(results.kinds), metric)
-            if rate is not None and isfinite(rate.high):
-                found[name] |= {metric: rate.mean, f"{metric}_low": rate.low, f"{metric}_high": rate.high}
-    return found
-
-
-def mean_values(results: Results, system: System, datasets: Sequence[str]) -> dict[str, float]:
-    """The mean of every measured value; failed calls are counted as `errors` and left out of the means."""
-    answered = [one for one in results.predictions(system, datasets) if not one.error]
-    questions = {(one.question.dataset, one.question.id) for one in answered}
-    means: dict[str, float] = {"n": len(questions), "errors": results.errors(system, datasets)}
-    for metric in ("em", "sm", "f1", "ssim", "math", OWN):
-        values = [one.metrics[metric] for one in answered if metric in one.metrics]
-        if values:
-            means[metric] = mean(values)
-    for name in ("reward", "format", "turns"):
-        values = [float(getattr(one, name)) for one in answered if getattr(one, name) is not None]
-        if values:
-            means[name] = mean(values)
-    if answered:
-        means |= {name: mean(float(getattr(one.spent, name)) for one in answered) for name in AMOUNTS}
-    return means
-
-
-def compare_with_full(results: Results) -> dict[System, dict[System, list[Comparison]]]:
-    """The full method against each other system of its environment: by dataset, then pooled."""
-    compared: dict[System, dict[System, list[Comparison]]] = {}
-    for full in [system for system in results.systems if system.method == FULL]:
-        for other in results.systems:
-            if other.method != FULL and other.environment in (full.environment, ""):
-                found = compare_systems((results, full), (results, other))
-                if found:
-                    compared.setdefault(full, {})[other] = found
-    return compared
+def comparisons(results: Results) -> list[str]:
+    """Tables of the full method against the other systems of its environment: pooled, then by dataset."""
+    texts = []
+    for full in (system for system in results.systems if system.method == FULL):
+        rivals = [one for one in results.systems if one.method != FULL]
+        rivals = [one for one in rivals if one.environment in (full.environment, "")]
+        main = {str(rival): compare_systems(results, full, rival) for rival in rivals}
+        read = {str(rival): compare_systems(results, full, rival, metric=EXTRACTED) for rival in rivals}
+        for compared in (main, read):
+            last = {rival: found[-1] for rival, found in compared.items() if found}
+            rows = dict(zip(last, with_holm(list(last.values())), strict=True))
+            title = f"### {full} (first) against the others (second), all datasets"
+            texts += [f"{title}\n\n{comparison_table(results, 'second', rows)}"] if rows else []
+        for rival, found in main.items():
+            table = comparison_table(results, "dataset", {one.dataset: one for one in found})
+            texts += [f"### {full} (first) against {rival} (second)\n\n{table}"] if found else []
+    return texts

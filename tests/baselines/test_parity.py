@@ -26,7 +26,6 @@ from prompt_r1.baselines.gepa import gepa, read_fenced_prompt
 from prompt_r1.baselines.method import Ledger
 from prompt_r1.baselines.optimise import SearchPart, draw_questions
 from prompt_r1.baselines.textgrad import rewrite
-from prompt_r1.config.methods import MethodConfig
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
@@ -65,6 +64,7 @@ class ScriptedSearch:
     def __init__(self, given: dict) -> None:
         self.given = given
         self.ledger = Ledger()
+        self.max_calls = 0
         self.calls: list[list] = []
         self.requests: list[str] = []
 
@@ -132,15 +132,18 @@ def test_gepa_makes_the_calls_of_the_original_in_the_same_order(tmp_path):
     accepted = skipped = 0
     for given, theirs in zip(searches, originals, strict=True):
         ours = ScriptedSearch(given)
-        config = MethodConfig(
-            seed_prompt=given["seed_prompt"],
-            gepa_batch=given["batch"],
-            gepa_calls=given["budget"],
-            optimize_val=len(given["validation"]),
-        )
         train, validation = given["train"], sorted(given["validation"])
         part = SearchPart("a", list(map(question_of, train)), list(map(question_of, validation)))
-        best = asyncio.run(gepa(ours, part, config=config, seed=given["seed"]))
+        found = gepa(
+            ours,
+            part,
+            examples=len(validation),
+            seed=given["seed"],
+            batch_size=given["batch"],
+            metric_calls=given["budget"],
+            seed_prompt=given["seed_prompt"],
+        )
+        best = asyncio.run(found)
         assert ours.calls == theirs["calls"], given["seed"]
         assert best == theirs["best"] and ours.ledger.task.calls == theirs["evaluations"]
         assert len(ours.requests) == len(theirs["requests"])

@@ -6,6 +6,7 @@ from collections import Counter
 import huggingface_hub.constants
 import pytest
 
+from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.__main__ import main
 from prompt_r1.data.files import load_questions
@@ -46,7 +47,7 @@ def test_a_dataset_of_the_hub_has_the_columns_of_a_question_file(hub, tmp_path):
     assert hub_questions("hf:org/columns:train[1:]") == expected[1:]
     assert hub_questions("hf:org/columns/default:test") == expected[:1]
     assert Counter(one.kind for one in expected) == {"qa": 1, "math": 1} and expected[0].extra == {"level": 3}
-    [warning] = leak_warnings(expected[:1], ["hf:org/columns:train"])
+    [warning] = leak_warnings(expected[:1], EvaluateConfig(train_data=("hf:org/columns:train",)), {})
     assert "1 of the 1 test questions also occur in hf:org/columns:train" in warning
 
 

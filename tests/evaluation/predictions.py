@@ -25,13 +25,12 @@ def predict(
     *,
     question: Question | None = None,
     system: System = DIRECT,
-    setting: str = "s",
     sample: int = 0,
     error: str = "",
 ) -> Prediction:
     """An answer to question `number`, or to `question`; "Paris" is correct."""
     question = question or question_of(number)
-    return Prediction(question, answer, system=system, setting=setting, sample=sample, error=error)
+    return Prediction(question, answer, system=system, sample=sample, error=error)
 
 
 def predict_all(correct: dict[str, list[bool]], system: System = DIRECT) -> list[Prediction]:
@@ -41,7 +40,6 @@ def predict_all(correct: dict[str, list[bool]], system: System = DIRECT) -> list
             answer="Paris" if is_correct else "Lyon",
             question=question_of(number, dataset=name, kind="text" if kind_of(name) == "text" else "qa"),
             system=system,
-            setting=system.method,
         )
         for name, row in correct.items()
         for number, is_correct in enumerate(row)

@@ -1,5 +1,6 @@
-"""The systems of an evaluation: which ones are run, and when their answers can be reused."""
+"""The systems of an evaluation, the settings that its answers have in common, and questions that leaked."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +9,13 @@ import pytest
 
 import evaluate
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config, with_protocol
+from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, write_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import (
-    WITHOUT_ENVIRONMENT,
-    choose_systems,
-    digest_of,
-    resolve_agents,
-    with_data_args,
-)
+from prompt_r1.evaluation.systems import choose_systems, common_seed, digest_of, leak_warnings
+from prompt_r1.types import Question
 
 
 @pytest.fixture
@@ -31,161 +28,151 @@ def agents(tmp_path) -> dict[str, AgentSpec]:
     return {f"runs/{name}": AgentSpec(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
 
-def settings_of(
-    agents: dict[str, AgentSpec],
-    *,
-    methods: tuple[str, ...] = ("direct", "opro", "prompt-r1"),
-    seed: int = 0,
-    **settings: object,
-) -> dict[str, str]:
-    """The digest of each method with the first agent."""
-    config = EvaluateConfig(method=methods, **settings)
-    first = dict(list(agents.items())[:1])
-    return {setup.system.method: setup.setting for setup in choose_systems(config, first, seed)}
-
-
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
     config = EvaluateConfig(tables=True, env=("large", "other"))
-    counts = Counter(setup.system.method for setup in choose_systems(config, agents, 0))
+    counts = Counter(system.method for system in choose_systems(config, agents))
     assert counts["direct"] == 2 and counts["prompt-r1"] == 4
     assert all(count == 1 for method, count in counts.items() if method not in ("direct", "prompt-r1"))
-    assert len(counts) == 11 and "grpo-only" not in counts, "grpo-only needs --grpo-agent"
+    assert set(METHODS) - set(counts) == {"bc", "rft", "grpo-only"}, "grpo-only needs --grpo-agent"
 
 
 def test_by_default_the_environment_is_that_of_the_training(agents):
-    setups = choose_systems(EvaluateConfig(), agents, 0)
-    assert {setup.system.environment for setup in setups} == {"large"}
-    assert [setup.system.method for setup in setups] == ["direct", "untrained", "prompt-r1", "prompt-r1"]
+    systems = list(choose_systems(EvaluateConfig(), agents))
+    assert {system.environment for system in systems} == {"large"}
+    assert [system.method for system in systems] == ["direct", "untrained", "prompt-r1", "prompt-r1"]
 
 
-def test_a_task_is_evaluated_with_the_sizes_of_the_agents_training(agents):
-    """Sums of other sizes were asked than were trained on, and a game's questions did not fit its replies."""
-    trained = {
-        name: replace(spec, config=replace(spec.config, data_args='{"max_terms": 4}'))
-        for name, spec in agents.items()
-    }
-    task = EvaluateConfig(data=("reasoning_gym:chain_sum",))
-    assert with_data_args(task, trained).data_args == '{"max_terms": 4}'
-    given = replace(task, data_args='{"max_terms": 5}')
-    assert with_data_args(given, trained) == given
-    assert with_data_args(EvaluateConfig(data=("mini",)), trained).data_args == ""
-    with pytest.raises(UsageError, match="runs/b and runs/a were trained with other sizes: give --data-args"):
-        with_data_args(task, {"runs/b": agents["runs/b"], "runs/a": trained["runs/a"]})
+def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
+    config = EvaluateConfig(method=tuple(METHODS), grpo_agent="runs/alone")
+    first = dict(list(agents.items())[:1])
+    answering = {system.method: system.agent for system in choose_systems(config, first)}
+    start = str(tmp_path / "start")
+    own = {"grpo-only": "runs/alone", "agent-only": "runs/a", "prompt-r1": "runs/a"}
+    own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), start)
+    assert answering == {name: own.get(name, "") for name in METHODS}
 
 
-@pytest.mark.parametrize("change", [{"env_args": '{"top_p": 0.5}'}, {"route": "uniform"}, {"seed": 1}])
-def test_answers_are_not_reused_if_a_setting_that_affects_them_changes(agents, change):
-    before, after = settings_of(agents), settings_of(agents, **change)
-    assert all(before[method] != after[method] for method in before)
+def test_agents_with_other_seeds_have_other_questions_of_the_mini_world(agents):
+    agents["runs/b"] = replace(agents["runs/b"], config=TrainConfig(seed=1))
+    with pytest.raises(UsageError, match="were trained with other seeds"):
+        common_seed(EvaluateConfig(data=("mini",)), agents)
+    assert common_seed(EvaluateConfig(data=("mini",), seed=7), agents) == 7
+    assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
 
 
-@pytest.mark.parametrize("change", [{"limit": 3}, {"out": "x"}, {"env_timeout": 1.0}, {"tables": True}])
-def test_answers_are_reused_if_another_setting_changes(agents, change):
-    assert settings_of(agents) == settings_of(agents, **change)
+# --- The settings of a folder -----------------------------------------------------------------------------
 
 
-AFFECTED = [
-    ({"opro_steps": 3}, "random-search opro"),
-    ({"gepa_batch": 4}, "gepa"),
-    ({"textgrad_epochs": 4}, "textgrad"),
-    ({"shots": 2}, "cot-few-shot"),
-    ({"samples": 9}, "self-consistency"),
-    ({"sft_lr": 1e-3}, "sft"),
-    ({"best_of": 4}, "best-of-n"),
-    ({"rft_calls": 99}, "rft"),
-    ({"imitation_lr": 1e-3}, "bc rft"),
-    ({"optimize_val": 20}, "textgrad gepa"),
-    ({"optimizer_env": "other"}, "random-search opro textgrad gepa"),
-    ({"optimizer_price": ("1", "2")}, ""),
-    ({"top_p": 0.8}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
-    ({"temperature": 1.0}, "self-consistency sft grpo-only untrained bc rft agent-only prompt-r1"),
-    (
-        {"env_args": '{"top_p": 0.5}'},
-        " ".join(method for method in METHODS if method not in WITHOUT_ENVIRONMENT),
-    ),
-    ({"method_args": '{"cot": {"temperature": 0.5}}'}, "cot"),
-    ({"answer_format": "only"}, "direct cot cot-few-shot self-consistency random-search opro textgrad gepa"),
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """Evaluate the environment alone on one question, in the same folder; returns the number of lines."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own", "train"):
+        Path(f"{name}.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+
+    def run(*arguments: str) -> int:
+        line = "--method direct --env mini --data own.jsonl --out out --device cpu --train-data train.jsonl"
+        evaluate.main([*line.split(), *arguments])
+        return len(Path("out/predictions.jsonl").read_text().splitlines())
+
+    assert run() == 1
+    return run
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["--limit 3", "--env-timeout 1", "--tables --method direct", "--metrics official", "--device auto"],
+)
+def test_the_same_settings_use_the_answers_again(run_here, other):
+    assert run_here(*other.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ("--seed 1", "its answers have --seed 0, not 1: give another --out"),
+        (
+            "--temperature 0.5",
+            r"its answers have --temperature 0.0, not 0.5: give another --out \(--journal-from",
+        ),
+        ("--answer-format tags", "its answers have --answer-format 'auto', not 'tags'"),
+        ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
+        ('--env-args {"top_p":0.5}', "its answers have --env-args"),
+    ],
+)
+def test_a_folder_refuses_answers_with_other_settings(run_here, other, sentence):
+    kept = Path("out/config.yaml").read_text()
+    with pytest.raises(UsageError, match=sentence):
+        run_here(*other.split())
+    assert Path("out/config.yaml").read_text() == kept
+
+
+def test_a_folder_refuses_answers_after_a_file_has_changed(run_here):
+    """Only the names of the files were compared, so the answers of the old prompt were reused."""
+    Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
+    with pytest.raises(UsageError, match=r"train\.jsonl has changed since its answers: give another --out"):
+        run_here()
+
+
+def test_more_methods_and_questions_are_added_to_a_folder(run_here):
+    assert run_here("--method", "direct", "cot") == 2
+    Path("own.jsonl").write_text(
+        '{"question": "Who?", "answer": "Anna"}\n{"question": "Q?", "answer": "B"}\n'
+    )
+    assert run_here("--method", "direct", "cot") == 4
+    assert json.loads(Path("out/results.json").read_text()).keys() == {"direct", "cot"}
+
+
+def test_a_folder_without_its_settings_is_refused(run_here):
+    Path("out/config.yaml").unlink()
+    with pytest.raises(UsageError, match="its answers are of an older version: give another --out"):
+        run_here()
+
+
+def test_a_digest_is_about_weights_tokenizer_and_settings_of_an_agent(tmp_path):
+    digests = set()
+    for name in ("model.safetensors", "tokenizer.json", "prompt_r1.yaml", "notes.txt"):
+        (tmp_path / name).write_text(name)
+        digests.add(digest_of(tmp_path))
+    assert len(digests) == 3, "of all files but notes.txt"
+    (tmp_path / "run").mkdir()
+    assert digest_of(tmp_path) == digest_of(Path(f"{tmp_path}/run/.."))
+
+
+@pytest.mark.parametrize("flag", ["--max-turns", "--optimize-calls"])
+def test_a_setting_out_of_range_is_a_usage_error(flag):
+    with pytest.raises(UsageError, match=f"{flag} must be 0 .*or more, not -1"):
+        evaluate.main([flag, "-1"])
+
+
+# --- Leaks ------------------------------------------------------------------------------------------------
+
+QUESTIONS = [
+    Question("1", "DAPO-Math", f"{DAPO_OPENING}Find $x$.{DAPO_CLOSING}", ("1",), "math"),
+    Question("2", "DAPO-Math", "Find $y$.", ("1",), "math"),
+    Question("3", "PopQA", "Who is  Anna?", ("Bob",)),
+    Question("4", "PopQA", "Who is Bob?", ("Anna",)),
 ]
 
 
-@pytest.mark.parametrize(("change", "affected"), AFFECTED)
-def test_a_setting_affects_the_answers_of_its_methods_only(agents, change, affected):
-    """Changing --opro-steps once made `direct` answer and pay again."""
-    before, after = (settings_of(agents, methods=METHODS, **settings) for settings in ({}, change))
-    assert {method for method in METHODS if before[method] != after[method]} == set(affected.split())
+def test_a_warning_counts_questions_that_agents_or_methods_learned_from(tmp_path):
+    """They may differ in case, blanks and DAPO's wrapper. Five of the 1,536 published test questions are in
+    the published validation file."""
+    trained_on = [Question(text, "x", text, ("?",)) for text in ("find $x$.", "Who is Anna?", "Where?")]
+    write_questions(tmp_path / "train.jsonl", trained_on)
+    write_questions(tmp_path / "other.jsonl", [Question("a", "x", "Where?", ("?",))])
+    files = tuple(str(tmp_path / name) for name in ("train.jsonl", "other.jsonl", "gone.jsonl"))
+    shared, missing = leak_warnings(QUESTIONS, EvaluateConfig(train_data=("mini", "mini:ood", *files)), {})
+    assert shared.startswith("Warning: 2 of the 4 test questions also occur in") and "train.jsonl" in shared
+    assert "gone.jsonl contains test questions was not checked" in missing
 
 
-def test_a_rewritten_training_file_is_not_the_same_setting(agents, tmp_path):
-    """Only the names of the files were compared, so the answers of the old prompt were reused."""
-    file = tmp_path / "train.jsonl"
-    digests = []
-    for content in ("a", "b"):
-        file.write_text(content)
-        digest_of.cache_clear()
-        digests.append(settings_of(agents, methods=METHODS, train_data=(str(file),)))
-    changed = {method for method in METHODS if digests[0][method] != digests[1][method]}
-    assert changed == {"cot-few-shot", "random-search", "opro", "textgrad", "gepa", "sft", "rft"}
-
-
-def test_another_tokenizer_or_local_environment_is_not_the_same_setting(agents, tmp_path):
-    environment = tmp_path / "model"
-    environment.mkdir()
-    before = settings_of(agents, env=(f"hf:{environment}",))
-    (environment / "model.safetensors").write_bytes(b"weights")
-    digest_of.cache_clear()
-    after = settings_of(agents, env=(f"hf:{environment}",))
-    assert all(before[method] != after[method] for method in before)
-    (Path(agents["runs/a"].path) / "tokenizer.json").write_text("{}")
-    digest_of.cache_clear()
-    last = settings_of(agents, env=(f"hf:{environment}",))
-    assert last["prompt-r1"] != after["prompt-r1"] and last["direct"] == after["direct"]
-
-
-def test_answers_of_an_agent_are_not_reused_with_other_weights(agents):
-    before = settings_of(agents)
-    (Path(agents["runs/a"].path) / "model.safetensors").write_bytes(b"trained further")
-    digest_of.cache_clear()
-    after = settings_of(agents)
-    assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
-
-
-def test_answers_of_an_agent_are_not_reused_in_another_game(agents):
-    [(name, agent), *_] = agents.items()
-    short = {name: replace(agent, config=replace(agent.config, instruction="short"))}
-    before, after = settings_of(agents), settings_of(short)
-    assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
-
-
-@pytest.mark.parametrize("flag", ["--textgrad-batch", "--opro-train", "--repeats"])
-def test_a_setting_out_of_range_is_a_usage_error(flag):
-    with pytest.raises(UsageError, match=f"{flag} must be above 0, not 0"):
-        evaluate.main([flag, "0"])
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "7"])
-def test_request_fields_that_are_no_json_object_are_a_usage_error(agents, text):
-    with pytest.raises(UsageError, match="--method-args"):
-        settings_of(agents, method_args=text)
-
-
-def test_the_release_protocol_is_one_flag_and_other_flags_still_count():
-    config = evaluate_config(["--protocol", "release"])
-    assert (config.temperature, config.top_p, config.max_turns) == (0.7, 0.8, 10)
-    assert config.metrics == "official"
-    config = evaluate_config(["--protocol", "release", "--temperature", "0.2"])
-    assert (config.temperature, config.top_p) == (0.2, 0.8)
-    ours = evaluate_config([])
-    assert (ours.temperature, ours.top_p, ours.max_turns, ours.metrics) == (0.0, 1.0, 0, "strict")
-
-
-def test_the_turns_of_a_protocol_are_those_of_the_game_and_its_answers_are_not_ours(asking_agent):
-    """Answers of the two protocols may be in one folder; each finds its own."""
-    settings = {"method": ("prompt-r1", "direct"), "agent": (str(asking_agent),), "env": ("mini",)}
-    digests = []
-    for config in (EvaluateConfig(**settings), with_protocol(EvaluateConfig(**settings, protocol="release"))):
-        agents = resolve_agents(config)
-        turns = agents[str(asking_agent)].config.game.max_turns
-        digests.append((turns, {one.system.method: one.setting for one in choose_systems(config, agents, 0)}))
-    (ours, before), (release, after) = digests
-    assert release == 10 != ours
-    assert before["prompt-r1"] != after["prompt-r1"] and before["direct"] == after["direct"]
+def test_an_evaluation_prints_and_keeps_the_warning(tmp_path, capsys):
+    test, validation = tmp_path / "test.jsonl", tmp_path / "validation.jsonl"
+    write_questions(test, QUESTIONS)
+    write_questions(validation, QUESTIONS[3:])
+    out = tmp_path / "out"
+    line = ["--method", "direct", "--env", "mini", "--data", test, "--val-data", validation, "--out", out]
+    evaluate.main([str(part) for part in line])
+    sentence = "Warning: 1 of the 4 test questions also occur in"
+    assert sentence in capsys.readouterr().err and sentence in (out / "tables.md").read_text()

@@ -12,18 +12,11 @@ from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
-from prompt_r1.evaluation.comparison import Comparison, compare_systems
-from prompt_r1.evaluation.paper_tables import Table, paper_tables
+from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import (
-    note_preparation,
-    results_by_system,
-    results_table,
-    write_results,
-)
+from prompt_r1.evaluation.results_folder import means_of, note_preparation, results_table, write_results
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
-from tests.metrics.test_statistics import exact_sign_flip
 from tests.support.paths import SHARED
 
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
@@ -68,16 +61,16 @@ def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     results = score_predictions([predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")])
     rate = results.average(DIRECT, ["towns"], "em")
     assert (rate.mean, rate.n, rate.errors) == (0.5, 2, 1)
-    means = results_by_system(results)["direct"]
+    means = means_of(results, DIRECT, ["towns"])
     assert (means["n"], means["errors"], means["em"]) == (2, 1, 0.5)
 
 
 def test_a_table_shows_failed_calls():
     """A mean over fewer questions than its neighbour's is marked with its n and the number of errors."""
-    complete = [predict(number, system=COT, setting="c") for number in range(4)]
+    complete = [predict(number, system=COT) for number in range(4)]
     incomplete = [predict(number, error="HTTP 500" if number == 3 else "") for number in range(4)]
     [table] = paper_tables(score_predictions([*incomplete, *complete]), {})
-    header, _, row = cells_of(table.markdown())[:3]
+    header, _, row = cells_of(table)[:3]
     assert header[2:] == ["direct", "cot"]
     assert row[2].endswith("] (n 3, 1 errors)") and row[3].endswith("]")
 
@@ -132,19 +125,6 @@ def test_a_text_whose_call_failed_is_not_measured_by_ssim():
     assert (rate.mean, rate.n, rate.errors) == (0.9, 1, 1)
 
 
-def test_repeated_answers_are_compared_by_sign_flips_instead_of_mcnemar():
-    """Means over repeats, such as 1/2, are not wins or losses."""
-    first = [predict(number, sample=sample) for number in range(12) for sample in range(2)]
-    second = [
-        predict(number, "Paris" if sample else "Lyon", sample=sample)
-        for number in range(12)
-        for sample in range(2)
-    ]
-    sides = [(score_predictions(rows), DIRECT) for rows in (first, second)]
-    [one] = compare_systems(*sides)
-    assert (one.test, one.n, one.difference) == ("sign flip", 12, 0.5) and one.p < 0.005
-
-
 # --- The layout of the paper ------------------------------------------------------------------------------
 
 
@@ -155,7 +135,18 @@ def cells_of(text: str) -> list[list[str]]:
     ]
 
 
-def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
+def titled(tables: list[str]) -> dict[str, list[list[str]]]:
+    """The cells of each table by its title."""
+    return {table.splitlines()[0].removeprefix("### "): cells_of(table) for table in tables}
+
+
+def below(cells: list[list[str]], *label: str) -> dict[str, str]:
+    """The cells of the row below the one with this label, by the names of their columns."""
+    [place] = [number for number, row in enumerate(cells) if row[: len(label)] == list(label)]
+    return dict(zip(cells[0], cells[place + 1], strict=True)) if place + 1 < len(cells) else {}
+
+
+def test_tables_2_to_5_have_the_numbers_of_the_paper_below_ours():
     rows, trained = [], {"runs/a": "gpt-4o-mini", "runs/b": "gpt-oss-20b@http://x/v1"}
     environments = list(trained.values())
     for number, environment in enumerate(environments):
@@ -163,43 +154,29 @@ def test_tables_2_to_5_have_the_layout_and_the_numbers_of_the_paper():
         for agent in trained:
             rows += predict_all(drawn(7, 0.8), System("prompt-r1", environment, agent))
     rows += predict_all(drawn(5, 0.1), System("agent-only", agent="runs/a"))
-    tables = {}
-    for table in paper_tables(score_predictions(rows), trained):
-        tables.setdefault(table.title.partition(":")[0], table)  # with the first environment
-    assert list(tables) == ["Table 2", "Table 3", "Table 4", "Table 5"]
+    rows += predict_all(drawn(6, 0.1), System("untrained", environments[0], "start"))
+    tables = titled(paper_tables(score_predictions(rows), trained))
+    assert [title[:7] for title in tables] == ["Table 2", "Table 3"] * 2 + ["Table 5"]
 
-    wide = cells_of(tables["Table 2"].markdown())
-    alone = ["Qwen3-4B, paper", "CoT (Qwen3-4B), paper"]
-    assert wide[0] == ["dataset", "metric", "direct", "prompt-r1", "agent-only", *alone]
+    wide = tables["Table 2: results, environment gpt-4o-mini"]
+    full, other = "prompt-r1 (runs/a)", "prompt-r1 (runs/b)"
+    assert wide[0] == ["dataset", "metric", "direct", full, other, "agent-only", "untrained"]
     hotpot = next(line for line in wide if line[:2] == ["HotpotQA (n = 16)", "EM"])
-    assert wide[wide.index(hotpot) + 1] == ["", "EM, paper", "33.59", "44.53", "", "21.09", "18.75"]
     right = sum(drawn(7, 0.8)["HotpotQA"])
     assert hotpot[3].startswith(f"**{100 * right / 16:.1f}** [")  # the best one
+    paper = below(wide, "HotpotQA (n = 16)", "EM")
+    assert (paper["direct"], paper[full], paper["agent-only"]) == ("33.59", "44.53", "21.88")
+    assert (paper["untrained"], paper[other]) == ("20.31", ""), "the paper's was trained with gpt-4o-mini"
     average = next(line for line in wide if line[0].startswith("Average") and line[1] == "EM")
     names = [name for name in paper_numbers.TRAINED if kind_of(name) != "text"]
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
-    assert ["", "EM, paper", "34.89", "44.01", "", "23.70", "22.27"] in wide
+    assert ["", "EM, paper", "34.89", "44.01"] in [line[:4] for line in wide]
 
-    ablations = cells_of(tables["Table 4"].markdown())
-    labels = [line[0] for line in ablations[2:]]
-    assert labels[::2] == ["w/o Env.", "w/o Agent", "Prompt-R1 (Full)"]
-    assert labels[1::2] == [f"{label}, paper" for label in labels[::2]]
-    assert ablations[3][1:3] == ["41.41", "43.48"] and "XSum (n = 16) F1" in ablations[0]
-
-    transfer = {line[0]: line for line in cells_of(tables["Table 5"].markdown())}
-    squad = transfer[""].index("SQuAD v2 (n = 16) EM")
-    home = "trained with gpt-4o-mini, tested with gpt-oss-20b@http://x/v1"
-    assert transfer[f"{home}, paper"][squad] == "8.59" and len(transfer) == 1 + 1 + 12
-    assert transfer["gpt-4o-mini alone, paper"][squad] == "13.28"
-
-
-def paper_rows(table: Table) -> dict[tuple[str, ...], dict[str, float]]:
-    """The paper's numbers in a table: by row, then by column."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    for (row, column), entry in table.entries.items():
-        if entry.paper is not None:
-            found.setdefault(row, {})[" ".join(column)] = entry.paper
-    return found
+    [transfer] = [cells for title, cells in tables.items() if title.startswith("Table 5: transfer")]
+    assert any("(runs/a was trained with gpt-4o-mini, runs/b was trained with" in title for title in tables)
+    squad = below(transfer, "SQuAD v2 (n = 16)", "EM")
+    assert squad[f"prompt-r1 ({environments[1]}, runs/a)"] == "8.59" and len(squad) == 2 + 6
+    assert squad["direct (gpt-4o-mini)"] == "13.28"
 
 
 def test_the_papers_numbers_are_shown_with_its_environments_only():
@@ -210,23 +187,18 @@ def test_the_papers_numbers_are_shown_with_its_environments_only():
             rows += predict_all(drawn(1, 0.5), System(method, environment))
         rows += predict_all(drawn(1, 0.5), System("prompt-r1", environment, "runs/a"))
     rows += predict_all(drawn(1, 0.5), System("sft", agent="runs/sft"))
-    tables = paper_tables(score_predictions(rows), {})
-    numbers = {table.title: paper_rows(table) for table in tables}
-    hotpot = ("HotpotQA (n = 16)", "EM")
-    ours = {"direct": 33.59, "cot": 42.97, "opro": 34.38, "prompt-r1": 44.53}
-    alone = {"Qwen3-4B, paper": 21.09, "CoT (Qwen3-4B), paper": 18.75}
-    at = "Table 2: results, environment"
-    assert numbers[f"{at} llama"][hotpot] == {"sft": 23.44}  # Qwen3-4B's, which needs no environment
-    assert numbers[f"{at} gpt-4o-mini,llama"][hotpot] == {"sft": 23.44}
-    assert numbers[f"{at} qwen3-4b@http://x/v1"][hotpot] == {"direct": 21.09, "cot": 18.75, "sft": 23.44}
-    assert numbers[f"{at} gpt-4o-mini"][hotpot] == {**ours, "sft": 23.44, **alone}
-    ablations = {title: found for title, found in numbers.items() if title.startswith("Table 4")}
-    assert len(ablations) == 4
-    assert [title for title, found in ablations.items() if found] == [
-        "Table 4: ablations, environment gpt-4o-mini"
-    ]
-    [transfer] = [paper_rows(table) for table in tables if table.title.startswith("Table 5")]
-    assert transfer.keys() == {("gpt-4o-mini alone",)}, "it is unknown how runs/a was trained"
+    tables = titled(paper_tables(score_predictions(rows), {}))
+
+    def numbers(environment: str) -> dict[str, str]:
+        cells = tables[f"Table 2: results, environment {environment}"]
+        found = below(cells, "HotpotQA (n = 16)", "EM")
+        return {name: text for name, text in found.items() if text and name not in ("dataset", "metric")}
+
+    alone = {"sft": "23.44"}  # Qwen3-4B's, which needs no environment
+    ours = {"direct": "33.59", "cot": "42.97", "opro": "34.38", "prompt-r1": "44.53"}
+    assert numbers("llama") == numbers("gpt-4o-mini,llama") == alone
+    assert numbers("qwen3-4b@http://x/v1") == {"direct": "21.09", "cot": "18.75", **alone}
+    assert numbers("gpt-4o-mini") == {**ours, **alone}
 
 
 def test_a_backslash_before_a_pipe_does_not_end_the_cell():
@@ -246,68 +218,67 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     rows += predict_all({HOSTILE: [False] * 8, "b": [False]})
     text = write_results(tmp_path, score_predictions(rows), {})
     written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
-    assert "tables.md" in written
+    assert written.keys() == {"tables.md", "results.json"}
     for name, content in [("printed", text), *written.items()]:
         hidden = {letter for letter in content if not letter.isprintable() and letter != "\n"}
         assert not hidden, f"{name}: {hidden}"
-        assert name.endswith(".json") or "owned" in content
-    for table in (written["results.md"], written["tables.md"]):
-        lines = [line for line in table.splitlines() if line.startswith("|")]
-        assert lines and all(line.endswith("|") for line in lines)
-
-
-# --- Comparisons ------------------------------------------------------------------------------------------
-
-
-def compare(first: dict[str, list[bool]], second: dict[str, list[bool]]) -> list[Comparison]:
-    return compare_systems(*[(score_predictions(predict_all(side)), DIRECT) for side in (first, second)])
-
-
-def test_the_pooled_p_is_about_the_pooled_difference():
-    """A raw McNemar test counted 30 wins against 8 losses (p = 0.0005) although the second system was better
-    by 28 points in the mean of the datasets."""
-    first = {"towns": [True] * 30 + [False] * 62, "rivers": [False] * 9}
-    second = {"towns": [False] * 92, "rivers": [True] * 8 + [False]}
-    pooled = compare(first, second)[-1]
-    assert pooled.difference == pytest.approx((30 / 92 - 8 / 9) / 2) and pooled.test == "sign flip"
-    smaller = {"towns": [True] * 6 + [False] * 14, "rivers": [False] * 4}
-    other = {"towns": [False] * 20, "rivers": [True] * 3 + [False]}
-    pooled = compare(smaller, other)[-1]
-    assert pooled.p == pytest.approx(exact_sign_flip([1 / 20] * 6 + [-1 / 4] * 3), abs=0.015)
-    assert pooled.p > 0.2  # McNemar's for six wins and three losses is 0.51, in the other direction
-
-
-def test_the_pooled_test_of_datasets_of_equal_size_is_mcnemars():
-    first = {"towns": [True] * 9 + [False] * 11, "rivers": [True] * 8 + [False] * 12}
-    second = {"towns": [False] * 20, "rivers": [False] * 20}
-    pooled = compare(first, second)[-1]
-    assert (pooled.test, pooled.p) == ("McNemar", pytest.approx(2 / 2**17))
+    lines = [line for line in written["tables.md"].splitlines() if line.startswith("|")]
+    assert lines and all(line.endswith("|") for line in lines)
 
 
 # --- The folder -------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_folder_contains_every_file_even_if_no_question_was_answered(tmp_path):
+def test_no_system_and_no_answer_is_dropped(tmp_path):
+    """The report showed the last 8,000 answers, so that the methods before them vanished without a word."""
+    systems = [System(name, "large") for name in ("direct", "cot", "opro", "textgrad", "gepa")]
+    systems += [System("prompt-r1", "large", f"runs/{name}") for name in "abcd"]
+    rows = [one for system in systems for one in predict_all({"towns": [True, False] * 500}, system)]
+    printed = write_results(tmp_path, score_predictions(rows), {"runs/a": "large", "runs/b": "elsewhere"})
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert sum(row["n"] for row in results.values()) == len(rows) == 9_000
+    table = cells_of((tmp_path / "tables.md").read_text("utf-8").split("\n\n")[0])
+    shown = {row[0]: int(row[2]) for row in table[2:]}
+    assert shown == {name: row["n"] for name, row in results.items()} and len(shown) == 9
+    assert all(name.split(" ")[0] in printed for name in shown)
+
+
+def test_the_answer_that_is_read_stands_beside_the_official_score(tmp_path):
+    whole = "The town is Paris."
+    rows = [predict(number, whole, question=question_of(number, text="Which town?")) for number in range(8)]
+    rows += [
+        predict(number, system=FULL, question=question_of(number, text="Which town?")) for number in range(8)
+    ]
+    text = write_results(tmp_path, score_predictions(rows), {})
+    tables = (tmp_path / "tables.md").read_text("utf-8")
+    direct = next(row for row in cells_of(tables) if row[0] == "direct")
+    assert direct[4].startswith("0.000 [") and direct[5].startswith("1.000 [") and "EM read" in text
+    first, read = [row for row in cells_of(tables) if row[0] == "direct (large)"]
+    assert (first[1], first[3], first[4]) == ("EM", "100.0", "0.0")
+    assert (read[1], read[3], read[4]) == ("EM read", "100.0", "100.0")
+    assert "rule for all methods" in tables
+
+
+def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_path):
     text = write_results(tmp_path, score_predictions([predict(error="down")]), {})
-    assert text.splitlines()[1].split() == ["direct", "0", "1"]  # n and errors
-    assert "| direct | towns | 0 | 1 | – |" in (tmp_path / "results.md").read_text("utf-8")
-    assert {"results.md", "results.json", "tables.md", "comparisons.md"} <= {
-        path.name for path in tmp_path.iterdir()
-    }
+    assert text.splitlines()[1].split()[:3] == ["direct", "0", "1"]  # n and errors
+    assert "| direct | towns | 0 | 1 |" in (tmp_path / "tables.md").read_text("utf-8")
+    assert json.loads((tmp_path / "results.json").read_text())["direct"] == {"n": 0, "errors": 1}
 
 
-def test_a_damaged_note_of_preparation_is_replaced(tmp_path):
-    for damaged in (bytes(range(256)), b"[]", b'{"direct'):
-        (tmp_path / "preparation.json").write_bytes(damaged)
-        note_preparation(tmp_path, DIRECT, {"calls": 3})
-        assert json.loads((tmp_path / "preparation.json").read_text()) == {"direct (large)": {"calls": 3}}
+def test_the_cost_of_a_preparation_is_kept_when_results_are_written_again(tmp_path):
+    (tmp_path / "results.json").write_bytes(b'{"direct')  # damaged: it is replaced
+    note_preparation(tmp_path, "direct", {"task_calls": 3})
+    for _ in range(2):
+        write_results(tmp_path, score_predictions([predict()]), {})
+    [row] = json.loads((tmp_path / "results.json").read_text()).values()
+    assert row["preparation"] == {"task_calls": 3} and row["n"] == 1
 
 
 def test_the_users_metric_is_one_more_column_only_where_it_was_measured(tmp_path):
     predictions = [predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")]
     without = score_predictions(predictions)
     assert "| own |" not in results_table(without)
-    assert "own" not in next(iter(results_by_system(without).values()))
     seen = []
 
     def own(prediction, question):
@@ -316,8 +287,6 @@ def test_the_users_metric_is_one_more_column_only_where_it_was_measured(tmp_path
 
     results = score_predictions(predictions, own=own)
     assert seen == [("Paris", ("Paris", "P.")), ("Lyon", ("Paris", "P."))]  # once each; not for failed calls
-    [shown] = results_by_system(results).values()
-    assert shown["own"] == pytest.approx((5 + 4) / 16)
-    header, _, row = results_table(results).splitlines()[:3]
-    assert header.split(" | ")[8] == "own" and row.split(" | ")[8].startswith("0.562 [")
+    header, _, row = cells_of(results_table(results))
+    assert row[header.index("own")].startswith("0.562 [")
     assert re.search(r"^method .* own ", write_results(tmp_path, results, {}), re.M)

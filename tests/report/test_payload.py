@@ -6,9 +6,7 @@ import re
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.predictions import Prediction, System, to_row
-from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.metrics.statistics import wilson
 from prompt_r1.report import page, payload
 from prompt_r1.report.payload import RunData, ShownGame
@@ -172,38 +170,6 @@ def test_each_turn_has_the_advantage_of_the_game(texts):
     spans = spans_of(row, texts)
     assert [span.advantage for span in spans if span.written] == [0.5, 0.5]
     assert all(span.advantage is None for span in spans if not span.written)
-
-
-def test_the_answers_of_older_settings_and_calls_that_were_repeated_are_not_shown(tmp_path):
-    """The page of an evaluation counted a failed call beside the answer that replaced it."""
-    question, system = Question("q", "maths", "Who?", ("Anna",)), System("direct", "mini")
-    answers = [
-        Prediction(question, "Old", setting="old", system=system),
-        Prediction(question, None, error="HTTP 500", setting="new", system=system),
-        Prediction(question, "Anna", setting="new", system=system),
-        Prediction(question, "Bob", sample=1, setting="new", system=system),
-    ]
-    lines = [json.dumps(to_row(answer)) + "\n" for answer in answers]
-    (tmp_path / "predictions.jsonl").write_text("".join(lines))
-    [group] = payload.read_run(tmp_path, games=9).groups
-    assert [game.answer for game in group.games] == ["Anna", "Bob"]
-
-
-def test_the_page_of_an_evaluation_has_the_numbers_of_its_table_and_the_names_of_its_systems(tmp_path):
-    question = Question("q", "maths", "Who?", ("Anna",))
-    systems = [System("direct", "mini"), System("prompt-r1", "mini", "a"), System("prompt-r1", "mini", "b")]
-    answers = [Prediction(question, "Anna", system=system) for system in systems]
-    lines = [json.dumps(to_row(answer)) + "\n" for answer in answers]
-    (tmp_path / "predictions.jsonl").write_text("".join(lines))
-    printed = write_results(tmp_path, score_predictions(answers), {})
-    data = payload.read_run(tmp_path, games=9)
-    assert list(data.results) == [game.player for game in data.groups[0].games]
-    for line, (name, means) in zip(printed.splitlines()[1:], data.results.items(), strict=False):
-        assert line.startswith(name)
-        assert f"{means['em']:.3f} [{means['em_low']:.2f}, {means['em_high']:.2f}]" in line
-    assert "f1_low" in data.results["direct"] and "ssim" not in data.results["direct"]
-    (tmp_path / "results.json").write_text('{"direct": {"em": "<b>", "f1": Infinity, "n": 3}, "x": 7}')
-    assert payload.read_run(tmp_path, games=9).results == {"direct": {"n": 3}}
 
 
 @pytest.mark.parametrize(("length", "digit"), [(1, "1"), (10, "a"), (35, "z"), (36, "")])

@@ -1,6 +1,5 @@
 """The report in headless Chromium: content, filters, themes, phones, attacks and speed."""
 
-import json
 import re
 import unicodedata
 from pathlib import Path
@@ -10,9 +9,6 @@ import pytest
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
-from prompt_r1.evaluation.aggregate import score_predictions
-from prompt_r1.evaluation.predictions import Prediction, System, to_row
-from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.report.page import write_report
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
@@ -325,61 +321,3 @@ def test_five_thousand_games_are_ready_in_two_seconds(browser, tmp_path):
 def test_every_word_with_a_dotted_line_is_explained(page):
     titles = page.evaluate("[...document.querySelectorAll('abbr')].map(node => node.title)")
     assert len(titles) > 20 and all(len(title) > 20 for title in titles)
-
-
-def test_the_page_of_an_evaluation_shows_its_systems_and_only_the_filters_that_apply(browser, tmp_path):
-    """A bug: it said that no step has been logged yet, and offered filters by game, reward and step."""
-    systems = System("direct", "mini"), System("prompt-r1", "mini", "runs/a")
-    questions = [Question(f"q{n}", "maths", "Who?", ("Anna",)) for n in range(4)]
-    answers = [
-        Prediction(question, "Anna" if n < good else "Bob", system=system)
-        for system, good in zip(systems, (1, 3), strict=True)
-        for n, question in enumerate(questions)
-    ]
-    lines = [json.dumps(to_row(one)) + "\n" for one in answers]
-    (tmp_path / "predictions.jsonl").write_text("".join(lines))
-    browser.resize(390, 844, phone=True)
-    browser.open(write_report(tmp_path))
-    shown = "document.querySelectorAll('main > section, #filters label')"
-    visible = browser.evaluate(f"[...{shown}].filter(node => node.offsetParent).length")
-    assert visible == 2 + 3, "the filters are text, dataset and answer"
-    assert count(browser) == "4 questions, 8 answers"
-    assert texts(browser, ".results tbody td:first-child") == ["prompt-r1, mini, runs/a", "direct, mini"]
-    assert browser.evaluate("document.documentElement.scrollWidth") == 390 and not logged(browser)
-
-
-def test_the_methods_of_an_evaluation_are_sorted_and_where_they_disagree_is_shown(browser, tmp_path):
-    systems = System("direct", "mini"), System("cot", "mini"), System("prompt-r1", "mini", "runs/a")
-    questions = [Question(f"q{n}", "maths", f"Who is {n}?", ("Anna",)) for n in range(4)]
-    right = {"direct": {3}, "cot": set(), "prompt-r1": {0, 1, 2}}
-    answers = [
-        Prediction(question, "Anna" if n in right[system.method] else "Bob", system=system)
-        for system in systems
-        for n, question in enumerate(questions)
-    ]
-    lines = [json.dumps(to_row(one)) + "\n" for one in answers]
-    (tmp_path / "predictions.jsonl").write_text("".join(lines))
-    write_results(tmp_path, score_predictions(answers), {})
-    browser.resize(1440, 1000)
-    browser.open(write_report(tmp_path))
-    methods = ".results tbody td:first-child"
-    assert texts(browser, methods) == ["prompt-r1", "direct", "cot"]
-    assert texts(browser, ".results tbody td:nth-child(2)")[0] == "0.750 [0.30, 0.95]"
-    heading = "[...document.querySelectorAll('.results th button')].find(one => one.textContent === '{}')"
-    for click, order in (
-        ("EM", ["cot", "direct", "prompt-r1"]),
-        ("method", ["prompt-r1", "direct", "cot"]),
-        ("method", ["cot", "direct", "prompt-r1"]),
-        ("✗ direct", ["prompt-r1", "direct", "cot"]),
-    ):
-        browser.evaluate(heading.format(click) + ".click()")
-        assert texts(browser, methods) == order, click
-    assert texts(browser, ".results tbody tr:first-child td button") == ["3", "3"]  # not direct, not cot
-    browser.evaluate("document.querySelector('.results tbody tr:first-child td button').click()")
-    assert count(browser) == "3 questions, 9 answers: prompt-r1 is right, direct is not"
-    set_filter(browser, "search", "who is 1")
-    assert count(browser).startswith("1 question, 3 answers: ")
-    clear_filters(browser)
-    assert count(browser) == "4 questions, 12 answers"
-    set_filter(browser, "right", "disagree")
-    assert count(browser) == "4 questions, 12 answers" and not logged(browser)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.baselines.make import AgentCache, MethodContext, make_method
+from prompt_r1.baselines.make import MethodContext, make_method
 from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import agent_preset
@@ -56,13 +56,13 @@ def method(
     name: str, environment: Pool, *, agent: Path | str = "", folder: Path = Path("unused"), **settings: object
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
-    spec = AgentSpec(agent, CONFIG, start=str(agent))
     context = MethodContext(
         environment=environment,
         spec="large",
         environments=SimpleNamespace(open=lambda spec, **_: environment),
         datasets=["a"],
-        agents=AgentCache(spec, torch.device("cpu")),
+        agent=AgentSpec(agent, CONFIG, start=str(agent)),
+        device=torch.device("cpu"),
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.
         config=EvaluateConfig(temperature=1.0, top_p=1.0, **settings),
         seed=0,
