@@ -41,7 +41,7 @@ SIZES = {
     "Mastermind-v0": {"code_length": 2, "num_numbers": 6},
 }
 WARM_START = (
-    "--preset mini --rank 0 --lr 3e-3 --epochs 2 --batch-size 8 --accumulate 1 --checkpointing=false "
+    "--preset mini --rank 0 --lr 3e-3 --epochs 2 --batch-size 8 --micro-batch 8 --checkpointing=false "
     "--device cpu"
 )
 TRAINING = "--config mini --max-turns 5 --max-tokens 512 --val-every 10 --device cpu"
