@@ -1,8 +1,7 @@
 """Folders that are either complete or absent.
 
-A folder is written under a temporary name, gets a manifest with the checksum of each file, is synced to the
-disk and renamed. A kill while it is written leaves only the temporary folder; the manifest detects files that
-change later.
+A folder is written under a temporary name, gets one file with the checksums of the others, is synced to the
+disk and renamed. A kill while it is written leaves only the temporary folder.
 """
 
 import hashlib
@@ -10,21 +9,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-MANIFEST = "manifest.json"
-
-
-class Checksum(NamedTuple):
-    """An entry of the manifest, where it is a JSON array."""
-
-    size: int  # bytes
-    sha256: str
-
-
-Checksums = dict[str, Checksum]  # by file name
+MANIFEST = "manifest.json"  # {name: [bytes, SHA-256]}
 
 
 def new_temporary(folder: Path) -> Path:
@@ -34,6 +21,26 @@ def new_temporary(folder: Path) -> Path:
     temporary.parent.mkdir(exist_ok=True)  # without its parents: a run folder that is gone stays so
     temporary.mkdir()
     return temporary
+
+
+def seal(temporary: Path, folder: Path) -> None:
+    """Write the checksums of all files, sync them, and rename the temporary folder to `folder`."""
+    checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+    (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
+    sync_and_move(temporary, folder)
+
+
+def sync_and_move(temporary: Path, folder: Path) -> None:
+    """Sync a folder, and rename it to `folder`. An existing one is moved aside first, and removed last."""
+    for path in (*sorted(temporary.rglob("*")), temporary):
+        _sync(path)
+    aside = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, aside)
+    os.replace(temporary, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    _sync(folder.parent)
 
 
 def remove_leftovers(parent: Path, names: str) -> None:
@@ -55,63 +62,15 @@ def remove_leftovers(parent: Path, names: str) -> None:
             path.unlink()
 
 
-def sync_and_checksum(folder: Path, names: Iterable[str]) -> Checksums:
-    """Sync files to the disk; returns their checksums."""
-    found: Checksums = {}
-    for name in names:
-        with (folder / name).open("rb+") as file:
-            size = os.fstat(file.fileno()).st_size
-            found[name] = Checksum(size, hashlib.file_digest(file, "sha256").hexdigest())
-            os.fsync(file.fileno())
-    return found
-
-
-def seal(temporary: Path, folder: Path, checksums: Checksums) -> None:
-    """Write the manifest, and rename the temporary folder to `folder`."""
-    (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
-    sync_and_move(temporary, folder)
-
-
-def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder, and rename it to `folder`."""
-    for path in sorted(temporary.rglob("*")):
-        _sync(path)
-    _sync(temporary)
-    move_into_place(temporary, folder)
-    _sync(folder.parent)
-
-
-def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename `temporary` to `folder`. An existing folder is first moved aside, and removed at the end."""
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, aside)
-    os.replace(temporary, folder)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def find_damage(folder: Path, *, share: int = 0, shares: int = 1) -> str:
-    """Verify a sealed folder. Returns what is wrong with it, or "".
-
-    With `shares` above 1 only every `shares`-th file is read, starting with number `share`, so that several
-    processes can verify a folder together.
-    """
+def find_damage(folder: Path) -> str:
+    """Verify a sealed folder. Returns what is wrong with it, or ""."""
     try:
-        entries = json.loads((folder / MANIFEST).read_text("utf-8"))
-        listed = {name: Checksum(*entry) for name, entry in entries.items()}
-        present = {path.name for path in folder.iterdir()} - {MANIFEST}
-        different = sorted(present ^ set(listed))
-        if different:
-            name = different[0]
+        listed = json.loads((folder / MANIFEST).read_text("utf-8"))
+        for name in sorted({path.name for path in folder.iterdir()} - {MANIFEST} ^ listed.keys()):
             return f"{name} is missing" if name in listed else f"{name} does not belong to it"
-        for name in sorted(listed)[share::shares]:
-            size = (folder / name).stat().st_size
-            if size != listed[name].size:
-                return f"{name} has {size:,} bytes, not {listed[name].size:,}"
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != listed[name].sha256:
-                    return f"{name} has changed since it was written"
+        for name in sorted(listed):
+            if _checksum(folder / name) != listed[name]:
+                return f"{name} has changed since it was written"
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -119,6 +78,11 @@ def find_damage(folder: Path, *, share: int = 0, shares: int = 1) -> str:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return ""
+
+
+def _checksum(path: Path) -> list[int | str]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 def _sync(path: Path) -> None:

@@ -1,19 +1,28 @@
 """Save and resume a run bit for bit.
 
-`checkpoints/step-000040/` holds the weights that learn and Adam's states (`tensor_files.py`), `state.json`,
-`config.yaml` and the manifest; a folder without a valid manifest is ignored. Nothing else needs to be saved:
-sampling and the order of questions are seeded by (seed, step, number of the game), so there is no random
-state; spending is in the journal; the watchdog's state follows from the metric lines.
+`checkpoints/step-000040/` holds the weights that learn and Adam's states (safetensors files, written by
+torch.distributed.checkpoint), `state.json`, `config.yaml` and the checksums; a folder without valid checksums
+is ignored. Nothing else needs to be saved: sampling and the order of questions are seeded by (seed, step,
+number of the game), so there is no random state; spending is in the journal; the state of the alarms follows
+from the metric lines.
+
+Each rank writes its share of sharded weights. Any number of ranks can read the files.
 """
 
+import hashlib
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
@@ -22,12 +31,12 @@ from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import is_finite_number, json_object
-from prompt_r1.storage import atomic_folder, tensor_files
-from prompt_r1.storage.atomic_folder import Checksums
+from prompt_r1.foreign import json_object
+from prompt_r1.storage import atomic_folder
 
 KEPT = 2  # newest checkpoints, beside the best one
 NAMES = r"step-\d{6,}"  # of the folders in checkpoints/
+FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 
 
 @dataclass
@@ -40,7 +49,6 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
-    tensors: int = field(default=0, compare=False)  # in the checkpoint
     frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
@@ -61,50 +69,60 @@ class Checkpoints:
         self._policy, self._optimizer = policy, optimizer
         self._config, self._ranks = config, ranks
         self._say = say
-        self._frozen = tensor_files.frozen_digest(policy)
+        self._frozen = frozen_digest(policy)
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
         self.failures = 0  # in a row
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
     def save(self, state: State) -> str:
         """Write the checkpoint of `state.step`, and remove old ones. Returns "", or why any rank failed."""
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         state.frozen = self._frozen
-        tensors = tensor_files.tensors_of(self._policy, self._optimizer)
-        state.tensors = len(tensors)
         text = json.dumps(asdict(state))
         if text == self._saved_state:
             return ""
-        checksums: Checksums = {}
-        failure = ""
-        try:
-            self._on_first(lambda: self._begin_folder(folder, text))
-            tensor_files.write(temporary, tensors, ranks=self._ranks.count)
-            checksums = self._checksums(temporary)
-        except (OSError, RuntimeError, dcp.CheckpointException) as error:
-            failure = _reason(error)
-        failures = list(filter(None, self._ranks.gather(failure)))
-        shares = self._ranks.gather(checksums)
-        try:
-            if not failures:
-                whole = {name: checksum for share in shares for name, checksum in share.items()}
-                self._on_first(lambda: atomic_folder.seal(temporary, folder, whole))
-                self._on_first(lambda: self._remove_old(state.best_step))
-        except RuntimeError as error:
-            failures = [_reason(error)]
-        if failures:
+
+        def begin() -> None:
+            atomic_folder.new_temporary(folder)
+            (temporary / "state.json").write_text(text, "utf-8")
+            write_yaml(self._config, temporary / "config.yaml")
+
+        def finish() -> None:
+            atomic_folder.seal(temporary, folder)
+            for old in checkpoints_of(self.folder.parent)[:-KEPT]:
+                if _step(old) != state.best_step:
+                    shutil.rmtree(old)
+
+        ranks = self._ranks
+        failed = ranks.try_on_first(begin) or self._write_tensors(temporary) or ranks.try_on_first(finish)
+        if failed:
             self.failures += 1
-            self._on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
-            return f"{folder} could not be written: {failures[0]}"
+            ranks.try_on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
+            return f"{folder} could not be written: {failed}"
         self.failures, self._saved_state = 0, text
         return ""
+
+    def _write_tensors(self, folder: Path) -> str:
+        """Write this rank's share, in files of about FILE_BYTES. Returns "", or why any rank failed."""
+        tensors, files, size = tensors_of(self._policy, self._optimizer), {}, 0
+        for name, tensor in tensors.items():
+            size += tensor.nbytes
+            files[name] = 1 + size // FILE_BYTES
+        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+        failure = ""
+        try:
+            dcp.save(tensors, storage_writer=writer, no_dist=self._ranks.count == 1)
+        except dcp.CheckpointException as error:
+            failure = getattr(_cause(error), "strerror", None) or first_line(_cause(error))
+        return next(filter(None, self._ranks.gather(failure)), "")
 
     def newest(self) -> Path | None:
         """The newest valid checkpoint, or None if there is no checkpoint at all.
 
         Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
         """
-        self._on_first(lambda: atomic_folder.remove_leftovers(self.folder, NAMES))
+        self._ranks.from_first(lambda: atomic_folder.remove_leftovers(self.folder, NAMES))
         found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
         for folder in reversed(found):
             damage = self.find_damage(folder)
@@ -119,10 +137,8 @@ class Checkpoints:
         return None
 
     def find_damage(self, folder: Path) -> str:
-        """Verify a checkpoint, each rank a share of its files. Returns what is wrong with it, or ""."""
-        ranks = self._ranks
-        damage = atomic_folder.find_damage(folder, share=ranks.rank, shares=ranks.count)
-        return next(filter(None, ranks.gather(damage)), "")
+        """Verify a checkpoint. Returns what is wrong with it, or ""."""
+        return self._ranks.from_first(lambda: atomic_folder.find_damage(folder))
 
     def load(self, folder: Path) -> State:
         """Load a checkpoint into policy and optimiser.
@@ -133,66 +149,93 @@ class Checkpoints:
         _check_settings(folder, self._config)
         text = (folder / "state.json").read_text("utf-8")
         values = json_object(text)
-        if not values:
-            raise _of_another_version(folder, "no state")
-        defaults = asdict(State())
-        for name, value in values.items():
-            if name not in defaults or not _is_valid(value, defaults[name]):
-                raise _of_another_version(folder, f"the state {name[:80]}")
+        if values.keys() != asdict(State()).keys():
+            raise _of_another_version(folder, "another state")
         state = State(**values)
         if state.frozen != self._frozen:
             raise UsageError(
                 f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
                 "agent that the run started from, or start a new run with another --out"
             )
-        tensor_files.read(
-            folder, self._policy, self._optimizer, ranks=self._ranks.count, tensors=state.tensors
-        )
+        self._read_tensors(folder)
         self._saved_state = text
         return state
 
-    def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps."""
-
-        def remove() -> None:
-            for folder in reversed(checkpoints_of(self.folder.parent)):
-                if _step(folder) > step:
-                    shutil.rmtree(folder)
-
-        self._on_first(remove)
-
-    def _begin_folder(self, folder: Path, state: str) -> None:
-        temporary = atomic_folder.new_temporary(folder)
-        (temporary / "state.json").write_text(state, "utf-8")
-        write_yaml(self._config, temporary / "config.yaml")
-
-    def _checksums(self, folder: Path) -> Checksums:
-        """Sync and checksum this rank's shards; the first rank adds the files that belong to no rank."""
-        shard = f"shard-{self._ranks.rank + 1:05d}-"
-        names = []
-        for path in folder.iterdir():
-            common = not path.name.startswith("shard-")
-            if path.name.startswith(shard) or (common and self._ranks.first):
-                names.append(path.name)
-        return atomic_folder.sync_and_checksum(folder, names)
-
-    def _remove_old(self, best_step: int) -> None:
-        """Keep the newest checkpoints and the best one."""
-        for folder in checkpoints_of(self.folder.parent)[:-KEPT]:
-            if _step(folder) != best_step:
-                shutil.rmtree(folder)
-
-    def _on_first(self, work: Callable[[], object]) -> None:
-        """Do file operations on the first rank. Raises RuntimeError on all ranks if they fail there."""
-        failed = self._ranks.try_on_first(work)
-        if failed:
-            raise RuntimeError(failed)
+    def _read_tensors(self, folder: Path) -> None:
+        """Load weights, and Adam's states where they were saved: a weight without a gradient has none."""
+        reader = HuggingFaceStorageReader(str(folder))
+        try:
+            saved = reader.read_metadata().state_dict_metadata.keys()
+            tensors: dict[str, Tensor] = {}
+            states: dict[str, dict[str, Tensor]] = {}  # Adam's, by weight
+            for name, weight in _trained(self._policy).items():
+                tensors[f"weights/{name}"] = weight.detach()
+                state = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight.detach())}
+                state["exp_avg_sq"] = torch.zeros_like(weight.detach())
+                if f"adam/{name}/step" in saved:
+                    tensors |= {f"adam/{name}/{entry}": tensor for entry, tensor in state.items()}
+                    states[name] = state
+            if different := sorted(saved ^ tensors.keys()):
+                raise ValueError(f"{different[0]} is in only one of them")
+            dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.count == 1)
+        except (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException) as error:
+            cause = _cause(error)
+            raise UsageError(
+                f"{folder} does not fit the agent ({first_line(cause)}): give the agent that the run "
+                "started from"
+            ) from None
+        # An optimiser numbers its weights in the order of its groups.
+        groups = self._optimizer.param_groups
+        names = {weight: name for name, weight in self._policy.named_parameters()}
+        ordered = [names[weight] for group in groups for weight in group["params"]]
+        numbered = {number: states[name] for number, name in enumerate(ordered) if name in states}
+        saved_groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": numbered, "param_groups": saved_groups})
 
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, valid or not, oldest first."""
     named = (path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(NAMES, path.name))
     return sorted(named, key=_step)
+
+
+def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors to save: weights/NAME and adam/NAME/ENTRY.
+
+    PyTorch's `get_state_dict` would give an optimiser without states some by an empty step, which changes
+    Adam's bias correction.
+    """
+    tensors = {}
+    for name, weight in _trained(policy).items():
+        tensors[f"weights/{name}"] = weight.detach()
+        tensors |= {f"adam/{name}/{entry}": value for entry, value in optimizer.state.get(weight, {}).items()}
+    return tensors
+
+
+@torch.no_grad()
+def frozen_digest(policy: Policy) -> str:
+    """A digest of the weights that do not learn; "" if all learn.
+
+    It sums the bits of each weight in bfloat16, which is quick on the weights' own device, and the same
+    whether they are computed in 16 or 32 bits.
+    """
+    frozen = {name: weight for name, weight in policy.named_parameters() if not weight.requires_grad}
+    if not frozen:
+        return ""
+    sums = [weight.bfloat16().view(torch.int16).sum(dtype=torch.int64) for weight in frozen.values()]
+    return hashlib.sha256(repr((list(frozen), torch.stack(sums).tolist())).encode()).hexdigest()
+
+
+def _trained(policy: Policy) -> dict[str, torch.nn.Parameter]:
+    """The weights that learn, by name: frozen ones are those of the untrained agent."""
+    return {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of the rank where DCP failed."""
+    if isinstance(error, dcp.CheckpointException):
+        return next(iter(error.failures.values()))[0]
+    return error
 
 
 def _step(folder: Path) -> int:
@@ -218,23 +261,8 @@ def _check_settings(folder: Path, config: AgentConfig) -> None:
             )
 
 
-def _is_valid(value: object, default: object) -> bool:
-    """Whether a value of state.json has the type of its default, and its numbers can be computed with."""
-    if isinstance(value, dict) and isinstance(default, dict):  # a line of metrics, which may be nan
-        finite = all(isinstance(number, float) or is_finite_number(number) for number in value.values())
-        return not value or (finite and is_finite_number(value.get("step")))
-    return type(value) is type(default) and (isinstance(value, str) or is_finite_number(value))
-
-
 def _of_another_version(folder: Path, what: str) -> UsageError:
     return UsageError(
         f"{folder} was written by another version, with {what}: its agent can play, but its training cannot "
         "be resumed; start a new run with another --out"
     )
-
-
-def _reason(error: BaseException) -> str:
-    """Why writing failed, in one line. Of an error of DCP, take the one of the rank where it happened."""
-    if isinstance(error, dcp.CheckpointException):
-        error = next(iter(error.failures.values()))[0]
-    return getattr(error, "strerror", None) or first_line(error)

@@ -2,8 +2,9 @@
 
 import fcntl
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -104,19 +105,21 @@ def _lock(file: int, run: Path, kind: int) -> None:
         pass  # a file system without locks: train without one
 
 
-def trim_metrics(run: Path, steps: int) -> None:
-    """Remove the metric lines of step `steps` and later ones, because these steps will be trained again."""
-    if lines := _metric_lines(run):
-        _replace_lines(run / "metrics.jsonl", [line for line in lines if _step_of(line) < steps])
+def trim_run(run: Path, *, trained: int, logged: int) -> None:
+    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
 
-
-def _metric_lines(run: Path) -> list[str]:
+    Another number of ranks would not overwrite all files of games. The test is played again too.
+    """
+    kept_up_to = {"step": trained, "validation": logged, "test": -1}
+    for path in (run / "trajectories").glob("*.jsonl"):
+        match = re.match(r"(step|validation|test)-(\d*)", path.name)
+        if match and int(match[2] or 0) > kept_up_to[match[1]]:
+            path.unlink()
     path = run / "metrics.jsonl"
-    return path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
-
-
-def _replace_lines(path: Path, lines: Sequence[str]) -> None:
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+    if path.exists():
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+        kept = [f"{line}\n" for line in lines if _step_of(line) <= logged]
+        replace_file(path, "".join(kept).encode())
 
 
 def _step_of(line: str) -> float:

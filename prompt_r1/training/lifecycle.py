@@ -14,7 +14,7 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent, model_card
-from prompt_r1.storage.run_folder import REPLACED, trim_metrics
+from prompt_r1.storage.run_folder import REPLACED, trim_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.alarms import Watchdog
 from prompt_r1.training.console import nothing_to_learn, summary
@@ -107,7 +107,8 @@ class Lifecycle:
             run.log.say(f"Resuming after step {self.state.step} of {run.config.steps}, from {found}")
             self.parts.models.refresh()
         if run.ranks.first:
-            trim_metrics(run.folder, self.state.step + (not self.state.line))
+            logged = self.state.step - bool(self.state.line)  # a step with a line is validated again
+            trim_run(run.folder, trained=self.state.step, logged=logged)
             write_yaml(run.config, run.folder / "config.yaml")
 
     def steps(self) -> Iterator[int]:

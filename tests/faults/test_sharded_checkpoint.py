@@ -1,4 +1,4 @@
-"""Sharded checkpoints of two ranks."""
+"""Checkpoints that go from two ranks to one and back."""
 
 import os
 from pathlib import Path
@@ -6,58 +6,63 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch.distributed.fsdp import fully_shard
 
+from prompt_r1.agent.lora import add_lora
+from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import Ranks, full_tensor, start_ranks, stop_ranks
-from prompt_r1.storage.checkpoint import Checkpoints, State
+from prompt_r1.distributed import full_tensor, start_ranks, stop_ranks
+from prompt_r1.storage.checkpoint import Checkpoints, State, tensors_of
 from tests.support import tiny
 from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.faults
 
-
-class ShardedTraining:
-    """A sharded policy, its optimiser and its checkpoints."""
-
-    def __init__(self, folder: Path, ranks: Ranks, *, seed: int) -> None:
-        self.policy = tiny.policy(seed=seed)
-        for module in (*self.policy.model.model.layers, self.policy.model):
-            fully_shard(module, mesh=ranks.mesh)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-2)
-        config = TrainConfig(agent="tiny", data=("own",), lr=1e-2)
-        self.checkpoints = Checkpoints(folder, self.policy, self.optimizer, config, ranks, say=print)
-
-    def learn(self, step: int) -> None:
-        tokens = torch.tensor([tiny.random_tokens(20, seed=step)])
-        self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def weights(self) -> list[torch.Tensor]:
-        return [full_tensor(weight.data).clone() for weight in self.policy.parameters()]
+# For each of two, one and two ranks: the value of --parallel.
+ROUTES = {"ddp": ("ddp", "none", "ddp"), "fsdp": ("fsdp", "none", "fsdp"), "adapters": ("ddp", "none", "ddp")}
 
 
-def save_and_load_on_rank(rank: int, port: int, folder: Path) -> None:
-    """Train on after step 1 is saved, then load step 1 and train again: the weights must be the same."""
+def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Path, adapted: bool) -> None:
+    """Begin a run and save it, or load it, compare it with what was saved, and save it as the next step."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = start_ranks("cpu", "fsdp")
-    saved = ShardedTraining(folder, ranks, seed=0)
-    saved.learn(1)
-    assert saved.checkpoints.save(State(1)) == ""
-    for step in (2, 3):
-        saved.learn(step)
-    loaded = ShardedTraining(folder, ranks, seed=1)
-    assert loaded.checkpoints.load(loaded.checkpoints.newest()).step == 1
-    for step in (2, 3):
-        loaded.learn(step)
-    for got, want in zip(loaded.weights(), saved.weights(), strict=True):
-        assert torch.equal(got, want)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = str(port)
+    ranks = start_ranks("cpu", parallel)
+    begins = not (folder / "tensors.pt").exists()
+    policy = Policy(tiny.model(seed=0 if begins or adapted else 1), compute=torch.float32)
+    if adapted:
+        add_lora(policy.model, rank=2, alpha=4, seed=int(begins))
+    if ranks.mesh is not None:
+        policy.shard(ranks.mesh, ranks.device, offload=False)
+    optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=1e-2)
+    config = TrainConfig(agent="tiny", data=("own",), lr=1e-2)
+    checkpoints = Checkpoints(folder, policy, optimizer, config, ranks, say=print)
+    step = 1
+    if begins:
+        for _ in range(2):
+            for weight in policy.trained_parameters():
+                weight.grad = weight.detach().clone()
+            ranks.sum_gradients(policy)
+            optimizer.step()
+    else:
+        step += checkpoints.load(checkpoints.newest()).step
+    tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
+    if begins and ranks.first:
+        torch.save(tensors, folder / "tensors.pt")
+    ranks.barrier()
+    saved = torch.load(folder / "tensors.pt")
+    assert tensors.keys() == saved.keys() and len(tensors) > 8
+    assert all(torch.equal(tensors[name], saved[name]) for name in saved)
+    assert checkpoints.save(State(step)) == ""
     stop_ranks(ranks)
 
 
-def test_a_sharded_checkpoint_holds_the_weights_of_its_step(tmp_path):
-    [port] = free_ports(1)
-    mp.spawn(save_and_load_on_rank, (port, tmp_path), nprocs=2)
-    assert (tmp_path / "checkpoints/step-000001/manifest.json").exists()
+@pytest.mark.parametrize("route", ROUTES)
+def test_weights_and_moments_are_bit_equal_from_two_ranks_to_one_and_back(route, tmp_path):
+    for count, parallel in zip((2, 1, 2), ROUTES[route], strict=True):
+        [port] = free_ports(1)
+        arguments = (count, parallel, port, tmp_path, route == "adapters")
+        mp.start_processes(train_or_resume, arguments, nprocs=count, start_method="fork")
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "step-000002",
+        "step-000003",
+    ]

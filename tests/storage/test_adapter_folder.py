@@ -14,9 +14,8 @@ from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.storage.checkpoint import checkpoints_of
+from prompt_r1.storage.checkpoint import checkpoints_of, frozen_digest
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.storage.tensor_files import frozen_digest
 from tests.support import tiny
 from tests.support.exports import export
 from tests.support.tensors import load_tensors

@@ -25,12 +25,11 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import write_yaml
-from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.storage import atomic_folder, tensor_files
+from prompt_r1.storage import atomic_folder, checkpoint
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.export import _complete_config
-from prompt_r1.storage.run_folder import lock_run, open_run, trim_metrics
+from prompt_r1.storage.run_folder import lock_run, open_run, trim_run
 from tests.support import tiny
 from tests.support.exports import card_of, export
 from tests.support.games import ONE_RANK
@@ -95,22 +94,23 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
     assert equal_weights(loaded.weights(), whole.weights())
 
 
-@pytest.mark.slow
-def test_a_checkpoint_needs_the_memory_of_one_of_its_files(tmp_path):
-    """DCP builds a whole file in memory. In a process of its own, which has no freed memory to use again."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+def test_saving_takes_no_more_memory_than_a_few_files(tmp_path):
+    """DCP builds a whole file in memory: with files of 2 GB, saving a model of 135 M parameters took 2.1 GB
+    more than training it.
+    """
+    assert checkpoint.FILE_BYTES <= 2**27
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:  # without freed memory to use again
         assert 0.5 < processes.submit(files_of_memory, tmp_path).result() < 3
 
 
 def files_of_memory(folder: Path) -> float:
     """The peak of the resident set over that before while six files of 20 MB are written, in files."""
-    file = 20 * 2**20
-    tensor_files.FILE_BYTES = file
+    checkpoint.FILE_BYTES = file = 20 * 2**20
     policy = torch.nn.ParameterList(torch.ones(file // 4) for _ in range(6))
-    optimizer = torch.optim.SGD(policy.parameters())
+    run = Checkpoints(folder, policy, torch.optim.SGD(policy.parameters()), CONFIG, ONE_RANK, say=print)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    tensor_files.write(folder, tensor_files.tensors_of(policy, optimizer), ranks=1)
+    assert run.save(State(1)) == ""
     return (peak_memory() - before) / file
 
 
@@ -120,7 +120,7 @@ def peak_memory() -> int:
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
-    """torch's get_optimizer_state_dict adds states by an empty step, which changes Adam's bias correction."""
+    """PyTorch's get_optimizer_state_dict adds states by an empty step, which changes Adam's bias."""
     saved, never = TinyRun(tmp_path), TinyRun(tmp_path / "other")
     saved.save(0)
     for run in (saved, never):
@@ -154,8 +154,8 @@ def empty(path: Path) -> None:
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 BROKEN = [
-    (cut, SHARD, "bytes, not"),
-    (empty, SHARD, "has 0 bytes"),
+    (cut, SHARD, "has changed"),
+    (empty, SHARD, "has changed"),
     (flip, SHARD, "has changed since it was written"),
     (Path.unlink, SHARD, "is missing"),
     (flip, "state.json", "state.json has changed"),
@@ -166,29 +166,13 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "name", "reason"), BROKEN, ids=[reason for *_, reason in BROKEN])
+@pytest.mark.parametrize(
+    ("damage", "name", "reason"), BROKEN, ids=[f"{damage.__name__} {name}" for damage, name, _ in BROKEN]
+)
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name, reason):
     damage(saved.checkpoints.folder / "step-000002" / name)
     assert saved.checkpoints.newest().name == "step-000001"
     assert len(saved.said) == 1 and reason in saved.said[0] and "step-000002" in saved.said[0]
-
-
-class RankAlone(Ranks):
-    """A rank of several that hears nothing from the others."""
-
-    def gather(self, item):
-        return [item]
-
-
-@pytest.mark.parametrize("damaged", [SHARD, "state.json"])
-def test_each_rank_verifies_its_share_of_a_checkpoint(saved, damaged):
-    folder = saved.checkpoints.folder / "step-000002"
-    flip(folder / damaged)
-    said = []
-    for number in range(2):
-        saved.checkpoints._ranks = RankAlone(number, 2, torch.device("cpu"))
-        said.append(saved.checkpoints.find_damage(folder))
-    assert sorted(said) == ["", f"{damaged} has changed since it was written"]
 
 
 def test_a_damaged_checkpoint_is_written_again(saved):
@@ -222,7 +206,7 @@ def write_folder(folder: Path, text: str) -> None:
     temporary = atomic_folder.new_temporary(folder)
     (temporary / "a.txt").write_text(text)
     (temporary / "b.txt").write_text(text)
-    atomic_folder.seal(temporary, folder, atomic_folder.sync_and_checksum(temporary, ["a.txt", "b.txt"]))
+    atomic_folder.seal(temporary, folder)
 
 
 @pytest.fixture
@@ -265,7 +249,7 @@ def test_the_older_folder_survives_a_failed_move(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
     with pytest.raises(FileNotFoundError):
-        atomic_folder.move_into_place(tmp_path / "absent", folder)
+        atomic_folder.sync_and_move(tmp_path / "absent", folder)
     atomic_folder.remove_leftovers(tmp_path, "agent")
     assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "older"
 
@@ -340,7 +324,7 @@ def test_the_temporary_files_of_a_run_folder_follow_no_symbolic_link(tmp_path):
     target.write_text("precious")
     (run / "metrics.jsonl").write_text('{"step": 0}\n')
     (run / ".metrics.jsonl.partial").symlink_to(target)
-    trim_metrics(run, 1)
+    trim_run(run, trained=0, logged=0)
     (run / ".lock").symlink_to(target)
     with pytest.raises(UsageError, match=r"\.lock: Too many levels"), lock_run(run, ONE_RANK):
         pass
@@ -400,13 +384,10 @@ def test_a_checkpoint_with_other_settings_is_not_resumed(saved, line, what):
 def test_a_checkpoint_with_a_state_that_is_gone_or_damaged_is_not_resumed(saved):
     folder = saved.checkpoints.folder / "step-000002"
     state = json.loads((folder / "state.json").read_text())
-    for name, value in [("sampler", {}), ("step", 10**400), ("best_em", "x"), ("line", {"loss": [1]})]:
-        (folder / "state.json").write_text(json.dumps({**state, name: value}))
-        with pytest.raises(UsageError, match=rf"another version, with the state {name}: "):
+    for text in (json.dumps({**state, "sampler": {}}), "[" * 100_000):
+        (folder / "state.json").write_text(text)
+        with pytest.raises(UsageError, match="another version, with another state: "):
             saved.checkpoints.load(folder)
-    (folder / "state.json").write_text("[" * 100_000)
-    with pytest.raises(UsageError, match="another version, with no state: "):
-        saved.checkpoints.load(folder)
 
 
 def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
@@ -419,33 +400,22 @@ def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
 def test_weights_of_another_shape_are_refused(saved):
     run = TinyRun(saved.checkpoints.folder.parent)
     run.policy.model.resize_token_embeddings(300)
-    with pytest.raises(
-        UsageError, match=r"embed_tokens.weight is \[261, 32\] of float32 in .*step-000002 and \[300, 32\]"
-    ):
+    with pytest.raises(UsageError, match=r"does not fit the agent \(Size mismatch .*261, 32.*300, 32"):
         run.checkpoints.load(run.checkpoints.newest())
-
-
-def without(tensors: dict[str, torch.Tensor], end: str) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in tensors.items() if not name.endswith(end)}
 
 
 @pytest.mark.parametrize(
     "tamper",
     [
-        lambda tensors: {name: value.bfloat16() for name, value in tensors.items()},
-        lambda tensors: without(tensors, "norm.weight/exp_avg"),
-        lambda tensors: {name: value for name, value in tensors.items() if "adam" not in name},
+        lambda tensors: {n: v for n, v in tensors.items() if not n.endswith("norm.weight/exp_avg")},
         lambda tensors: tensors | {"extra": torch.zeros(3)},
-        lambda tensors: without(tensors, "norm.weight/exp_avg") | {"adam/extra": torch.zeros(3)},
-        lambda tensors: {n: v.to(torch.complex64) if n.endswith("step") else v for n, v in tensors.items()},
     ],
-    ids=["dtype", "one state of Adam", "all of Adam", "one more", "another", "complex step"],
+    ids=["one less", "one more"],
 )
 def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved, tamper):
     folder = saved.checkpoints.folder / "step-000002"
     save_file(tamper(load_file(folder / SHARD)), folder / SHARD)
-    update_manifest(folder)
-    with pytest.raises(UsageError, match="step-000002"):
+    with pytest.raises(UsageError, match="step-000002 does not fit the agent"):
         TinyRun(saved.checkpoints.folder.parent).checkpoints.load(folder)
 
 
@@ -459,21 +429,14 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def update_manifest(folder: Path) -> None:
-    """Make the manifest match the files."""
-    names = [path.name for path in folder.iterdir() if path.name != atomic_folder.MANIFEST]
-    (folder / atomic_folder.MANIFEST).write_text(json.dumps(atomic_folder.sync_and_checksum(folder, names)))
-
-
 @pytest.mark.parametrize("name", [SHARD, ".metadata", "optimizer.pt"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
     folder, mark = saved.checkpoints.folder / "step-000002", tmp_path / "executed"
     (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
-    update_manifest(folder)
     try:
-        saved.checkpoints.load(saved.checkpoints.newest())
+        saved.checkpoints.load(folder)
     except UsageError as error:
-        assert name == SHARD and "holds no tensors" in str(error)
+        assert name == SHARD and "does not fit the agent" in str(error)
     assert not mark.exists()
 
 
@@ -644,14 +607,22 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
 
 def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r')
-    trim_metrics(tmp_path, 2)
+    path.write_bytes(
+        b'[1]\n{"step": 0}\n\xff\n{"step": "a"}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r'
+    )
+    trim_run(tmp_path, trained=1, logged=1)
     assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
 
 
-def test_lines_that_are_no_metrics_are_removed_on_resume(tmp_path):
-    """Each ended the resumed run with a traceback."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'[1, 2]\n{"step": 0}\n\xff\xfe\n7\n{"step": "a"}\n{"step": []}\n{"step": 1}\n')
-    trim_metrics(tmp_path, 2)
-    assert path.read_text() == '{"step": 0}\n{"step": 1}\n'
+def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
+    """After a resume on one rank in place of two, games that rank 1 had played in undone steps stayed: the
+    report counted 30 games where the metrics counted 20.
+    """
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank1", "own"]
+    removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
+    for name in (*kept, *removed):
+        (folder / f"{name}.jsonl").touch()
+    trim_run(tmp_path, trained=2, logged=1)
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
