@@ -1,72 +1,105 @@
-"""The report as one HTML file.
-
-Texts of models are data, never markup. They are in the page as JSON without any `<`, the script shows them
-through textContent, and the content security policy allows only the hashes of our style and our script.
-"""
+"""The report as one HTML file: an autoescaped template, whose policy allows only our style and our script."""
 
 import base64
 import hashlib
-import json
-from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
-from prompt_r1.foreign import replace_file
-from prompt_r1.report.payload import RunData, read_run
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from prompt_r1.config.yaml_files import read_mapping
+from prompt_r1.errors import UsageError
+from prompt_r1.foreign import check_no_links, replace_file
+from prompt_r1.report.curves import charts_of
+from prompt_r1.report.games import read_groups
+from prompt_r1.report.verdict import Columns, best_step, columns, verdict
+from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.terminal import printable
 
 HERE = Path(__file__).parent
-THEME = (HERE / "theme.css").read_text("utf-8")  # of the chat page too
-SCRIPTS = (
-    "text.js",
-    "words.js",
-    "chart.js",
-    "curves.js",
-    "tokens.js",
-    "game.js",
-    "systems.js",
-    "games.js",
-    "main.js",
-)
-GAMES = 8000  # per run; with more, the page takes seconds to load
+# Sums over the run, of whichever the run has logged.
+COUNTS = {
+    "games": "games trained",
+    "env/calls": "calls",
+    "env/retries": "retries",
+    "env/errors": "failed calls",
+}
 
 
-def write_report(
-    run: Path, other: Path | None = None, *, out: Path | None = None, games: int = GAMES
-) -> Path:
-    """Write the page of a run, or of two runs to compare; returns its path.
+def write_report(run: Path, *, out: Path | None = None) -> Path:
+    """Write the page of a run; returns its path. Raises UsageError for a folder without a run.
 
-    The page has at most `games` games of each run: complete steps, evenly spread. A reader of the file sees
-    the old page or the new one, never a part. Raises UsageError for a folder without a run.
+    A reader of the file sees the old page or the new one, never a part.
     """
-    folders = [run, other] if other else [run]
-    name = f"report-with-{other.resolve().name}.html" if other else "report.html"
-    path = out or run / name
-    replace_file(path, page([read_run(folder, games=games) for folder in folders]).encode())
+    path = out or run / "report.html"
+    replace_file(path, page(run).encode())
     return path
 
 
-def page(runs: Sequence[RunData]) -> str:
-    """The HTML page of one or two runs."""
-    style = THEME + (HERE / "page.css").read_text("utf-8")
-    script = "".join((HERE / name).read_text("utf-8") for name in SCRIPTS)
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+def page(run: Path) -> str:
+    """The HTML page of a run."""
+    file = run / "metrics.jsonl"
+    if not file.exists():
+        raise UsageError(f"{run}: there is no metrics.jsonl; give a run folder, such as runs/mini-seed0")
+    check_no_links(run, skip=("wandb",))
+    lines = read_metrics(run)
+    if not lines and file.stat().st_size:
+        raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
+    metrics = columns(lines)
+    last = int(max((step for step in metrics.get("step", ()) if step is not None), default=0))
+    groups = read_groups(run, best=best_step(metrics), last=last)
+    style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    # The data is inserted last, so that a %STYLE% in a text is not replaced.
-    head, tail = (HERE / "page.html").read_text("utf-8").split("%DATA%")
-    for name, text in (("%POLICY%", policy), ("%STYLE%", style), ("%SCRIPT%", script)):
-        head, tail = head.replace(name, text), tail.replace(name, text)
-    return head + as_json(runs) + tail
+    return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
+        name=run.resolve().name,
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(script),
+        verdict=verdict(metrics),
+        counts=_counts(metrics),
+        settings=_settings(run / "config.yaml"),
+        tables=_tables(run / "test.md"),
+        charts=charts_of(metrics),
+        groups=groups,
+        sources=list(dict.fromkeys(f"{group.kind} step {group.step}" for group in groups)),
+        last=last,
+    )
 
 
-def as_json(data: object) -> str:
-    """ASCII JSON without characters that are special in HTML; of records, their fields.
-
-    Control characters of bidirectional texts and lone surrogates are escaped.
-    """
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=vars)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _shown(value: object) -> object:
+    """A value of the template; texts without characters that hide or reorder others."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _counts(metrics: Columns) -> dict[str, int]:
+    """How many calls and games the run has had, by label."""
+    sums = {name: sum(value or 0 for value in metrics[name]) for name in COUNTS if name in metrics}
+    return {COUNTS[name]: round(total) for name, total in sums.items()}
+
+
+def _settings(path: Path) -> dict[str, object]:
+    """The settings of a run; {} if it has no file of them. Raises UsageError."""
+    if not path.exists() or not path.stat().st_size:
+        return {}
+    try:
+        found = read_mapping(path)
+    except UsageError:
+        raise UsageError(f"{path} is not a file of settings; give a run folder of train.py") from None
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _tables(path: Path) -> list[list[list[str]]]:
+    """The cells of the Markdown tables of a test, by table and row."""
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8", "replace").replace("**", "").splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if not line.startswith("|---")]
+    return [list(table) for filled, table in groupby(rows, lambda row: len(row) > 1) if filled]

@@ -112,6 +112,14 @@ def _windows(metrics: Columns) -> list[_Measured]:
     ]
 
 
+def best_step(metrics: Columns) -> int:
+    """The step with the best validation, as the choice of the exported agent; 0 if nothing was validated."""
+    rewards = metrics.get("val/reward") or metrics.get("val/em", ())
+    steps = zip(metrics.get("step", ()), metrics.get("val/em", ()), rewards, strict=False)
+    judged = [(em, reward or 0.0, step) for step, em, reward in steps if step is not None and em is not None]
+    return int(max(judged, key=lambda point: point[:2])[2]) if judged else 0
+
+
 def _known(metrics: Columns, name: str) -> list[float]:
     return [value for value in metrics.get(name, ()) if value is not None]
 

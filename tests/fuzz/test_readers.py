@@ -18,7 +18,7 @@ from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
-from prompt_r1.report.payload import read_run
+from prompt_r1.report.page import page
 from prompt_r1.serving.wire import Failure, read_request
 from prompt_r1.types import Question
 from tests.support import tiny
@@ -49,7 +49,7 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
         agent / GAME_FILE: read_agent_config,
         agent / FRAME_FILE: lambda path: kept_frame(path.parent),
         games: read_games,
-        run / "metrics.jsonl": lambda path: read_run(path.parent, games=9),
+        run / "metrics.jsonl": lambda path: page(path.parent),
     }
 
 
