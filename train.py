@@ -8,6 +8,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     update    the agent towards what its better games did                           grpo.grpo_loss
 """
 
+from collections.abc import Sequence
+
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
     from prompt_r1.cli.command_line import check_usage
     from prompt_r1.config.train_settings import train_config
@@ -15,16 +17,16 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     check_usage(train_config)
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.options.advantages import compare_games
+from prompt_r1.grpo import compare_games, grpo_loss
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
+from prompt_r1.training.batches import Batch, mini_batches_of
 from prompt_r1.training.launch import launch
 from prompt_r1.training.lifecycle import lifecycle
-from prompt_r1.training.micro_batches import mini_batches_of
-from prompt_r1.training.parts import Objective, load_parts
+from prompt_r1.training.parts import load_parts
 from prompt_r1.training.run import Run
-from prompt_r1.training.update import Batches, Reference, Update
+from prompt_r1.training.update import Reference, Update
 from prompt_r1.types import Question, Trajectory
 
 
@@ -57,31 +59,51 @@ def train(run: Run) -> None:
                 trajectories_PG = run.wait_for(play_step(step))
             rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
             games_PG = compare_games(
-                trajectories_PG, rewards_PG, advantages=config.advantages, sum_over_ranks=ranks.sum
+                trajectories_PG,
+                rewards_PG,
+                numbers=list(parts.questions.of_rank(step, ranks)),
+                use_std=config.advantages == "group",
             )
             with run.clock.phase("update"):
                 mini_batches = mini_batches_of(
                     games_PG,
+                    ranks,
                     games=config.questions * config.group_size,
-                    group_size=config.group_size,
                     mini_batch=config.mini_batch,
-                    numbers=list(parts.questions.of_rank(step, ranks)),
                     drop_even=config.drop_even_groups,
                 )
-                batches = parts.update.prepare(mini_batches)
-                metrics = learn(parts.update, batches, parts.models.reference_logprobs, parts.objective)
+                metrics = learn(
+                    parts.update,
+                    parts.update.prepare(mini_batches),
+                    parts.models.reference_logprobs,
+                    clip=config.clip,
+                    clip_high=config.clip_high,
+                    kl_coef=config.kl_coef,
+                )
                 parts.models.refresh()  # play with the new weights
             life.finish_step(step, games_PG, metrics)
         life.test()
 
 
 def learn(
-    update: Update, mini_batches: Batches, reference: Reference, objective: Objective
+    update: Update,
+    mini_batches: Sequence[Sequence[Batch]],
+    reference: Reference,
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
 ) -> dict[str, float]:
     """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
 
     Called by every rank. FSDP forwards are collective: every rank has equally many micro-batches.
     """
+    settings = {
+        "clip": clip,
+        "clip_high": clip_high,
+        "kl_coef": kl_coef,
+        "importance_cap": update.importance_cap,
+    }
     for micro_batches in mini_batches:
         for batch in micro_batches:
             ref = reference(batch.packed)  # log-probabilities (N,) of the frozen reference
@@ -89,7 +111,7 @@ def learn(
             # In the first mini-batch the weights have not moved yet: its own forward is the old one.
             old = scores.logprobs.detach() if batch.old is None else batch.old
             # Without a reference (kl_coef is 0), the KL to the old policy is logged.
-            loss = objective(scores.logprobs, old, old if ref is None else ref, batch)
+            loss = grpo_loss(scores.logprobs, old, old if ref is None else ref, batch, **settings)
             loss.total.backward()
             update.record(batch, scores, loss)
         update.take_step()

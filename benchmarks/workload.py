@@ -14,7 +14,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import Ranks
-from prompt_r1.training.parts import make_objective
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from train import learn
@@ -196,8 +195,8 @@ def make_update(policy: Policy, ranks: Ranks, *, tokens_per_batch: int) -> Updat
 
 def learn_from(update: Update, games: list[ScoredGame]) -> dict[str, float]:
     """One optimiser step on these games, without a reference; the metrics."""
-    objective = make_objective(clip=0.2, clip_high=0.0, kl_coef=0.0, ratio="token", importance_cap=0.0)
-    return learn(update, update.prepare([games]), lambda packed: None, objective)
+    batches = update.prepare([games])
+    return learn(update, batches, lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many new ones → the new ones

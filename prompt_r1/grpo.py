@@ -7,34 +7,52 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor
 
+from prompt_r1.training.batches import Batch
+from prompt_r1.types import Reward, ScoredGame, Trajectory
 
-def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+
+def compare_games(
+    trajectories_PG: Sequence[Sequence[Trajectory]],
+    rewards_PG: Sequence[Sequence[Reward | None]],
+    *,
+    numbers: Sequence[int],
+    use_std: bool = True,
+) -> list[list[ScoredGame]]:
+    """The games with rewards and advantages. `numbers`: of their questions among those of all ranks."""
+    totals_PG = [[reward.total if reward else None for reward in rewards] for rewards in rewards_PG]
+    advantages_PG = group_advantages(totals_PG, use_std=use_std)
+    groups = zip(numbers, trajectories_PG, rewards_PG, advantages_PG, strict=True)
+    return [
+        list(
+            map(ScoredGame, games, rewards, advantages, range(number * len(games), (number + 1) * len(games)))
+        )
+        for number, games, rewards, advantages in groups
+    ]
+
+
+def group_advantages(
+    rewards_PG: Sequence[Sequence[float | None]], *, use_std: bool = True
+) -> list[list[float | None]]:
     """Eq. 16: how much better each game did than the other games of its question.
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
-    All are 0 when the rewards of the group are equal or only one is left. A game that `compared` leaves out
-    has None. The suffix PG: by question (P) and game (G).
+    Without `use_std` it is R_i - mean (Dr. GRPO, arXiv 2503.20783): the std gives a group of nearly equal
+    rewards the same influence as one with large differences. A reward of None is a game that the environment,
+    or the verifier of its answer, broke: it says nothing about the agent, so it leaves mean, std and loss.
+    When more than a quarter of a group broke, all of it leaves: its advantages are None.
     """
-    return [_group_advantages(compared(rewards)) for rewards in rewards_PG]
+    return [_advantages(rewards, use_std=use_std) for rewards in rewards_PG]
 
 
-def compared(rewards: Sequence[float | None]) -> list[float | None]:
-    """The rewards of a group to compare: all None when more than a quarter of its games broke.
-
-    A reward of None is a game that the environment, or the verifier of its answer, broke: it says nothing
-    about the agent, so it leaves mean, std and loss.
-    """
-    broken = sum(reward is None for reward in rewards)
-    return [None] * len(rewards) if 4 * broken > len(rewards) else list(rewards)
-
-
-def _group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
+def _advantages(rewards: Sequence[float | None], *, use_std: bool) -> list[float | None]:
     intact = [reward for reward in rewards if reward is not None]
+    if 4 * (len(rewards) - len(intact)) > len(rewards):
+        return [None] * len(rewards)
     if len(intact) < 2 or max(intact) == min(intact):
         return [None if reward is None else 0.0 for reward in rewards]
-    centre, spread = mean(intact), stdev(intact)
-    return [None if reward is None else (reward - centre) / (spread + 1e-6) for reward in rewards]
+    centre, scale = mean(intact), stdev(intact) + 1e-6 if use_std else 1.0
+    return [None if reward is None else (reward - centre) / scale for reward in rewards]
 
 
 @dataclass(frozen=True)
@@ -51,35 +69,46 @@ def grpo_loss(
     logprobs: Tensor,
     old: Tensor,
     ref: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
+    batch: Batch,
     *,
     clip: float,
+    clip_high: float,
     kl_coef: float,
+    importance_cap: float,
 ) -> Loss:
     """Eq. 17: clipped surrogate plus KL to the frozen reference, a weighted sum over the N agent tokens.
 
         r  = π_θ / π_old
-        KL = π_ref / π_θ - log(π_ref / π_θ) - 1                        (k3, never negative)
-        L  = Σ w [ -min(r Â, clip(r, 1 - ε, 1 + ε) Â) + β KL ]         ε: clip, β: kl_coef
+        KL = π_ref / π_θ - log(π_ref / π_θ) - 1                              (k3, never negative)
+        c  = min(π_old / π_engine, C)                                        C: importance_cap; 0: c = 1
+        L  = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]        ε: clip, β: kl_coef
 
-    All tensors are (N,). `logprobs` are those of the policy that learns, the only ones with a gradient; `old`
-    its own before this step of training; `ref` those of the frozen reference; `advantages` those of each
-    token's game. `weights` hold the normalisation: over one optimiser step and all ranks they sum to 1 (or to
-    less with --drop-even-groups), so that neither micro-batches nor the number of GPUs can change the loss.
+    The tensors are (N,) log-probabilities: `logprobs` of the policy that learns, the only ones with a
+    gradient; `old` its own before this training step; `ref` of the frozen reference. Advantages Â, weights w
+    (see `token_weight`) and π_engine are columns of the batch. `clip_high` 0: ε_high = ε, as in the paper.
 
-    `options.objectives` has other ratios, an asymmetric clip range, and weights that correct for the rounding
-    of a 16-bit engine, which are the default there.
+    In 16 bits engine and policy round differently, so tokens come from another distribution than the one that
+    learns: c corrects the policy term for it (truncated importance sampling, Yao et al. 2025,
+    https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
     """
+    advantages, weights = batch.advantages, batch.weights
     ratio = (logprobs - old).exp()
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-    kl = k3(logprobs, ref)
-    total = (weights * (-surrogate + kl_coef * kl)).sum()
+    limited = ratio.clamp(1 - clip, 1 + (clip_high or clip))
+    surrogate = torch.minimum(ratio * advantages, limited * advantages)
+    log_ratio = ref - logprobs
+    kl = log_ratio.exp() - log_ratio - 1
+    importance = (old - batch.engine).exp().clamp(max=importance_cap) if importance_cap else 1.0
+    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     clipped = (ratio * advantages > surrogate).float()
     return Loss(total, (weights * kl).sum().detach(), (weights * clipped).sum().detach(), kl.detach())
 
 
-def k3(logprobs: Tensor, ref: Tensor) -> Tensor:
-    """The estimate of KL(π_θ ‖ π_ref) from each token: π_ref / π_θ - log(π_ref / π_θ) - 1."""
-    log_ratio = ref - logprobs
-    return log_ratio.exp() - log_ratio - 1
+def token_weight(own: int, *, games: int, tokens: int, token_mean: bool, least_games: int = 0) -> float:
+    """The weight w of each of a game's `own` agent tokens, in a mini-batch of so many games and tokens.
+
+    Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|. With `token_mean` all tokens of the
+    mini-batch count alike. Over all micro-batches and ranks the weights sum to 1, so neither can change the
+    loss. A mini-batch of fewer than `least_games` counts as if the others had no loss: it takes a small step.
+    """
+    share = min(1.0, games / least_games) if least_games else 1.0
+    return share / (tokens if token_mean else games * own)

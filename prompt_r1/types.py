@@ -148,6 +148,7 @@ class ScoredGame:
     trajectory: Trajectory
     reward: Reward | None  # None: the environment or a verifier broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
+    index: int = 0  # among all games of a training step: question by question, over all ranks
 
 
 class Generate(Protocol):

@@ -1,31 +1,22 @@
 """The loss against a loop over tokens in float64, and the advantages against eq. 16."""
 
-import itertools
 import math
-import random
+from dataclasses import replace
+from statistics import mean
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packing import fill
-from prompt_r1.grpo import Loss, group_advantages, grpo_loss
-from prompt_r1.training.micro_batches import Batch
-from prompt_r1.types import ScoredGame
+from prompt_r1.grpo import Loss, compare_games, group_advantages, grpo_loss
+from prompt_r1.training.batches import Batch, make_batch, mini_batches_of
+from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
-from tests.support.games import Learner, random_scored_games
+from tests.support.games import CPU, ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
 
 CLIP = 0.2
 KL_COEF = 0.1  # of the loss that is compared with the loop
-
-
-# A log-probability for each agent token, by (number of the game, position in the game).
-TokenLogprobs = dict[tuple[int, int], float]
-
-
-def sampled_tokens(games: list[ScoredGame]) -> int:
-    return sum(sum(game.trajectory.sampled) for game in games)
 
 
 def batches_of(
@@ -34,70 +25,59 @@ def batches_of(
     """The micro-batches of an optimiser step on these games."""
     learner = Learner(tiny.policy(), token_mean=token_mean, tokens_per_batch=tokens_per_batch)
     [batches] = learner.update.prepare([games])
-    return list(batches)
+    return batches
 
 
-def loss_by_loop(
-    games: list[ScoredGame], logprobs: TokenLogprobs, references: TokenLogprobs, *, token_mean: bool
-) -> float:
-    """Eq. 17 in plain Python floats."""
-    total = 0.0
-    for number, game in enumerate(games):
-        terms = []
-        for position, sampled in enumerate(game.trajectory.sampled):
-            if not sampled:
-                continue
-            new, old = logprobs[number, position], game.trajectory.logprobs[position]
-            ref = references[number, position]
-            ratio = math.exp(new - old)
-            clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
-            surrogate = min(ratio * game.advantage, clipped * game.advantage)
-            kl = math.exp(ref - new) - (ref - new) - 1
-            terms.append(-surrogate + KL_COEF * kl)
-        if token_mean:
-            total += sum(terms) / sampled_tokens(games)
-        else:
-            total += sum(terms) / len(terms) / len(games)
-    return total
+def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
+    """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
+    columns = {"old": batch.engine, "ref": batch.engine}
+    settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
+    return grpo_loss(logprobs, batch=batch, **columns | settings | changes)
+
+
+def batch_of(advantages: torch.Tensor, weights: torch.Tensor, engine: torch.Tensor | None = None) -> Batch:
+    """A micro-batch of these tokens."""
+    engine = torch.zeros_like(weights) if engine is None else engine
+    nothing = make_batch([], lambda game: 1.0, CPU)
+    return replace(nothing, advantages=advantages, weights=weights, engine=engine)
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
-@pytest.mark.parametrize("tokens_per_batch", [1, 60, 10_000])
-def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, tokens_per_batch):
-    games = random_scored_games()
-    rng = random.Random(5)
-    logprobs: TokenLogprobs = {}
-    references: TokenLogprobs = {}
-    for number, game in enumerate(games):
-        for position, engine_logprob in enumerate(game.trajectory.logprobs):
-            logprobs[number, position] = engine_logprob + rng.uniform(-0.5, 0.5)
-            references[number, position] = logprobs[number, position] + rng.uniform(-0.5, 0.5)
-
-    total = 0.0
-    batches = batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch)
-    groups_of_batches = fill([game.trajectory for game in games], tokens_per_batch)
-    for groups, batch in zip(groups_of_batches, batches, strict=True):
-        keys = []  # of the batch's agent tokens, in its order
-        for number in itertools.chain(*groups):
-            sampled = games[number].trajectory.sampled
-            keys += [(number, position) for position, own in enumerate(sampled) if own]
-        batch_logprobs = torch.tensor([logprobs[key] for key in keys])
-        batch_references = torch.tensor([references[key] for key in keys])
-        total += loss_of(batch, batch_logprobs, ref=batch_references, kl_coef=KL_COEF).total.item()
-    expected = loss_by_loop(games, logprobs, references, token_mean=token_mean)
+@pytest.mark.parametrize("cap", [0.0, 1.1, 2.0])
+@pytest.mark.parametrize(("clip_high", "tokens_per_batch"), [(0.0, 1), (0.0, 60), (0.28, 10_000)])
+def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_high, tokens_per_batch):
+    """Eq. 17 in Python floats; the importance weight multiplies the policy term and not the KL. The new
+    log-probability of a token and the others are functions of the one that was recorded.
+    """
+    games, total = random_scored_games(), 0.0
+    for batch in batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
+        old, new, ref = (batch.engine + shift * torch.sin(c * batch.engine) for shift, c in SHIFTS)
+        settings = {"clip_high": clip_high, "kl_coef": KL_COEF, "importance_cap": cap}
+        total += loss_of(batch, new, old=old, ref=ref, **settings).total.item()
+    expected, tokens = 0.0, sum(sum(game.trajectory.sampled) for game in games)
+    for game in games:
+        terms = []
+        for engine, sampled in zip(game.trajectory.logprobs, game.trajectory.sampled, strict=True):
+            if not sampled:
+                continue
+            old, new, ref = (engine + shift * math.sin(c * engine) for shift, c in SHIFTS)
+            ratio = math.exp(new - old)
+            clipped = min(max(ratio, 1 - CLIP), 1 + (clip_high or CLIP))
+            importance = min(math.exp(old - engine), cap) if cap else 1.0
+            surrogate = importance * min(ratio * game.advantage, clipped * game.advantage)
+            terms.append(-surrogate + KL_COEF * (math.exp(ref - new) - (ref - new) - 1))
+        expected += sum(terms) / (tokens if token_mean else len(terms) * len(games))
     assert total == pytest.approx(expected, rel=1e-5)
 
 
-def loss_of(batch: Batch, logprobs: torch.Tensor, *, ref: torch.Tensor, kl_coef: float) -> Loss:
-    """The loss of a batch, with the engine's log-probabilities as the old ones."""
-    return grpo_loss(logprobs, batch.engine, ref, batch.advantages, batch.weights, clip=CLIP, kl_coef=kl_coef)
+SHIFTS = ((0.3, 40), (0.5, 50), (0.5, 60))  # of old, new and reference
 
 
 def gradient_of(batches: list[Batch], *, kl_coef: float = 0.01) -> torch.Tensor:
     policy = tiny.policy()
     for batch in batches:
         logprobs = policy(batch.packed).logprobs
-        loss_of(batch, logprobs, ref=batch.engine, kl_coef=kl_coef).total.backward()
+        loss_of(batch, logprobs, kl_coef=kl_coef).total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
 
@@ -131,10 +111,10 @@ def test_environment_text_gets_no_gradient():
 
 def test_kl_is_never_negative_and_zero_at_the_reference():
     (batch,) = batches_of(random_scored_games())
-    at_reference = loss_of(batch, batch.engine, ref=batch.engine, kl_coef=1.0)
+    at_reference = loss_of(batch, batch.engine, kl_coef=1.0)
     assert at_reference.kl == 0 and at_reference.clip_frac == 0
     moved = batch.engine + torch.randn(batch.weights.shape)
-    away = loss_of(batch, moved, ref=batch.engine, kl_coef=1.0)
+    away = loss_of(batch, moved, kl_coef=1.0)
     assert (away.token_kl >= 0).all() and away.kl > 0
 
 
@@ -146,13 +126,39 @@ def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advant
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
     clipped = [True, True, False, False, False, False, False, False]
     weights = torch.tensor([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
-    old = torch.zeros(8)
-    loss = grpo_loss(logprobs, old, old, advantages, weights, clip=CLIP, kl_coef=0.0)
+    loss = loss_of(batch_of(advantages, weights), logprobs)
     loss.total.backward()
     assert loss.clip_frac.item() == pytest.approx(0.5)
     assert logprobs.grad is not None
     without_gradient = torch.tensor(clipped) | (advantages == 0)
     assert (logprobs.grad == 0).tolist() == without_gradient.tolist()
+
+
+def test_a_clip_range_above_1_of_its_own_lets_likelier_tokens_of_good_games_pass():
+    """With 0.28 above 1, a ratio of 1.25 keeps its gradient; the range below 1 stays 0.2."""
+    logprobs = torch.tensor([1.25, 1.3, 0.79, 0.75]).log().requires_grad_()
+    batch = batch_of(torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.full((4,), 0.25))
+    passes = {
+        (0.2, 0.0): [False] * 4,
+        (0.2, 0.28): [True, False, False, False],
+        (0.3, 0.2): [False, False, True, True],
+    }
+    for (clip, clip_high), expected in passes.items():
+        logprobs.grad = None
+        loss_of(batch, logprobs, clip=clip, clip_high=clip_high).total.backward()
+        assert (logprobs.grad != 0).tolist() == expected
+
+
+def test_the_gradient_of_the_kl_is_that_of_the_reference_to_the_policy():
+    """Over all outcomes of a distribution, weighted by their probabilities, the expectation is exact."""
+    start, other = torch.randn(2, 7, generator=torch.Generator().manual_seed(3))
+    logits, ref = start.clone().requires_grad_(), other.log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    old = logprobs.detach()
+    loss_of(batch_of(torch.zeros(7), old.exp()), logprobs, old=old, ref=ref, kl_coef=1.0).total.backward()
+    exact = start.clone().requires_grad_()
+    (ref.exp() @ (ref - exact.log_softmax(0))).backward()
+    assert torch.allclose(logits.grad, exact.grad, atol=1e-6)
 
 
 def test_advantages_are_standardised_within_each_group_with_bessels_correction():
@@ -177,3 +183,36 @@ def test_a_group_with_at_least_three_quarters_intact_games_compares_only_those(i
 def test_a_group_with_more_than_a_quarter_broken_games_is_dropped(intact, count):
     rewards = [float(number) for number in range(intact)] + [None] * (count - intact)
     assert group_advantages([rewards]) == [[None] * count]
+
+
+def test_without_the_std_an_advantage_is_the_distance_from_the_mean_of_the_intact_games():
+    rewards_PG = [[1.0, -0.25, 0.5, 1.0], [0.3, 0.3], [-1.0, None, 1.0, 0.9], [None, None, 1.0, 0.0]]
+    got = group_advantages(rewards_PG, use_std=False)
+    for advantages, rewards in zip(got[:3], rewards_PG, strict=False):
+        centre = mean(reward for reward in rewards if reward is not None)
+        assert advantages == [None if reward is None else reward - centre for reward in rewards]
+    assert got[3] == [None] * 4
+
+
+def test_the_games_of_a_rank_have_the_indices_of_their_questions_over_all_ranks():
+    trajectories_PG = [[random_game(number) for number in range(3)] for _ in range(2)]
+    rewards_PG = [[Reward(1, 0, 0.0), Reward(1, 0, 1.0), None]] * 2
+    games_PG = compare_games(trajectories_PG, rewards_PG, numbers=[4, 1])
+    assert [[game.index for game in group] for group in games_PG] == [[12, 13, 14], [3, 4, 5]]
+    assert [game.advantage for game in games_PG[0]] == [None] * 3, "a third of the group broke"
+
+
+def test_without_even_groups_the_others_keep_their_weight_in_the_mini_batch():
+    """A bug: alone, one or two groups took a step as large as that of a full mini-batch."""
+    games = random_scored_games(9)
+    groups = [games[:3], [replace(game, advantage=0.0) for game in games[3:6]], games[6:]]
+    gradients = []
+    for drop_even, least in ((True, 9), (False, 0), (True, 0)):
+        policy = tiny.policy()
+        record_logprobs_of(policy, games)
+        steps = mini_batches_of(groups, ONE_RANK, games=9, mini_batch=9, drop_even=drop_even)
+        assert len(steps[0]) == (6 if drop_even else 9)
+        metrics = Learner(policy, grad_clip=math.inf, kl_coef=0.0, least_games=least).learn(steps)
+        gradients.append(metrics["grad_norm"])
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-6)
+    assert gradients[1] == pytest.approx(gradients[2] * 2 / 3, rel=1e-6)

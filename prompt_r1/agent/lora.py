@@ -35,6 +35,7 @@ class LoRA(nn.Module):
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
+        self.active = True  # False: the layer without its adapter
         outputs, inputs = _shape(base)
         a = torch.empty(rank, inputs)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
@@ -42,7 +43,8 @@ class LoRA(nn.Module):
         self.b = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + F.linear(self.scale * F.linear(x, self.a), self.b)
+        out: Tensor = self.base(x)
+        return out + F.linear(self.scale * F.linear(x, self.a), self.b) if self.active else out
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
@@ -93,6 +95,19 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
 def adapters_of(model: nn.Module) -> dict[str, LoRA]:
     """The adapted layers of a model, by the names of the layers."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Let a model compute what it did before `add_lora`."""
+    layers = adapters_of(model).values()
+    for layer in layers:
+        layer.active = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.active = True
 
 
 @contextmanager

@@ -9,11 +9,11 @@ game is only a target, so it is not in the row. Attention has three implementati
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,50 +95,6 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     row = torch.tensor([tokens, positions], device=device)
     scored = torch.tensor([sources, targets], device=device)
     return Packed(row[0], row[1], tuple(layout), sources=scored[0], targets=scored[1])
-
-
-def fill(games: Sequence[Trajectory], tokens_per_batch: int) -> list[list[list[int]]]:
-    """Divide games into batches of groups: the numbers of the games of each group of each batch.
-
-    First fit by decreasing length, so that few batches are short. A batch has at most `tokens_per_batch`
-    tokens, the opening of a group counted once, or a single game. A longer group is split, and each part
-    repeats the opening.
-    """
-    parts: list[list[int]] = []
-    for group in by_opening(games):
-        longest_first = sorted(group, key=lambda number: len(games[number].tokens), reverse=True)
-        parts += first_fit(longest_first, lambda part: _length(games, part) <= tokens_per_batch)
-    parts.sort(key=lambda part: _length(games, part), reverse=True)
-    return first_fit(parts, lambda batch: sum(_length(games, part) for part in batch) <= tokens_per_batch)
-
-
-Item = TypeVar("Item")
-
-
-def first_fit(items: Iterable[Item], fits: Callable[[list[Item]], bool]) -> list[list[Item]]:
-    """Put each item into the first bin that still fits with it, or into a new one."""
-    bins: list[list[Item]] = []
-    for item in items:
-        fitting = next((one for one in bins if fits([*one, item])), None)
-        if fitting is None:
-            bins.append([item])
-        else:
-            fitting.append(item)
-    return bins
-
-
-def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
-    """The numbers of the games with each opening."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for number, game in enumerate(games):
-        groups.setdefault(tuple(game.tokens[: game.opening]), []).append(number)
-    return list(groups.values())
-
-
-def _length(games: Sequence[Trajectory], part: list[int]) -> int:
-    """Columns that the games of a group take in a row."""
-    opening = games[part[0]].opening
-    return opening + sum(len(games[number].tokens) - 1 - opening for number in part)
 
 
 # Attention over a packed row

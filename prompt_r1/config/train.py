@@ -45,23 +45,8 @@ class TrainConfig(AgentConfig):
     clip_high: float = setting(
         0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", range=NOT_NEGATIVE, identifies=True
     )
-    dual_clip: float = setting(
-        0.0,
-        "bound, in advantages, of what a token of a bad game costs (the release: 3); 0: none",
-        range=NOT_NEGATIVE,
-        identifies=True,
-    )
-    ratio: str = setting(
-        "token",
-        "ratio of each token, or of each game (GSPO; needs a --clip of about 3e-4)",
-        choices=("token", "sequence"),
-        identifies=True,
-    )
     advantages: str = setting(
-        "group",
-        "eq. 16; with the std of the step; or without std (Dr. GRPO)",
-        choices=("group", "group-mean-batch-std", "no-std"),
-        identifies=True,
+        "group", "eq. 16, or without the std (Dr. GRPO)", choices=("group", "no-std"), identifies=True
     )
     drop_even_groups: bool = setting(
         False, "train on no group whose games all did equally well (DAPO)", identifies=True
@@ -74,9 +59,6 @@ class TrainConfig(AgentConfig):
     )
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
-    )
-    reverse_kl: bool = setting(
-        False, "differentiate KL(policy ‖ reference), not its estimate k3", identifies=True
     )
     importance_cap: float = setting(
         2.0,

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -16,9 +16,9 @@ from tqdm import tqdm
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.terminal import printable
-from prompt_r1.types import ScoredGame, Trajectory
+from prompt_r1.types import ScoredGame
 
-LogRatios = Callable[[Trajectory], list[float]]  # `Update.log_ratios`
+LogRatios = Mapping[int, list[float]]  # `Update.log_ratios`
 
 
 class Clock:
@@ -137,7 +137,7 @@ def _row(game: ScoredGame, log_ratios: LogRatios | None) -> dict[str, object]:
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
     used = game.advantage is not None or log_ratios is None
-    ratios = log_ratios(trajectory) if log_ratios else []
+    ratios = log_ratios.get(game.index) if log_ratios else None
     return {
         "question": {name: value for name, value in question.items() if name != "extra"},
         "turns": turns,

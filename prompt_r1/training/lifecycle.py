@@ -73,7 +73,7 @@ class Lifecycle:
         config, ranks, policy = run.config, run.ranks, parts.models.policy
         if ranks.device.type == "cuda":
             longest, tokens = config.max_tokens, config.tokens_per_batch
-            warm_up(parts.models, parts.objective, parts.optimizer, game_tokens=longest, tokens=tokens)
+            warm_up(parts.models, parts.optimizer, game_tokens=longest, tokens=tokens)
         size = sum(parameter.numel() for parameter in policy.parameters())
         trained = sum(parameter.numel() for parameter in policy.trained_parameters())
         learning = f", {trained:,} of them adapters that learn" if trained < size else ""

@@ -10,7 +10,6 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import mean_interval
-from prompt_r1.options.advantages import has_spread
 from prompt_r1.reward import well_formed
 from prompt_r1.types import ScoredGame, Stop
 
@@ -95,7 +94,7 @@ def step_metrics(
     idle = [
         number
         for number, group in enumerate(games_PG)
-        if any(game.advantage is not None for game in group) and not has_spread(group)
+        if any(game.advantage is not None for game in group) and not any(game.advantage for game in group)
     ]
     pairs = [pair for group in games_PG for pair in ranked_pairs(group)]
     sums = {

@@ -1,6 +1,6 @@
 """The parts of a run: environment, models, questions, loss, optimiser."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent, load_codec
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
@@ -23,17 +23,11 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.environments.pool import Pool
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
-from prompt_r1.grpo import Loss, grpo_loss, k3
-from prompt_r1.options.objectives import RATIOS, importance_weights, weighted_loss
 from prompt_r1.protocol import Codec
 from prompt_r1.storage.checkpoint import checkpoints_of
-from prompt_r1.training.micro_batches import Batch
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update
 from prompt_r1.types import Question
-
-# Of a micro-batch; the tensors (N,) are log-probabilities: policy, old policy, reference.
-Objective = Callable[[Tensor, Tensor, Tensor, Batch], Loss]
 
 
 @dataclass(frozen=True)
@@ -69,38 +63,6 @@ class RunQuestions:
         return {number: questions[number] for number in mine}
 
 
-def make_objective(
-    *,
-    clip: float,
-    clip_high: float,
-    kl_coef: float,
-    ratio: str,
-    importance_cap: float,
-    dual_clip: float = 0.0,
-    reverse_kl: bool = False,
-) -> Objective:
-    """`clip_high` 0: that of `clip`. `ratio`: a key of RATIOS. `importance_cap` 0: no importance weights."""
-
-    def papers(logprobs: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> Loss:
-        return grpo_loss(logprobs, old, ref, batch.advantages, batch.weights, clip=clip, kl_coef=kl_coef)
-
-    def other(logprobs: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> Loss:
-        return weighted_loss(
-            RATIOS[ratio](batch.games, logprobs - old),
-            importance_weights(old, batch.engine, cap=importance_cap),
-            k3(logprobs, ref),
-            batch.advantages,
-            batch.weights,
-            clip=(clip, clip_high or clip),
-            kl_coef=kl_coef,
-            dual_clip=dual_clip,
-            reverse_kl=reverse_kl,
-        )
-
-    changed = ratio != "token" or clip_high or importance_cap or dual_clip or reverse_kl
-    return other if changed else papers
-
-
 @dataclass(frozen=True)
 class Models:
     """The copies of the agent's weights that a training needs."""
@@ -120,7 +82,7 @@ class Models:
         """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
         if self.reference is None:
             return None
-        with adapters_removed(self.reference.model):
+        with adapters_off(self.reference.model):
             return self.reference(packed).logprobs
 
 
@@ -207,7 +169,6 @@ class Parts:
     models: Models
     questions: RunQuestions
     optimizer: Optimizer
-    objective: Objective  # eq. 17, or what the settings make of it
     update: Update
 
 
@@ -226,17 +187,6 @@ def load_parts(run: Run) -> Parts:
         weight_decay=config.weight_decay,
         fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
     )
-    # In float32 the engine samples from the policy itself.
-    importance_cap = config.importance_cap if policy.compute.itemsize < 4 else 0.0
-    objective = make_objective(
-        clip=config.clip,
-        clip_high=config.clip_high,
-        kl_coef=config.kl_coef,
-        ratio=config.ratio,
-        importance_cap=importance_cap,
-        dual_clip=config.dual_clip,
-        reverse_kl=config.reverse_kl,
-    )
     update = Update(
         policy,
         optimizer,
@@ -244,7 +194,8 @@ def load_parts(run: Run) -> Parts:
         grad_clip=config.grad_clip,
         token_mean=config.loss == "token-mean",
         tokens_per_batch=config.tokens_per_batch,
-        importance_cap=importance_cap,
+        # In float32 the engine samples from the policy itself.
+        importance_cap=config.importance_cap if policy.compute.itemsize < 4 else 0.0,
         least_games=config.mini_batch if config.drop_even_groups else 0,
     )
-    return Parts(environment, models, questions, optimizer, objective, update)
+    return Parts(environment, models, questions, optimizer, update)

@@ -4,7 +4,7 @@ The loop over them stands in train.py. Every method is called by every rank or b
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
@@ -15,8 +15,8 @@ from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.grpo import Loss
-from prompt_r1.training.micro_batches import Batch, empty_batch, key_of, make_batch, share_games
+from prompt_r1.grpo import Loss, token_weight
+from prompt_r1.training.batches import Batch, divide, make_batch
 from prompt_r1.types import ScoredGame, Trajectory
 
 # One broken game can spoil one optimiser step; five in a row mean that weights or settings are broken.
@@ -45,7 +45,6 @@ class Sums:
             setattr(self, name, getattr(self, name) + value)
 
 
-Batches = Iterable[Iterable[Batch]]  # the micro-batches of each mini-batch
 Reference = Callable[[Packed], Tensor | None]  # the reference's log-probabilities (N,); None: no reference
 
 
@@ -131,15 +130,15 @@ class Update:
         """Begin the metrics of a training step."""
         self._taken = self._skipped = 0
         self._sums, self._current = Sums(), Sums()
-        # Policy's minus engine's log-probabilities of each game's tokens, in nats.
-        self._differences: list[tuple[int, Tensor]] = []
+        # Policy's minus engine's log-probabilities of each game's tokens, in nats, by the game's index.
+        self._differences: dict[int, Tensor] = {}
         self._gap: dict[str, float] | None = None  # measured before the first optimiser step
 
     def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
-        """The micro-batches of each optimiser step, with the old log-probabilities.
+        """This rank's micro-batches of each optimiser step, with the old log-probabilities.
 
-        `mini_batches` are the games that this rank played; the ranks exchange them, so that all train equally
-        long. A step without a game on any rank is left out.
+        `mini_batches` are the games of all ranks. Every rank gets equally many micro-batches, some of them
+        perhaps empty: sharded weights are gathered by all ranks for each forward.
 
         In the first optimiser step the old log-probabilities are those of its own forward: `old` stays None.
         In later ones they are computed now, with the weights before the first step. The engine's would do in
@@ -147,28 +146,24 @@ class Update:
         never be the same twice.
         """
         self._forget_step()
-        shares = share_games(mini_batches, self.ranks, tokens_per_batch=self.tokens_per_batch)
-        first, *later = [self._micro_batches(share) for share in shares if share] or [[]]
+        first, *later = [self._micro_batches(games) for games in mini_batches] or [[]]
         later = [[self._with_old(batch) for batch in batches] for batches in later]
-        return [batches for batches in [first, *later] if batches]
+        return [batches for batches in (first, *later) if batches]
 
-    def _micro_batches(self, share: Sequence[Sequence[ScoredGame]]) -> list[Batch]:
-        """This rank's micro-batches of an optimiser step, with the weights of their tokens.
-
-        A rank without a game for one runs an empty one: sharded weights are gathered by all ranks for each
-        forward.
-        """
-        games = [game for batch in share for game in batch]
-        tokens = sum(sum(game.trajectory.sampled) for game in games)
-        all_games, all_tokens = self.ranks.sum([len(games), tokens])
+    def _micro_batches(self, games: Sequence[ScoredGame]) -> list[Batch]:
+        """This rank's micro-batches of an optimiser step on these games of all ranks."""
+        trajectories = [game.trajectory for game in games]
+        tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
 
         def weight(trajectory: Trajectory) -> float:
-            """Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|; or all tokens alike."""
-            mean = all_tokens if self.token_mean else all_games * sum(trajectory.sampled)
-            return min(1.0, all_games / self.least_games) / mean if self.least_games else 1 / mean
+            own = sum(trajectory.sampled)
+            return token_weight(
+                own, games=len(games), tokens=tokens, token_mean=self.token_mean, least_games=self.least_games
+            )
 
-        device = self.policy.device
-        return [make_batch(batch, weight, device) if batch else empty_batch(device) for batch in share]
+        ranks, device = self.ranks, self.policy.device
+        shares = divide(trajectories, ranks=ranks.count, tokens_per_batch=self.tokens_per_batch)
+        return [make_batch([games[n] for n in batch], weight, device) for batch in shares[ranks.rank]]
 
     @torch.no_grad()
     def _with_old(self, batch: Batch) -> Batch:
@@ -177,8 +172,10 @@ class Update:
     def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch to the metrics of its optimiser step."""
         gap = scores.logprobs.detach() - batch.engine
-        sizes = torch.bincount(batch.games).tolist()
-        self._differences += zip(batch.keys, gap.cpu().split(sizes), strict=True)
+        parts = gap.cpu().split(list(batch.tokens_of.values()))
+        self._differences |= dict(
+            zip(batch.tokens_of, parts, strict=False)
+        )  # without games, one part is empty
         self._current.add(
             Sums(
                 loss=loss.total.item(),
@@ -221,19 +218,19 @@ class Update:
             )
 
     def _measure_gap(self) -> dict[str, float]:
-        shares = self.ranks.gather([tokens for _, tokens in self._differences])
+        shares = self.ranks.gather(list(self._differences.values()))
         return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
 
-    def log_ratios(self) -> Callable[[Trajectory], list[float]]:
-        """What this step trained on: of each agent token of a game, in nats ([]: not trained on)
+    def log_ratios(self) -> dict[int, list[float]]:
+        """What this step trained on: of each agent token of a game, in nats, by the game's index:
 
             log π_θ / π_engine                     π_θ: the policy just before the game's optimiser step
 
         Where engine and policy agree, that is log r of eq. 17. Called by every rank: games are trained on by
         other ranks than those that played them.
         """
-        found = {key: tokens for share in self.ranks.gather(self._differences) for key, tokens in share}
-        return lambda trajectory: found.get(key_of(trajectory), torch.zeros(0)).tolist()
+        shares = self.ranks.gather(self._differences)
+        return {index: tokens.tolist() for share in shares for index, tokens in share.items()}
 
     def check_finite(self) -> None:
         """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""

@@ -5,14 +5,12 @@ On GPUs the cache takes a share of what is free beside this process's own peak s
 
 from torch.optim import Optimizer
 
-from prompt_r1.training.micro_batches import make_batch
-from prompt_r1.training.parts import Models, Objective
+from prompt_r1.training.batches import make_batch
+from prompt_r1.training.parts import Models
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
-def warm_up(
-    models: Models, objective: Objective, optimizer: Optimizer, *, game_tokens: int, tokens: int
-) -> None:
+def warm_up(models: Models, optimizer: Optimizer, *, game_tokens: int, tokens: int) -> None:
     """Take an optimiser step that changes nothing, on games of `game_tokens` with `tokens` in all.
 
     The weights of the loss are 0, and so are the gradients and the learning rate. Called by every rank,
@@ -23,10 +21,8 @@ def warm_up(
     game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
     games = [ScoredGame(game, None, 0.0)] * max(1, tokens // game_tokens)
     batch = make_batch(games, lambda trajectory: 0.0, models.policy.device)
-    reference = models.reference_logprobs(batch.packed)
-    logprobs = models.policy(batch.packed).logprobs
-    old = logprobs.detach()
-    objective(logprobs, old, old if reference is None else reference, batch).total.backward()
+    models.reference_logprobs(batch.packed)
+    (batch.weights * models.policy(batch.packed).logprobs).sum().backward()
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

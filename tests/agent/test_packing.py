@@ -9,32 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.agent.decode_kernels import CacheOffsets
-from prompt_r1.agent.packing import Group, fill, game_by_game, merged, pack, row_offsets, varlen
+from prompt_r1.agent.packing import Group, game_by_game, merged, pack, row_offsets, varlen
 from tests.agent.conftest import flash_in_plain_torch
 from tests.support.games import CPU, siblings
 
-some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
-    lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]
+some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
+    lambda shapes: [siblings(seed, count) for seed, count in shapes]
 )
 
 
-@given(some_games, st.integers(1, 200))
-def test_every_game_is_in_one_batch_and_no_batch_is_larger_than_allowed(games, tokens_per_batch):
-    batches = fill(games, tokens_per_batch)
-    assert sorted(n for batch in batches for group in batch for n in group) == list(range(len(games)))
-    for batch in batches:
-        rows = pack([[games[n] for n in group] for group in batch], CPU)
-        assert len(rows.tokens) <= tokens_per_batch or sum(map(len, batch)) == 1
-
-
-@given(some_games)
-def test_a_row_holds_each_opening_once_and_every_token_of_each_game(games):
-    (batch,) = fill(games, 10_000)
-    openings = {tuple(game.tokens[: game.opening]) for game in games}
-    groups = [[games[n] for n in group] for group in batch]
+@given(some_groups)
+def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
     row = pack(groups, CPU)
-    own = sum(len(game.tokens) - 1 - game.opening for game in games)
-    assert len(row.tokens) == sum(map(len, openings)) + own
+    own = sum(len(game.tokens) - 1 - game.opening for group in groups for game in group)
+    assert len(row.tokens) == sum(group[0].opening for group in groups) + own
     expected = [
         (token, game.tokens[t - 1], t - 1)
         for group in groups

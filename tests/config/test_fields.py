@@ -14,7 +14,6 @@ from prompt_r1.config.methods import MethodConfig, SftConfig
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.options.objectives import RATIOS
 from prompt_r1.reward import RULES
 
 CONFIGS = (EnvironmentConfig, AgentConfig, TrainConfig)
@@ -46,8 +45,8 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args env_thinking env_system route data data_args seed instruction max_turns max_new "
         "max_tokens max_reply_tokens force_answer rule answer_metric reward questions group_size "
-        "mini_batch lr beta2 weight_decay grad_clip clip clip_high dual_clip ratio advantages "
-        "drop_even_groups adapter_rank kl_coef reverse_kl importance_cap loss temperature".split()
+        "mini_batch lr beta2 weight_decay grad_clip clip clip_high advantages "
+        "drop_even_groups adapter_rank kl_coef importance_cap loss temperature".split()
     )
 
 
@@ -136,4 +135,4 @@ def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, out
 
 def test_the_named_choices_are_those_that_the_method_knows():
     choices = {f.name: f.metadata["choices"] for f in fields(TrainConfig)}
-    assert choices["rule"] == tuple(RULES) and choices["ratio"] == tuple(RATIOS)
+    assert choices["rule"] == tuple(RULES)

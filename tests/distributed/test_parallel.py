@@ -32,10 +32,9 @@ from prompt_r1.distributed import (
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import group_advantages
-from prompt_r1.options.advantages import Groups, compare_games
 from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.micro_batches import mini_batches_of
+from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of
@@ -60,7 +59,7 @@ class Case:
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
     adapter_rank: int = 0
-    options: bool = False  # other advantages and another ratio than the paper's
+    options: bool = False  # another clip range, and groups without spread left out
 
 
 CASES = {
@@ -103,25 +102,16 @@ def random_group(seed: int, broken: int) -> list[Trajectory]:
     return games
 
 
-def with_rewards(group: list[Trajectory]) -> list[ScoredGame]:
-    """The games of a group with rewards that depend on their lengths, and the advantages of these rewards."""
+def with_rewards(group: list[Trajectory], question: int) -> list[ScoredGame]:
+    """The games of a question with rewards that depend on their lengths, and the advantages of these."""
     rewards = [None if game.stop == "env_error" else len(game.tokens) % 7 / 3 - 1 for game in group]
     [advantages] = group_advantages([rewards])
-    columns = zip(group, rewards, advantages, strict=True)
+    indices = range(question * GROUP_SIZE, (question + 1) * GROUP_SIZE)
+    columns = zip(group, rewards, advantages, indices, strict=True)
     return [
-        ScoredGame(game, None if reward is None else Reward(1, 0, reward), advantage)
-        for game, reward, advantage in columns
+        ScoredGame(game, None if reward is None else Reward(1, 0, reward), advantage, index)
+        for game, reward, advantage, index in columns
     ]
-
-
-def with_options(games_PG: Groups, ranks: Ranks) -> Groups:
-    """The games with the standard deviation of the step."""
-    return compare_games(
-        [[game.trajectory for game in group] for group in games_PG],
-        [[game.reward for game in group] for group in games_PG],
-        advantages="group-mean-batch-std",
-        sum_over_ranks=ranks.sum,
-    )
 
 
 def record_a_gap(games: list[ScoredGame], nats: float) -> None:
@@ -147,7 +137,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    options = {"ratio": "sequence", "clip": 0.02, "clip_high": 0.03} if case.options else {}
+    options = {"clip": 0.02, "clip_high": 0.03, "least_games": 8} if case.options else {}
     learner = Learner(policy, reference=reference, ranks=ranks, kl_coef=0.1, **options)
     gradients: list[Tensor] = []
     learner.update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
@@ -156,19 +146,12 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
         lengths = [len(games[0].question.text) for games in groups_PG]
         numbers = assign_questions(lengths, ranks.count)[ranks.rank]  # the questions of this rank
-        games_PG = [with_rewards(groups_PG[number]) for number in numbers]
+        games_PG = [with_rewards(groups_PG[number], number) for number in numbers]
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
-        if case.options:
-            games_PG = with_options(games_PG, ranks)
         mini_batches = mini_batches_of(
-            games_PG,
-            games=len(broken) * GROUP_SIZE,
-            group_size=GROUP_SIZE,
-            mini_batch=8,
-            numbers=numbers,
-            drop_even=case.options,
+            games_PG, ranks, games=len(broken) * GROUP_SIZE, mini_batch=8, drop_even=case.options
         )
         metrics.append(learner.learn(mini_batches))
         rollout_policy.copy_weights_from(policy)

@@ -11,10 +11,9 @@ from torch import Tensor
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
-from prompt_r1.options.advantages import compare_games
+from prompt_r1.grpo import compare_games
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
-from prompt_r1.training.parts import make_objective
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
@@ -28,7 +27,6 @@ SETTINGS: dict[str, Any] = {
     "clip": 0.2,
     "clip_high": 0.0,
     "kl_coef": 0.01,
-    "ratio": "token",
     "least_games": 0,
     "importance_cap": 0.0,
     "grad_clip": 1.0,
@@ -66,7 +64,8 @@ def random_game(seed: int, *, stop="answered") -> Trajectory:
 def random_scored_games(count: int = 6) -> list[ScoredGame]:
     """Random games with random advantages."""
     return [
-        ScoredGame(random_game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2)) for n in range(count)
+        ScoredGame(random_game(n), Reward(1, 0, 0), random.Random(n).uniform(-2, 2), index=n)
+        for n in range(count)
     ]
 
 
@@ -130,11 +129,10 @@ class Learner:
         gap_limit: Limit | None = ANY_GAP,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `make_objective` and `Update` that differ from SETTINGS."""
+        """`settings` are those of `learn` and `Update` that differ from SETTINGS."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef", "ratio")}
-        self.objective = make_objective(**loss, importance_cap=chosen["importance_cap"])
+        self.loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef")}
         optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.update = Update(policy, optimizer, ranks, **chosen, gap_limit=gap_limit)
         self.reference = reference
@@ -145,13 +143,11 @@ class Learner:
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
         """Take an optimiser step on each mini-batch; the metrics."""
-        batches = self.update.prepare(mini_batches)
-        return learn(self.update, batches, self.reference_logprobs, self.objective)
+        batches = self.update.prepare(list(filter(None, mini_batches)))
+        return learn(self.update, batches, self.reference_logprobs, **self.loss)
 
 
-def score_and_compare(
-    trajectories_PG: list[list[Trajectory]], rule: Rule, *, advantages: str = "group"
-) -> list[list[ScoredGame]]:
+def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> list[list[ScoredGame]]:
     """The games with rewards and advantages, on one rank."""
     rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
-    return compare_games(trajectories_PG, rewards_PG, advantages=advantages, sum_over_ranks=ONE_RANK.sum)
+    return compare_games(trajectories_PG, rewards_PG, numbers=range(len(rewards_PG)))

@@ -25,7 +25,7 @@ from prompt_r1.storage.checkpoint import State, checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training import lifecycle
 from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle
-from prompt_r1.training.parts import Parts, make_objective
+from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.types import Question
 from tests.support import tiny
@@ -82,7 +82,6 @@ class ScriptedRun:
             models=self.models,
             questions=SimpleNamespace(digest=digest_of(questions_of_the_data)),
             optimizer=self.optimizer,
-            objective=make_objective(clip=0.2, clip_high=0, kl_coef=0, ratio="token", importance_cap=0),
             update=SimpleNamespace(check_finite=lambda: None),
         )
         self.run = Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt())

@@ -18,7 +18,6 @@ from prompt_r1.training.parts import Models, load_models, load_parts, load_refer
 from prompt_r1.training.run import Run
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
-from train import learn
 
 ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",))
 
@@ -66,8 +65,8 @@ def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_i
         assert torch.equal(models.policy(packed).logprobs, start)
     games = record_logprobs_of(models.policy, random_scored_games())
     learner = Learner(models.policy, lr=1e-2, kl_coef=0.1)
-    batches = learner.update.prepare([games, games])
-    assert learn(learner.update, batches, models.reference_logprobs, learner.objective)["kl"] > 0
+    learner.reference_logprobs = models.reference_logprobs
+    assert learner.learn([games, games])["kl"] > 0
     assert torch.equal(models.reference_logprobs(packed), start)
     with torch.no_grad():
         assert not torch.equal(models.policy(packed).logprobs, start)

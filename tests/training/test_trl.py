@@ -23,8 +23,8 @@ import torch
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
-from prompt_r1.training.micro_batches import full_batches, make_batch
-from prompt_r1.training.parts import make_objective
+from prompt_r1.grpo import grpo_loss
+from prompt_r1.training.batches import divide, make_batch
 from prompt_r1.types import ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
@@ -83,14 +83,15 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
     loss_of_trl = trl_backward(trainer, rows)
 
     loss = 0.0
-    objective = make_objective(clip=0.2, clip_high=0.0, kl_coef=kl_coef, ratio="token", importance_cap=cap)
-    for games_of_batch in full_batches(games, 70):
-        batch = make_batch(games_of_batch, weight, CPU)
+    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": kl_coef, "importance_cap": cap}
+    [micro_batches] = divide([game.trajectory for game in games], ranks=1, tokens_per_batch=70)
+    for numbers in micro_batches:
+        batch = make_batch([games[number] for number in numbers], weight, CPU)
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
         old = batch.engine
-        loss_of_batch = objective(logprobs, old, ref, replace(batch, engine=engine_of(old)))
+        loss_of_batch = grpo_loss(logprobs, old, ref, replace(batch, engine=engine_of(old)), **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()
 

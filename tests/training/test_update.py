@@ -11,6 +11,8 @@ from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.grpo import grpo_loss
+from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.training.update import MAX_SKIPPED
 from prompt_r1.types import ScoredGame
 from tests.support import tiny
@@ -68,18 +70,6 @@ def test_the_kl_to_the_frozen_reference_grows_from_zero():
     second = Learner(policy, reference=reference).learn([games])
     assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] > 1e-6
     assert not any(parameter.grad is not None for parameter in reference.parameters())
-
-
-def test_gradients_are_summed_over_nodes_in_the_last_backward_of_an_optimiser_step_only(monkeypatch):
-    """Summed in an earlier one, they would be summed twice, or the later ones would stay on their node."""
-    calls: list[bool] = []  # for each backward: does it sum?
-    monkeypatch.setattr(
-        "prompt_r1.training.update.sum_over_nodes", lambda policy, *, wanted: calls.append(wanted)
-    )
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(5))
-    Learner(policy, tokens_per_batch=1).learn([games[:3], games[3:]])
-    assert calls == [False, False, True, False, True]
 
 
 def test_a_mini_batch_without_games_takes_no_optimiser_step():
@@ -209,30 +199,30 @@ def test_the_ratio_of_each_token_is_that_of_the_policy_before_the_games_own_opti
             logprob for logprob, own in zip(trajectory.logprobs, trajectory.sampled, strict=True) if own
         ]
         wanted = naive_logprobs(before.model, trajectory) - torch.tensor(sampled)
-        assert ratios(trajectory) == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert ratios(games[4].trajectory) == [], "it was not trained on"
+        assert ratios[game.index] == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert set(ratios) == {0, 1, 2, 3}, "the last game was not trained on"
 
 
 def test_a_rank_gets_the_ratios_of_its_games_from_the_ranks_that_trained_on_them():
     # Threads that made their policies at once would share one random generator, and differ.
     games, policy = random_scored_games(6), tiny.policy()
 
-    def ratios_on(ranks: Ranks) -> list[list[float]]:
+    def ratios_on(ranks: Ranks) -> dict[int, list[float]]:
         learner = Learner(copy.deepcopy(policy), ranks=ranks)
-        mine = games if ranks.count == 1 else games[5:] if ranks.rank else games[:5]
-        for batch in learner.update.prepare([mine])[0]:
+        for batch in learner.update.prepare([games])[0]:
             with torch.no_grad():
                 scores = learner.update.policy(batch.packed)
-                loss = learner.objective(scores.logprobs, scores.logprobs, scores.logprobs, batch)
+                loss = grpo_loss(
+                    scores.logprobs, scores.logprobs, scores.logprobs, batch, **learner.loss, importance_cap=0
+                )
             learner.update.record(batch, scores, loss)
-        log_ratios = learner.update.log_ratios()
-        return [log_ratios(game.trajectory) for game in mine]
+        return learner.update.log_ratios()
 
     [alone] = on_each_rank(1, ratios_on)
-    first, second = on_each_rank(2, ratios_on)
-    for got, wanted in zip([*first, *second], alone, strict=True):
-        assert got == pytest.approx(wanted, abs=1e-5)
-    assert all(alone)
+    for divided in on_each_rank(2, ratios_on):
+        assert divided.keys() == alone.keys() == set(range(6))
+        for index, wanted in alone.items():
+            assert divided[index] == pytest.approx(wanted, abs=1e-5) and wanted
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
@@ -245,8 +235,8 @@ def test_the_weights_of_a_mini_batch_that_lost_games_do_not_depend_on_the_ranks(
 
     def weight_on(ranks: Ranks) -> float:
         learner = Learner(copy.deepcopy(policy), ranks=ranks, least_games=8, token_mean=token_mean)
-        mine = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
-        [batches] = learner.update.prepare([mine])
+        played = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
+        [batches] = learner.update.prepare(mini_batches_of([played], ranks, games=8, mini_batch=8))
         return sum(batch.weights.sum().item() for batch in batches)
 
     for count in (1, 2):
@@ -335,15 +325,12 @@ def naive_gradients(
     clip: tuple[float, float],
     kl_coef: float,
     token_mean: bool,
-    ratio_of_game: bool,
 ) -> torch.Tensor:
-    """The gradients of eq. 17 in float64, game by game; with GSPO's ratio, one for all tokens of a game."""
+    """The gradients of eq. 17 in float64, game by game."""
     tokens = sum(sum(game.trajectory.sampled) for game in games)
     for game, old, reference in zip(games, olds, references, strict=True):
         new = naive_logprobs(model, game.trajectory)
         ratio, advantage = (new - old).exp(), game.advantage
-        if ratio_of_game:
-            ratio = ratio.prod() ** (1 / len(new)) * torch.ones_like(new)
         limited = ratio.clamp(1 - clip[0], 1 + clip[1])
         surrogate = torch.minimum(ratio * advantage, limited * advantage)
         kl = (reference - new).exp() - (reference - new) - 1
@@ -360,12 +347,9 @@ def logprobs_under(policy: Policy, games: list[ScoredGame]) -> list[torch.Tensor
     return [naive_logprobs(model, game.trajectory) for game in games]
 
 
-@pytest.mark.parametrize(
-    ("token_mean", "ratio", "clip"),
-    [(False, "token", (0.2, 0.2)), (True, "token", (0.2, 0.28)), (False, "sequence", (0.02, 0.03))],
-)
+@pytest.mark.parametrize(("token_mean", "clip"), [(False, (0.2, 0.2)), (True, (0.2, 0.28))])
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 10_000])
-def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ratio, clip, tokens_per_batch):
+def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, clip, tokens_per_batch):
     """In the second optimiser step: the first has moved the weights, so that some ratios are clipped. What
     the engine has recorded plays no part.
     """
@@ -381,7 +365,6 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ra
         kl_coef=0.1,
         clip=clip[0],
         clip_high=clip[1],
-        ratio=ratio,
         token_mean=token_mean,
         tokens_per_batch=tokens_per_batch,
     )
@@ -392,16 +375,7 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, ra
     [_, got], metrics = gradients_of_steps(learner, [games[:1], games])
     model = learned_from[1]
     model.zero_grad()
-    expected = naive_gradients(
-        model,
-        games,
-        olds,
-        references,
-        clip=clip,
-        kl_coef=0.1,
-        token_mean=token_mean,
-        ratio_of_game=ratio == "sequence",
-    )
+    expected = naive_gradients(model, games, olds, references, clip=clip, kl_coef=0.1, token_mean=token_mean)
     assert (got - expected).norm() < 1e-5 * expected.norm()
     assert 0.05 < metrics["clip_frac"] < 0.5
 

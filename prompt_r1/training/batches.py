@@ -1,0 +1,141 @@
+"""The games that each rank computes together, as tensors.
+
+Games of a question are stored in one row with their opening once (`agent.packing`), so they stay together
+unless the ranks would wait for each other: then they are split, and each part repeats the opening.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from prompt_r1.agent.packing import Group, Packed, pack
+from prompt_r1.distributed import Ranks
+from prompt_r1.types import ScoredGame, Trajectory
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of N agent tokens."""
+
+    packed: Packed
+    weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
+    advantages: Tensor  # (N,) of each token's game
+    engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
+    tokens_of: dict[int, int]  # agent tokens of each game, by its index, in the order of the columns
+    old: Tensor | None = None  # (N,) of the policy before this training step; None: it has not moved since
+
+
+def mini_batches_of(
+    games_PG: Sequence[Sequence[ScoredGame]],
+    ranks: Ranks,
+    *,
+    games: int,
+    mini_batch: int,
+    drop_even: bool = False,
+) -> list[list[ScoredGame]]:
+    """The games of all ranks to train on, by optimiser step of `mini_batch` games out of `games` in all.
+
+    Called by every rank with the games that it played. A game's place follows from its index, so it does not
+    depend on how many ranks there are. Groups stay whole where `mini_batch` is a multiple of their size.
+    `drop_even` leaves out groups whose games all did equally well.
+    """
+    played = [
+        replace(game, trajectory=replace(game.trajectory, turns=[]))  # the loss needs no text
+        for group in games_PG
+        if any(game.advantage for game in group) or not drop_even
+        for game in group
+        if game.advantage is not None
+    ]
+    mini_batches: list[list[ScoredGame]] = [[] for _ in range(math.ceil(games / mini_batch))]
+    of_all = [game for share in ranks.gather(played) for game in share]
+    for game in sorted(of_all, key=lambda game: game.index):
+        mini_batches[game.index // mini_batch].append(game)
+    return [batch for batch in mini_batches if batch]
+
+
+def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
+    """The numbers of the games of each micro-batch of each rank; greedy, longest first.
+
+    A micro-batch has at most `tokens_per_batch` packed tokens or a single game. One rank gets as few as
+    possible: whole groups, each in the first micro-batch that has room. Several ranks wait for each other at
+    every micro-batch, so all get equally many of about equal size (some may be empty): groups are cut to half
+    of that size, and each part goes to the micro-batch that stays smallest with it. The result depends on the
+    arguments alone.
+    """
+    groups = by_opening(games)
+    openings = {n: (key, games[n].opening) for key, group in enumerate(groups) for n in group}
+
+    def size(numbers: Iterable[int]) -> int:
+        """Columns of a packed row of these games: each opening once, and no last token."""
+        own = [len(games[n].tokens) - 1 - openings[n][1] for n in numbers]
+        return sum(own) + sum(length for _, length in {openings[n] for n in numbers})
+
+    total = size(range(len(games)))
+    per_rank = math.ceil(total / (ranks * tokens_per_batch))
+    most = tokens_per_batch if ranks == 1 else min(tokens_per_batch, total // (2 * ranks * max(per_rank, 1)))
+    parts: list[list[int]] = []
+    for group in groups:
+        longest_first = sorted(group, key=lambda n: len(games[n].tokens), reverse=True)
+        parts += first_fit([[n] for n in longest_first], lambda part: size(part) <= most)
+    parts.sort(key=size, reverse=True)
+    if ranks == 1:
+        return [first_fit(parts, lambda batch: size(batch) <= tokens_per_batch)]
+    while True:
+        batches: list[list[int]] = [[] for _ in range(ranks * per_rank)]
+        for part in parts:
+            smallest = min(batches, key=lambda batch: size([*batch, *part]))
+            smallest += part
+        if all(len(batch) == 1 or size(batch) <= tokens_per_batch for batch in batches):
+            batches.sort(key=size, reverse=True)  # those of one time are about equally large
+            return [batches[rank::ranks] for rank in range(ranks)]
+        per_rank += 1
+
+
+def first_fit(parts: Iterable[list[int]], fits: Callable[[list[int]], bool]) -> list[list[int]]:
+    """Put each part into the first bin that still fits with it, or into a new one."""
+    bins: list[list[int]] = []
+    for part in parts:
+        roomy = next((one for one in bins if fits([*one, *part])), None)
+        if roomy is None:
+            bins.append(list(part))
+        else:
+            roomy += part
+    return bins
+
+
+def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
+    """The numbers of the games with each opening."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, game in enumerate(games):
+        groups.setdefault(tuple(game.tokens[: game.opening]), []).append(number)
+    return list(groups.values())
+
+
+def make_batch(
+    games: Sequence[ScoredGame], weight: Callable[[Trajectory], float], device: torch.device
+) -> Batch:
+    """One micro-batch of these games, in which those with a common opening share it.
+
+    `weight` is that of each agent token of a game. Without games nothing is scored: loss and gradients are 0.
+    """
+    groups = [
+        [games[number] for number in group] for group in by_opening([game.trajectory for game in games])
+    ]
+    columns: list[tuple[float, float, float]] = []
+    for game in (game for group in groups for game in group):
+        trajectory = game.trajectory
+        assert game.advantage is not None, "a game that left its group is not trained on"
+        token = weight(trajectory), game.advantage
+        pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
+        columns += [(*token, logprob) for logprob, sampled in pairs if sampled]
+    if games:
+        packed = pack([[game.trajectory for game in group] for group in groups], device)
+    else:  # a row of one token, of which none is scored
+        token_0 = torch.zeros(1, dtype=torch.long, device=device)
+        packed = Packed(token_0, token_0, (Group(0, 1, ()),), sources=token_0[:0], targets=token_0[:0])
+    rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
+    sizes = {game.index: sum(game.trajectory.sampled) for group in groups for game in group}
+    return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2], tokens_of=sizes)

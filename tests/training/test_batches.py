@@ -1,0 +1,149 @@
+"""Games are divided among ranks and micro-batches by tokens."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_r1.agent.packing import pack
+from prompt_r1.training.batches import divide, make_batch, mini_batches_of
+from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
+from tests.support import tiny
+from tests.support.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
+from tests.training.thread_ranks import on_each_rank
+
+some_games = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=6).map(
+    lambda shapes: [game for seed, count in shapes for game in siblings(seed, count)]
+)
+
+
+def game(question: int, opening: int, own: int) -> Trajectory:
+    """A game with this opening, and so many further columns in a row."""
+    game = Trajectory(Question("q", "d", "?", ("a",)))
+    game.add_context([question] * opening)
+    game.add_sampled(Completion([7] * (own + 1), [-1.0] * (own + 1), True))
+    return game
+
+
+def tokens_of(games: list[Trajectory], numbers: list[int]) -> int:
+    """Columns of the packed row of a micro-batch."""
+    groups: dict[tuple[int, ...], list[Trajectory]] = {}
+    for number in numbers:
+        groups.setdefault(tuple(games[number].tokens[: games[number].opening]), []).append(games[number])
+    return len(pack(list(groups.values()), CPU).tokens) if numbers else 0
+
+
+@settings(max_examples=60)
+@given(some_games, st.integers(1, 6), st.integers(1, 200))
+def test_each_game_is_assigned_once_and_no_micro_batch_exceeds_the_limit(games, ranks, limit):
+    shares = divide(games, ranks=ranks, tokens_per_batch=limit)
+    batches = [batch for share in shares for batch in share]
+    assert sorted(number for batch in batches for number in batch) == list(range(len(games)))
+    assert all(tokens_of(games, batch) <= limit or len(batch) == 1 for batch in batches)
+    assert len(shares) == ranks and len({len(share) for share in shares}) == 1
+    assert shares == divide(games, ranks=ranks, tokens_per_batch=limit)
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(1, 1.0), (2, 0.95), (4, 0.9), (8, 0.86), (16, 0.8)])
+def test_ranks_wait_little_for_each_other_in_mini_batches_of_64_games(ranks, least):
+    """Groups of five games of one to five turns, with the lengths of the benchmarks' workload "long". The
+    share of useful columns on the critical path: the largest micro-batch of each time, over the ranks.
+    """
+    ideal = critical = 0.0
+    for seed in range(3):
+        rng = random.Random(seed)
+        games = [
+            game(question, 600, rng.randint(120, 320) + sum(rng.randint(320, 720) for _ in range(turns)))
+            for question in range(13)
+            for turns in rng.choices(range(5), k=5)
+        ][:64]
+        shares = divide(games, ranks=ranks, tokens_per_batch=16_384)
+        ideal += tokens_of(games, list(range(64))) / ranks
+        critical += sum(
+            max(tokens_of(games, batch) for batch in batches) for batches in zip(*shares, strict=True)
+        )
+    assert ideal / critical >= least
+
+
+def test_one_rank_keeps_groups_whole_and_several_ranks_split_what_they_would_wait_for():
+    groups = [game(question, 10, 5) for question in (0, 0, 1, 1)]
+    assert divide(groups, ranks=1, tokens_per_batch=40) == [[[0, 1, 2, 3]]]
+    assert divide(groups, ranks=1, tokens_per_batch=39) == [[[0, 1], [2, 3]]]
+    one_group = [game(0, 10, 50), game(0, 10, 50)]
+    assert divide(one_group, ranks=2, tokens_per_batch=1000) == [[[0]], [[1]]]
+    assert divide(one_group[:1], ranks=3, tokens_per_batch=80) == [[[0]], [[]], [[]]]
+
+
+def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[ScoredGame]]]:
+    """Groups of five games by the rank that played them; some ranks played none, some games broke."""
+    rng = random.Random(seed)
+    played: list[list[list[ScoredGame]]] = [[] for _ in range(ranks)]
+    for question in range(2 * mini_batches):
+        group = []
+        for number, trajectory in enumerate(siblings(100 * seed + question, 5)):
+            trajectory.turns = game_of_turns("text").turns
+            advantage = rng.choice([None, rng.gauss(0, 1)])
+            group.append(ScoredGame(trajectory, Reward(1, 0, 0), advantage, index=5 * question + number))
+        played[rng.randrange(ranks)].append(group)
+    return played
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_mini_batches_do_not_depend_on_which_rank_played_a_game(ranks, seed):
+    """They hold each game that is trained on, without the text of its turns."""
+    played = random_play(ranks, 3, seed=seed)
+    everything = [group for groups in played for group in groups]
+    expected = mini_batches_of(everything, ONE_RANK, games=30, mini_batch=10)
+    for got in on_each_rank(
+        ranks, lambda rank: mini_batches_of(played[rank.rank], rank, games=30, mini_batch=10)
+    ):
+        assert got == expected
+    trained_on = [game for group in everything for game in group if game.advantage is not None]
+    for step, games in enumerate(expected):
+        wanted = [
+            replace(one, trajectory=replace(one.trajectory, turns=[]))
+            for one in trained_on
+            if one.index // 10 == step
+        ]
+        assert games == sorted(wanted, key=lambda one: one.index)
+
+
+def test_an_optimiser_step_of_whole_groups_does_not_split_them():
+    games = random_scored_games(20)
+    groups = [games[start : start + 5] for start in range(0, 20, 5)]
+    by_game = mini_batches_of(groups, ONE_RANK, games=20, mini_batch=8)
+    assert [len(games) for games in by_game] == [8, 8, 4]
+    whole_groups = mini_batches_of(groups, ONE_RANK, games=20, mini_batch=10)
+    assert [[game.index for game in games] for games in whole_groups] == [[*range(10)], [*range(10, 20)]]
+
+
+def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_questions_alternate():
+    played = [random_game(seed) for seed in (0, 3, 1, 4)]  # 0 and 1 share an opening, 3 and 4 another
+    games = [ScoredGame(game, Reward(0, 0, 0), float(number), number) for number, game in enumerate(played)]
+    batch = make_batch(games, lambda game: float(sum(game.sampled)), CPU)
+    rows = zip(batch.packed.targets, batch.engine, batch.advantages, batch.weights, strict=True)
+    assert Counter((int(token), *map(float, row)) for token, *row in rows) == Counter(
+        (token, logprob, float(number), float(sum(game.sampled)))
+        for number, game in enumerate(played)
+        for token, logprob, sampled in zip(
+            game.tokens, torch.tensor(game.logprobs).tolist(), game.sampled, strict=True
+        )
+        if sampled
+    )
+    indices = [index for index, tokens in batch.tokens_of.items() for _ in range(tokens)]
+    assert batch.advantages.tolist() == indices
+
+
+def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
+    """The pass of a rank that has no game, while the others have one."""
+    policy, batch = tiny.policy(), make_batch([], lambda game: 1.0, CPU)
+    logprobs = policy(batch.packed).logprobs
+    assert logprobs.shape == batch.weights.shape == batch.advantages.shape == batch.engine.shape == (0,)
+    logprobs.sum().backward()
+    gradients = [weight.grad for weight in policy.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
