@@ -20,7 +20,6 @@ class PlayedRun(Cost):
     """The games, played once by one variant."""
 
     tokens: list[list[int]] = field(default_factory=list)  # the sampled ones of each game
-    waiting: float = 0.0  # seconds in which every game waited (lockstep only)
     prefilled: int = 0  # prompt tokens computed (ours only)
 
 
@@ -49,9 +48,7 @@ def play_generate(model: PreTrainedModel, games: list[PlannedGame], *, latency: 
                 run.tokens[index] += new
                 histories[index] += new + turn.reply
             if latency:
-                slowest = max(turn.latency for turn in turns)
-                run.waiting += slowest
-                time.sleep(slowest)
+                time.sleep(max(turn.latency for turn in turns))
     return run
 
 

@@ -101,31 +101,16 @@ class Totals:
     games: int
     turns: int
     new_tokens: int
-    reply_tokens: int
-    question_tokens: int  # each question once
-    longest_chain: float  # seconds of latency in the game that waits longest
-
-    @property
-    def prefill(self) -> int:
-        """Prompt tokens if nothing is computed twice.
-
-        These are questions, replies, and for each later turn the last token of the turn before, which was
-        sampled but has not gone through the model.
-        """
-        return self.question_tokens + self.reply_tokens + self.turns - self.games
+    prefill: int  # prompt tokens if nothing is computed twice
 
 
 def totals(games: list[PlannedGame]) -> Totals:
     """Add up the work in these games."""
     turns = [turn for game in games for turn in game.turns]
-    return Totals(
-        games=len(games),
-        turns=len(turns),
-        new_tokens=sum(turn.new_tokens for turn in turns),
-        reply_tokens=sum(len(turn.reply) for turn in turns),
-        question_tokens=sum(len(prompt) for prompt in {tuple(game.prompt) for game in games}),
-        longest_chain=max(sum(turn.latency for turn in game.turns) for game in games),
-    )
+    questions = sum(len(prompt) for prompt in {tuple(game.prompt) for game in games})
+    # For each later turn, also the last token of the turn before: sampled, but not gone through the model.
+    prefill = questions + sum(len(turn.reply) for turn in turns) + len(turns) - len(games)
+    return Totals(len(games), len(turns), sum(turn.new_tokens for turn in turns), prefill)
 
 
 SHAPES = {  # hidden, layers, heads, key heads, head size, intermediate

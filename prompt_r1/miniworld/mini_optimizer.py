@@ -19,7 +19,7 @@ class MiniOptimizer:
 
     name = "mini-optimizer"
 
-    async def ask(self, messages: list[Message], *, sample: int, seed: int) -> str:
+    async def ask(self, messages: list[Message], *, sample: int = 0, seed: int = 0) -> str:
         request = messages[-1]["content"]
         for opening, closing in MARKS:
             if opening in request:

@@ -179,7 +179,6 @@ def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     wanted = totals(plan(4, 5, seed=1))
     ample, tokens = play_plan(policy, 4, kv_tokens=100_000)
     assert ample.prefilled == wanted.prefill
-    assert ample.prefilled == wanted.question_tokens + wanted.reply_tokens + wanted.turns - wanted.games
     assert ample.sampled == wanted.new_tokens
     assert ample._scheduler.preempted == 0
     scarce, same_tokens = play_plan(policy, 2, kv_tokens=2500)  # half of the questions, to save time

@@ -13,8 +13,10 @@ from prompt_r1.storage.run_log import read_metrics
 from tests.support.tensors import load_tensors
 
 
-def compare(run: Path, steps: int) -> None:
+@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_steps_on_one_page_are_those_of_the_package(tmp_path: Path, steps: int) -> None:
     """Train both for some steps of the mini world, and compare every step, and the weights at the end."""
+    run = tmp_path / "run"
     torch.set_num_threads(1)
     train.main(f"--out {run} --steps {steps} --val-data none --test-data none --save-every {steps}".split())
     training = minimal.Training(seed=0)
@@ -42,12 +44,3 @@ def compare(run: Path, steps: int) -> None:
     differences = torch.cat([(weights[name] - theirs[name]).abs().flatten() for name in theirs])
     # AdamW moves a weight by up to 5e-4 a step, also where its gradient is hardly more than rounding.
     assert differences.mean() < 1e-7 and differences.max() < 1e-4
-
-
-def test_a_step_on_one_page_is_that_of_the_package(tmp_path):
-    compare(tmp_path / "run", steps=1)
-
-
-@pytest.mark.slow
-def test_three_steps_on_one_page_are_those_of_the_package(tmp_path):
-    compare(tmp_path / "run", steps=3)

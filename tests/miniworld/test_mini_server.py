@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import evaluate
 import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
-from prompt_r1.errors import EnvError, FatalEnvError
+from prompt_r1.errors import EnvError
 from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Message
@@ -44,64 +43,6 @@ def locked() -> Iterator[str]:
             yield process.stdout.readline().split()[-1]
         finally:
             process.kill()
-
-
-def test_the_server_gives_the_replies_of_the_mini_world() -> None:
-    server = FaultyServer(seed=3)
-
-    async def ask_both() -> list[str]:
-        replies = []
-        for spec in (f"mini-b@{server.base_url}", "mini-b"):
-            environment = open_environment(spec, seed=3)
-            await environment.check()
-            replies.append(await environment.ask(HELLO))
-        with pytest.raises(FatalEnvError, match="The model `large` does not exist"):
-            await open_environment(f"large@{server.base_url}").check()
-        return replies
-
-    first, second = with_server(ask_both(), server)
-    assert first == second and server.counts["replies"] == 1
-
-
-class KeyRecordingServer(FaultyServer):
-    """Records the keys of the requests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.models["large"] = self.models["mini"]
-        self.keys: set[str | None] = set()
-
-    async def respond(self, reader, writer, request, headers, body) -> None:
-        self.keys.add(headers.get("authorization"))
-        await super().respond(reader, writer, request, headers, body)
-
-
-def test_an_evaluation_sends_the_key_to_the_default_endpoint_only(tmp_path, monkeypatch) -> None:
-    provider, other = KeyRecordingServer(), KeyRecordingServer()
-
-    async def evaluation() -> None:
-        await provider.start()
-        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        line = ["--method", "direct", "--env", "large", f"mini@{other.base_url}", "--limit", "2"]
-        await asyncio.to_thread(evaluate.main, [*line, "--out", str(tmp_path / "out")])
-        await provider.stop()
-
-    with_server(evaluation(), other)
-    assert provider.keys == {f"Bearer {KEY}"} and other.keys == {None}
-
-
-def test_concurrent_calls_never_exceed_the_limit_and_all_end() -> None:
-    server = FaultyServer(latency=0.02, fail=0.05)
-
-    async def calls() -> list[str]:
-        environment = open_environment(f"mini@{server.base_url}", env_concurrency=16, env_timeout=1)
-        asked = [environment.ask(HELLO, sample=number) for number in range(100)]
-        replies = await asyncio.gather(*asked)
-        return replies
-
-    assert len(set(with_server(calls(), server))) == 1
-    assert server.counts["peak"] == 16 and server.running == 0
 
 
 def train_in(folder: Path, line: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
@@ -156,13 +97,6 @@ def test_the_key_is_in_no_file_and_no_output(faulty) -> None:
     assert not [path for path in files if KEY.lower().encode() in path.read_bytes().lower()]
 
 
-def test_the_spending_is_in_the_metrics_and_on_the_console(faulty) -> None:
-    done, out = faulty
-    lines, spent = read_metrics(out), Journal(out / "journal").spent
-    assert lines[-1]["env/tokens_in"] > 0 and 0 < lines[-1]["env/usd"] <= spent.usd
-    assert "spent" in done.stdout and f"${lines[-1]['env/usd']:.4f}" in done.stdout
-
-
 def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again(
     locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
@@ -200,17 +134,6 @@ def test_an_invalid_environment_fails_at_once_with_one_sentence(
     message = capfd.readouterr().err
     assert sentence in message and len(message.strip().splitlines()) == 1 and "sk-wrong" not in message
     assert time.perf_counter() - begin < 5
-
-
-def test_a_dry_run_estimates_without_a_call(tmp_path, monkeypatch, capfd) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
-    line = "--config paper --data own.jsonl --val-data none --dry-run --env-price 0.15,0.60"
-    assert train_in(tmp_path, line.split(), monkeypatch) == 0
-    output = capfd.readouterr().out
-    training = next(row for row in output.splitlines() if row.startswith("training"))
-    assert training.split()[:5] == ["training", "204,800", "204,800", "to", "819,200"]
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
