@@ -7,7 +7,7 @@ tags and instruction (`chat_template.Frame`), so that it can never become a cont
 
 import copy
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from prompt_r1.chat_template import Frame, PieceEncoder, check_pieces, frame_of, position_of_turn_end, text_of
@@ -64,7 +64,6 @@ ENVIRONMENT_SYSTEM = (
     "the current task) and help the user complete the task or answer the question. "
 )
 
-LAST_TURN = "This is your last turn: answer now."  # for --force-answer; not in the paper
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
 LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
 CHARACTERS_PER_TOKEN = 8  # more than usual; only for the first guess at how much of a long reply to encode
@@ -156,11 +155,8 @@ class Codec:
         self._opening_head = self._encoder.start(self.frame.before_user + "Question:")
         # The games of a question share its text, and often the replies.
         self._cached_encoder = lru_cache(maxsize=256)(self._encoder.untrusted)
-        # The instruction is long, and there are only two notes: none, and LAST_TURN.
-        self._opening_tail = cache(lambda note: self.encode_trusted("\n" + instruction + self._ending(note)))
-        self._reply_tail = cache(
-            lambda note: self.encode_trusted("</interaction_response>" + self._ending(note))
-        )
+        self._opening_tail = self.encode_trusted(f"\n{instruction}{self._generation}")
+        self._reply_tail = self.encode_trusted(f"</interaction_response>{self._generation}")
         # The agent's turn may be any text with tags: what stands around it is compared.
         opening, said = self.opening("Who?"), self.encode_trusted(" ".join(TAGS))
         check_pieces(
@@ -179,23 +175,22 @@ class Codec:
         codec.stop_ids = self.stop_ids | ids
         return codec
 
-    def opening(self, question: str, *, note: str = "") -> list[int]:
+    def opening(self, question: str) -> list[int]:
         """The tokens of the first user message, with question and instruction, up to the agent's turn."""
-        return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail(note)
+        return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail
 
-    def reply(self, text: str, *, after: int, max_tokens: int = 0, note: str = "") -> list[int]:
+    def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.
 
         `after` is the last token of the dialogue so far: a message that the agent left open is closed here.
-        A reply of more than `max_tokens` tokens (0: no limit) is cut and marked. `note` is a sentence of ours
-        below the reply.
+        A reply of more than `max_tokens` tokens (0: no limit) is cut and marked.
         """
         close = [] if after == self.turn_end else self._close
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
         content = self.encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
         if max_tokens and len(content) > max_tokens:
             content = self._whole_characters(content[:max_tokens]) + self.encode_trusted(CUT)
-        return close + self._reply_head + content + self._reply_tail(note)
+        return close + self._reply_head + content + self._reply_tail
 
     def encode_trusted(self, text: str) -> list[int]:
         """The tokens of our own or the agent's text, which may hold control tokens, within the dialogue."""
@@ -218,9 +213,6 @@ class Codec:
                 return tokens
             length *= 4
         return self.encode_untrusted(text)
-
-    def _ending(self, note: str) -> str:
-        return ("\n" + note if note else "") + self._generation
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """The tokens without a partial character at the end (at most 3 bytes, so at most 3 tokens)."""

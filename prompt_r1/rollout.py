@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from prompt_r1.errors import EnvError
-from prompt_r1.protocol import LAST_TURN, NO_REPLY, Codec, parse
+from prompt_r1.protocol import NO_REPLY, Codec, parse
 from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
 
 
@@ -22,7 +22,7 @@ async def play(
     repeats. It is not asked in the last turn: the agent could not read the reply.
     """
     trajectory, history = Trajectory(question), list[Message]()
-    context = codec.opening(question.text, note=note_before(1, settings))
+    context = codec.opening(question.text)
     for number in range(1, settings.max_turns + 1):
         if len(trajectory.tokens) + len(context) >= settings.max_tokens:
             trajectory.stop = "max_tokens"  # no room for a turn: what was to be read is dropped
@@ -51,18 +51,8 @@ async def play(
         trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - start))
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})
-        context = codec.reply(
-            shown,
-            after=trajectory.tokens[-1],
-            max_tokens=settings.max_reply_tokens,
-            note=note_before(number + 1, settings),
-        )
+        context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)
     return trajectory
-
-
-def note_before(turn: int, settings: GameSettings) -> str:
-    """With `force_answer`, our sentence to the agent before its last turn; else nothing."""
-    return LAST_TURN if settings.force_answer and turn == settings.max_turns else ""
 
 
 async def play_groups(

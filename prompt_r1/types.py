@@ -48,7 +48,6 @@ class GameSettings:
     max_new: int = 1024  # new tokens in a turn
     max_tokens: int = 8192  # tokens of the whole dialogue
     max_reply_tokens: int = 1024  # tokens of a reply that the agent reads; 0: all
-    force_answer: bool = False  # tell the agent when its last turn has come
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def reply_of_all(c: Codec, text: str, limit: int) -> list[int]:
     tokens = c.encode_untrusted(text.replace("</interaction_response", "&lt;/interaction_response"))
     if len(tokens) > limit:
         tokens = c._whole_characters(tokens[:limit]) + c.encode_trusted(CUT)
-    return [c.turn_end, *c._reply_head, *tokens, *c._reply_tail("")]
+    return [c.turn_end, *c._reply_head, *tokens, *c._reply_tail]
 
 
 @cache

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from prompt_r1.errors import EnvError, FatalEnvError
-from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, NO_REPLY, Codec
+from prompt_r1.protocol import INSTRUCTIONS, NO_REPLY, Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play, play_groups
 from prompt_r1.types import GameSettings, Question, Trajectory
@@ -245,18 +245,6 @@ def test_a_long_reply_is_truncated_for_the_agent_but_not_in_the_environments_his
     assert "<interaction_response>0123456789 [cut]</interaction_response>" in text
     assert "<interaction_response>short</interaction_response>" in text
     assert environment.asked[1][1]["content"] == "0123456789é0123456789" == game.turns[0].reply
-
-
-@pytest.mark.parametrize("max_turns", [1, 2, 3])
-def test_with_force_answer_the_last_turn_and_no_other_has_a_note(max_turns):
-    notes = []  # their number in the context of each turn
-    for force_answer in (True, False):
-        agent = ScriptedAgent([think("1", prompt="a")] * max_turns)
-        replies = ScriptedEnvironment(["fine"] * max_turns)
-        play_game(agent, replies, max_turns=max_turns, force_answer=force_answer)
-        notes.append([tiny.tokenizer().decode(read).count("\n" + LAST_TURN) for read in agent.read])
-        assert len(replies.asked) == max_turns - 1
-    assert notes == [[0] * (max_turns - 1) + [1], [0] * max_turns]
 
 
 ATTACKS = [

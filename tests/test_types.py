@@ -32,7 +32,7 @@ def test_the_answer_of_a_game_is_that_of_its_last_turn():
 
 def test_a_game_without_settings_is_the_papers():
     """Table 6: 5 turns of 1,024 tokens, 8,192 in all; the released script cuts a reply to 1,024."""
-    assert GameSettings() == TrainConfig().game == GameSettings("paper", 5, 1024, 8192, 1024, False)
+    assert GameSettings() == TrainConfig().game == GameSettings("paper", 5, 1024, 8192, 1024)
 
 
 def test_a_reward_whose_terms_nobody_asked_for_has_none_and_a_closed_gate():

@@ -14,9 +14,9 @@ from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import Frame, special_ids
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, LONGEST_CACHED, Codec
-from prompt_r1.rollout import note_before
 from prompt_r1.types import GameSettings, Question
 
 
@@ -56,11 +56,11 @@ def load_agent(
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
     `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
-    in its folder, or its chat template's of today. If `config.threads` is given, torch computes with so many
-    from now on. Raises UsageError if there is no agent.
+    in its folder, or its chat template's of today. With a mini agent, torch computes in one thread from now
+    on: more hardly help a tiny model, and hurt on a busy CPU. Raises UsageError if there is no agent.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    if config.agent == MINI_AGENT:
+        torch.set_num_threads(1)
     compute = compute_dtype(config.dtype, device)
     codec = load_codec(path, config, frame)
     policy = load_policy(
@@ -105,7 +105,7 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
         long = len(question.text) > LONGEST_CACHED
         length = len(codec.encode_beginning(question.text, max_tokens)) if long else 0
         if length < max_tokens:
-            length = len(codec.opening(question.text, note=note_before(1, game)))
+            length = len(codec.opening(question.text))
         if length >= max_tokens:
             name = f"question {question.id!r}" if question.id else "the question"
             raise QuestionTooLong(

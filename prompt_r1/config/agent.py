@@ -50,7 +50,6 @@ class AgentConfig(EnvironmentConfig):
     max_reply_tokens: int = setting(
         1024, "tokens of a reply that the agent reads; 0: all", range=NOT_NEGATIVE, identifies=True
     )
-    force_answer: bool = setting(False, "tell the agent when its last turn has come", identifies=True)
     rule: str = setting(
         "paper",
         "reward rule (eqs 12-15); alone: for --env none",
@@ -72,9 +71,6 @@ class AgentConfig(EnvironmentConfig):
         "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
         choices=("float32", "bfloat16"),
         group="the machine",
-    )
-    threads: int = setting(
-        0, "CPU threads of torch, also when the agent plays later; 0: torch's default", range=NOT_NEGATIVE
     )
     kv_tokens: int = setting(
         0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE

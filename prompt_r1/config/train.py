@@ -174,12 +174,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dtype": "float32",
         "tokens_per_batch": 4096,
         "checkpointing": False,
-        "threads": 1,
     },
 }
 # A pretrained model of a few hundred million parameters on a CPU, which knows the format from `sft --games`.
 PRESETS["small"] = {
-    **{name: value for name, value in PRESETS["mini"].items() if name != "threads"},
+    **PRESETS["mini"],
     "agent": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "max_tokens": 512,
     "steps": 24,

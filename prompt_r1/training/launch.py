@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig, warnings_of
 from prompt_r1.config.train_settings import train_config
@@ -30,8 +28,6 @@ def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
 
         print("\n".join(filter(None, [note, estimate(config)])))
         return
-    if config.threads:
-        torch.set_num_threads(config.threads)  # more threads hardly help a tiny model, and hurt on a busy CPU
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout, timeout=config.rank_timeout)
         with lost_ranks_resumable(ranks):

@@ -11,7 +11,7 @@ from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
-from prompt_r1.protocol import INSTRUCTIONS, LAST_TURN, Codec
+from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
@@ -35,17 +35,15 @@ def play_two_turns(**settings) -> ScriptedAgent:
 
 
 def test_a_game_has_the_settings_of_its_run():
-    agent = play_two_turns(max_reply_tokens=3, force_answer=True)
+    agent = play_two_turns(max_reply_tokens=3)
     read = tiny.tokenizer().decode(agent.read[1])
     assert "012 [cut]" in read and "0123456" not in read
-    assert LAST_TURN in read
 
 
 def test_a_game_without_these_settings_is_not_cut_short():
-    agent = play_two_turns(max_reply_tokens=0, force_answer=False)
+    agent = play_two_turns(max_reply_tokens=0)
     read = tiny.tokenizer().decode(agent.read[1])
     assert "0123456" in read
-    assert LAST_TURN not in read
 
 
 def test_a_turn_ends_at_every_end_token_of_the_model():
@@ -66,9 +64,6 @@ def test_a_question_must_leave_room_for_one_token():
         UsageError, match=rf"question 'q7' \(.*\) takes at least {length} tokens of a game of {length}"
     ):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
-    noted = GameSettings(max_tokens=length + 1, max_turns=1, force_answer=True)
-    with pytest.raises(UsageError):  # the sentence about the last turn takes room too
-        check_question_lengths([QUESTION], CODEC, noted)
 
 
 def test_a_split_named_after_mini_overrides_the_default_split():

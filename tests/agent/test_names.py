@@ -82,9 +82,9 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, mon
     assert (seen, torch.get_num_threads()) == ([1], 2)
 
 
-def test_an_agent_plays_with_the_threads_of_its_training(two_threads, asking_agent):
+def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
     """With a thread for each core, an evaluation of a mini agent took three times as long."""
-    load_agent(asking_agent, TrainConfig(**{**PRESETS["mini"], "threads": 0}), torch.device("cpu"))
+    load_agent(asking_agent, TrainConfig(**{**PRESETS["mini"], "agent": "real"}), torch.device("cpu"))
     assert torch.get_num_threads() == 2
     load_agent(asking_agent, TrainConfig(**PRESETS["mini"]), torch.device("cpu"))
     assert torch.get_num_threads() == 1

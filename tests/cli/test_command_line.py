@@ -265,7 +265,6 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     assert shown["--data"] == (
         "--data NAME ... mini, JSONL/parquet files, or hf:ORG/NAME:SPLIT of the Hub (mini: mini)"
     )
-    assert shown["--force-answer"] == "--force-answer tell the agent when its last turn has come"
     assert shown["--checkpointing"].startswith(
         "--checkpointing true|false gradient checkpointing (true, mini: false)"
     )

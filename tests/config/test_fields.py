@@ -44,7 +44,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     """A resumed run must agree on each of them."""
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args env_thinking env_system route data data_args seed instruction max_turns max_new "
-        "max_tokens max_reply_tokens force_answer rule answer_metric reward questions group_size "
+        "max_tokens max_reply_tokens rule answer_metric reward questions group_size "
         "mini_batch lr beta2 weight_decay grad_clip clip clip_high advantages "
         "drop_even_groups adapter_rank kl_coef importance_cap loss temperature".split()
     )
@@ -79,7 +79,7 @@ def test_the_mini_preset_has_the_documented_values():
         **{"instruction": "short", "rule": "release", "max_turns": 4, "max_new": 48, "max_tokens": 320},
         **{"steps": 80, "questions": 16, "mini_batch": 40, "val_limit": 100, "tokens_per_batch": 4096},
         **{"lr": 5e-4, "beta2": 0.98, "weight_decay": 0.0},
-        **{"dtype": "float32", "checkpointing": False, "threads": 1},
+        **{"dtype": "float32", "checkpointing": False},
     }
 
 
