@@ -10,10 +10,13 @@ writes the tables anew.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.config.evaluate import evaluate_config
+    from prompt_r1.cli.installation import check_installation
 
-    check_usage(evaluate_config)
+    check_installation()
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.cli.preflight import check_evaluate
+
+    check_usage(check_evaluate)
 
 import asyncio
 import gc

@@ -11,10 +11,13 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 from collections.abc import Sequence
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.config.train_settings import train_config
+    from prompt_r1.cli.installation import check_installation
 
-    check_usage(train_config)
+    check_installation()
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.cli.preflight import check_train
+
+    check_usage(check_train)
 
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.grpo import compare_games, grpo_loss

@@ -1,6 +1,5 @@
 """train.py, infer.py and evaluate.py as a user runs them, with tiny models in the mini world."""
 
-import io
 import json
 import re
 import weakref
@@ -248,59 +247,6 @@ def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
     assert re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", table)
 
 
-DIRECT = "evaluate.py --method direct --env mini --seed 0 --limit 1".split()
-BAD_INPUT = [
-    (["train.py", "--lerning-rate", "1"], "unknown argument --lerning-rate"),
-    (["train.py", "--steps", "many"], "--steps takes N, not 'many'"),
-    (["train.py", "--checkpointing", "perhaps"], "--checkpointing takes true|false, not 'perhaps'"),
-    (["train.py", "--steps", "0"], "--steps must be above 0"),
-    (["train.py", "--rule", "mine"], "--rule must be one of"),
-    (["train.py", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
-    (["train.py", "--config", "bad.yaml"], "unknown key 'lerning_rate'"),
-    (["train.py", "--agent", "no/such/agent"], "no tokenizer at 'no/such/agent'"),
-    (
-        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "none.jsonl"],
-        "none.jsonl: there is no such file",
-    ),
-    (
-        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "empty.jsonl"],
-        "there are no questions in it",
-    ),
-    (
-        ["train.py", "--config", "mini", "--agent", "AGENT", "--data", "long.jsonl", "--val-data", "none"],
-        "question 'long' ('",
-    ),
-    (["train.py", "--agent", "AGENT", "--env", "what?ever"], "what?ever"),
-    (["train.py", "--agent", "AGENT", "--env", "gpt-4o-mini"], "OPENAI_API_KEY"),
-    (["train.py", "--agent", "AGENT", "--max-env-usd", "5"], "--max-env-usd needs --env-price"),
-    (["train.py", "--agent", "AGENT", "--device", "cuda"], "no usable GPU"),
-    (["train.py", "--agent", "AGENT", "--offload"], "give --parallel fsdp"),
-    (["train.py", "--agent", "AGENT", "--resume", "nowhere"], "there is no checkpoint in it"),
-    (["train.py", "--config", "paper", "--agent", "AGENT"], "no training questions"),
-    (["train.py", "--agent", "AGENT", "--env", "mini,mini-b", "--route", "uniform"], "the same environment"),
-    (["train.py", "--agent", "tiny@http://127.0.0.1:9/v1"], "an agent plays in this process"),
-    (["train.py", "--agent", "AGENT", "--env", "none", "--max-turns", "3"], "the agent answers at once"),
-    (["train.py", "--agent", "AGENT", "--rule", "alone"], "--env none and --rule alone go together"),
-    (["train.py", "--agent", "AGENT", "--max-env-usd", "-1"], "--max-env-usd must be 0 (none) or more"),
-    (["train.py", "--agent", "AGENT", "--env-price", "cheap"], "--env-price takes IN,OUT"),
-    (["train.py", "--agent", "AGENT", "--env-args", "{"], "--env-args is not JSON"),
-    (["train.py", "--agent", "AGENT", "--journal", "replay"], "there is no journal to replay"),
-    (["infer.py"], "nothing to ask"),
-    (["infer.py", "--question", "Who?"], "run `python train.py` first"),
-    (["infer.py", "--question", "Who?", "--agent", "no/such", "--env", "mini"], "no tokenizer at 'no/such'"),
-    (["infer.py", "--question", "Who?", "--agent", "nosuch"], "no tokenizer at 'nosuch': there is no such"),
-    (["evaluate.py", "--agent", "AGENT", "--data", "mini:moon"], "no split 'moon'"),
-    (["evaluate.py", "--method", "magic"], "--method must be one of direct, cot"),
-    (["evaluate.py", "--ssim-model", "nowhere"], "nowhere: not a folder with a config.json"),
-    ([*DIRECT, "--out", "bad.yaml"], "--out bad.yaml: File exists; give a folder"),
-    ([*DIRECT, "--out", "bad.yaml/x"], "--out bad.yaml/x: Not a directory; give a folder"),
-    ([*DIRECT, "--out", "x" * 300], "File name too long"),
-    (["infer.py", "--questions", "deep.jsonl"], "row 1: expected a JSON object"),
-    (["evaluate.py", "--data", "mini", "mini:test", "--method", "direct", "--env", "mini"], "occurs twice"),
-    (["evaluate.py", "--method", "direct"], "no environment to ask: give --env SPEC"),
-]
-
-
 def test_an_out_of_memory_error_says_which_setting_to_lower(agent, tmp_path, monkeypatch, call_here):
     def forward(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nno room")
@@ -311,21 +257,6 @@ def test_an_out_of_memory_error_says_which_setting_to_lower(agent, tmp_path, mon
     assert ended.stderr.startswith(
         "train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch or "
     )
-
-
-@pytest.mark.parametrize(("line", "message"), BAD_INPUT, ids=[" ".join(line) for line, _ in BAD_INPUT])
-def test_bad_input_gives_a_message_of_one_line_and_exit_code_2(
-    line, message, agent, tmp_path, monkeypatch, call_here
-):
-    (tmp_path / "bad.yaml").write_text("lerning_rate: 1\n")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
-    (tmp_path / "long.jsonl").write_text(json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}))
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    ended = call_here(tmp_path, *(agent if word == "AGENT" else word for word in line))
-    assert ended.returncode == 2 and message in ended.stderr
-    assert "Traceback" not in ended.stderr and len(ended.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.slow

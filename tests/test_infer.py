@@ -29,32 +29,20 @@ TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", 
 PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
 
 
-def shown(texts: list[str], *, colours: bool = False, width: int = 0) -> str:
+def shown(texts: list[str], *, colours: bool = False) -> str:
     """The output for a turn of which these longer and longer texts arrive."""
     written: list[str] = []
-    view = Dialogue(written.append, colours=colours, width=width)
+    view = Dialogue(written.append, colours=colours)
     for number, text in enumerate(texts, start=1):
         view.turn(text, ended=number == len(texts))
     return "".join(written)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.sampled_from([0, 20, 80]))
-def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text, width):
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
     """No part of a tag is shown as text, and every character is shown once."""
-    streamed = shown([text[:end] for end in range(len(text))] + [text], width=width)
-    assert streamed == shown([text], width=width)
-
-
-def test_a_terminal_breaks_lines_between_words():
-    """The terminal cut long texts inside words at its last column."""
-    text = tiny.think("one two three-and-more four five", answer="a-word-that-is-longer-than-a-line b")
-    assert shown([text], width=24).splitlines() == [
-        "agent thinks one two",
-        "             three-and-more",
-        "             four five",
-        "answer       a-word-that-is-longer-than-a-line",
-        "             b",
-    ]
+    streamed = shown([text[:end] for end in range(len(text))] + [text])
+    assert streamed == shown([text])
 
 
 def test_each_block_has_a_label_and_its_lines_are_indented():
@@ -71,31 +59,12 @@ def test_a_terminal_shows_the_same_text_in_colour():
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == shown([text])
 
 
-HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31mred\x00\x08\x7f\ro\u202egnp.exe\u2028line\ud800 ok\ttab\nnext é 漢"
-
-
-def test_untrusted_text_cannot_move_the_cursor_or_change_its_direction():
-    safe = printable(HOSTILE)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", safe)
-    assert safe.startswith("\\x1b[2J\\x1b]0;title\\x07\\x9b31mred")
-    assert safe.endswith(" ok\ttab\nnext é 漢")
-    written: list[str] = []
-    view = Dialogue(written.append, colours=False)
-    view.question(HOSTILE), view.reply(HOSTILE), view.turn(HOSTILE, ended=True), view.note("x", HOSTILE)
-    assert "\x1b" not in "".join(written) and "\x9b" not in "".join(written)
-
-
 @given(st.text(st.characters(categories=["C", "Z"])))
 def test_invisible_characters_are_escaped_whatever_their_code(text):
     """By category, as Python's own repr does: a list once missed U+061C, U+200B, U+FEFF and U+E0041."""
     safe = printable(text)
     assert all(letter.isprintable() or letter in "\n\t" or letter.isspace() for letter in safe)
     assert not re.search("[\x1c-\x1f\x85\u2028\u2029]", safe)  # blanks that end a line for some readers
-
-
-def test_an_escaped_character_is_shown_as_its_code_in_python():
-    assert printable("a\u061cb\u200bc\ufeffd\U000e0041e") == r"a\u061cb\u200bc\ufeffd\U000e0041e"
-    assert printable("é 漢\u00a0\u3000🙂 \u0301") == "é 漢\u00a0\u3000🙂 \u0301"
 
 
 def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
@@ -146,9 +115,9 @@ def ask(agent, tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_json_output_has_one_object_per_question_with_its_own_cost(ask, tmp_path):
+def test_json_output_has_one_object_per_question_with_its_own_cost(ask):
     """Without that of the questions before it."""
-    flags = ["--json", "--save", "all.jsonl", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
+    flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
     lines = ask(*flags, typed="abc def?\nabc def?\n").splitlines()
     first, second = games = [json.loads(line) for line in lines]
     assert [game["question"] for game in games] == ["abc def?"] * 2
@@ -158,27 +127,6 @@ def test_json_output_has_one_object_per_question_with_its_own_cost(ask, tmp_path
         price = (game["tokens_in"] + 2 * game["tokens_out"]) / 1e6
         assert game["usd"] == pytest.approx(price) and price > 0
     assert first["usd"] == pytest.approx(second["usd"])
-    assert (tmp_path / "all.jsonl").read_text().splitlines() == lines
-
-
-def test_the_saved_transcript_is_the_dialogue_that_was_shown(ask, tmp_path):
-    shown = ask("--question", "abc def?", "--save", "dialogue.txt")
-    assert shown.startswith("question     abc def?\n\nagent ")
-    assert "\ncost         " in shown and "\x1b" not in shown
-    assert (tmp_path / "dialogue.txt").read_text() == shown
-
-
-@pytest.mark.parametrize("name", ["kept.txt", "kept.jsonl"])
-def test_a_transcript_replaces_an_existing_file_only_when_there_is_something_to_write(ask, tmp_path, name):
-    """A wrong agent or a question that is too long once left an empty file."""
-    (tmp_path / name).write_text("an earlier transcript\n")
-    for wrong in (["--agent", "no/such"], ["--question", "why " * 900]):
-        with pytest.raises(UsageError):
-            ask("--question", "abc def?", "--save", name, *wrong)
-        assert (tmp_path / name).read_text() == "an earlier transcript\n"
-    ask("--question", "abc def?", "--save", name)
-    assert "abc def?" in (tmp_path / name).read_text()
-    assert "an earlier" not in (tmp_path / name).read_text()
 
 
 def test_a_question_that_is_not_text_is_refused(ask):
@@ -192,6 +140,12 @@ def test_a_question_that_is_not_text_is_refused(ask):
 def test_standard_input_that_is_not_utf_8_is_refused(ask, monkeypatch):
     with pytest.raises(UsageError, match="standard input is not UTF-8"):
         ask("--questions", "-", typed=io.TextIOWrapper(io.BytesIO(b"who \xff?\n"), "utf-8"))
+
+
+def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
+    """A bug: a real model showed nothing for minutes, and no flag shortened its turns."""
+    shown = ask("--question", "abc def?", "--max-new", "1", "--max-turns", "1")
+    assert "does not know the format; `python -m prompt_r1.baselines.sft" in shown
 
 
 def test_several_questions_end_with_their_total_cost(ask):
@@ -209,13 +163,6 @@ def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch,
         ask("--question", "abc def?", "--json", "--temperature", "1", "--seed", "0")
     game = json.loads(capsys.readouterr().out)
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)
-
-
-def test_an_unwritable_transcript_and_contradicting_flags_fail_before_anything_is_asked(ask):
-    with pytest.raises(UsageError, match="No such file"):
-        ask("--question", "Who?", "--save", "no/such/folder.txt")
-    with pytest.raises(UsageError, match="--question or --questions, not both"):
-        ask("--question", "Who?", "--questions", "q.txt")
 
 
 @pytest.fixture
@@ -248,7 +195,7 @@ def test_ctrl_c_during_a_turn_keeps_the_tokens_sampled_so_far(ask, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
+def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
     """The environment hangs when the signal comes, after the agent's first turn."""
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--latency", "500"],
@@ -259,7 +206,6 @@ def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
     url = server.stdout.readline().split()[-1]
     line = [sys.executable, str(ROOT / "infer.py"), "--agent", str(agent), "--env", f"mini@{url}"]
     line += ["--question", "abc def?", "--temperature", "1", "--seed", "0"]
-    line += ["--save", str(tmp_path / "cut.jsonl")]
     playing = subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
@@ -282,6 +228,3 @@ def test_ctrl_c_saves_the_interrupted_game(agent, tmp_path):
         server.communicate()
     assert playing.returncode == 130 and "Traceback" not in errors
     assert "no answer    the game ended: interrupted" in shown
-    game = json.loads((tmp_path / "cut.jsonl").read_text())
-    assert game["stop"] == "interrupted" and game["error"] == ""
-    assert len(game["turns"]) == 1 and game["turns"][0]["reply"] is None

@@ -12,6 +12,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 
 RUNS = Path("runs")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def find_agent(name: str, seed: int) -> str | Path:
@@ -35,7 +36,26 @@ def find_agent(name: str, seed: int) -> str | Path:
             "(a model behind an endpoint can be the environment: --env)"
         )
     folder = Path(name)
-    return folder / "agent" if (folder / "agent" / "config.json").exists() else name
+    if (folder / "agent" / "config.json").exists():
+        folder /= "agent"
+    elif not folder.exists():
+        return name  # perhaps of the hub
+    _check_agent_folder(folder)
+    return folder
+
+
+def _check_agent_folder(folder: Path) -> None:
+    """Raise UsageError for a folder that holds no model or no tokenizer."""
+    if not folder.is_dir():
+        raise UsageError(f"--agent {folder} is a file: give the folder of a model")
+    if (folder / "predictions.jsonl").exists():
+        raise UsageError(f"--agent {folder} is a folder of evaluate.py: give the agent that it evaluated")
+    if (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
+        raise UsageError(f"--agent {folder}: this run has saved no agent yet")
+    if not (folder / "config.json").exists():
+        raise UsageError(f"--agent {folder} is no model: there is no config.json in it")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise UsageError(f"--agent {folder} has no tokenizer: there is no tokenizer.json in it")
 
 
 def trained_config(path: str | Path) -> AgentConfig | None:

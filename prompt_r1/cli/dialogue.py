@@ -38,17 +38,11 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
 
 
 class Dialogue:
-    """Writes a game as labelled and indented text that is safe to print, in colour if wanted.
+    """Writes a game as labelled and indented text that is safe to print, in colour if wanted."""
 
-    With a `width`, that of a terminal, lines are broken between words, and the last word of a turn that has
-    not ended waits.
-    """
-
-    def __init__(self, write: Callable[[str], object], *, colours: bool, width: int = 0) -> None:
+    def __init__(self, write: Callable[[str], object], *, colours: bool) -> None:
         self._write = write
         self._colours = colours
-        self._width = width  # characters of a line; 0: lines are not broken
-        self._column = 0
         self._games = 0
         self._shown: list[int] = []  # characters written so far, for each block of the current turn
 
@@ -62,16 +56,12 @@ class Dialogue:
 
     def turn(self, text: str, *, ended: bool) -> None:
         """Write the part of the agent's turn that is new since the last call."""
-        found = blocks(text, ended=ended)
-        for number, (name, content) in enumerate(found):
+        for number, (name, content) in enumerate(blocks(text, ended=ended)):
             if number == len(self._shown):
                 if number:
                     self._write("\n")
                 self._label(LABELS[name])
                 self._shown.append(0)
-            if self._width and not ended and number == len(found) - 1:
-                whole = content[: max(content.rfind(" "), content.rfind("\n"), 0)].rstrip()
-                content = content[: max(len(whole), self._shown[number])]
             self._say(COLOURS[name], content[self._shown[number] :])
             self._shown[number] = len(content)
         if ended:
@@ -96,25 +86,10 @@ class Dialogue:
 
     def _label(self, label: str) -> None:
         self._write(label.ljust(INDENT))
-        self._column = INDENT
 
     def _say(self, name: str, text: str) -> None:
-        text = self._broken(printable(text)) if self._width else printable(text)
-        text = text.replace("\n", "\n" + " " * INDENT)
+        text = printable(text).replace("\n", "\n" + " " * INDENT)
         self._write(colour(name, text) if self._colours else text)
-
-    def _broken(self, text: str) -> str:
-        """The text with line breaks before the words that do not fit; longer words than a line are kept."""
-        parts = re.split(r"(\s+)", text)
-        for place, part in enumerate(parts):
-            if "\n" in part:
-                self._column = INDENT + len(part) - part.rfind("\n") - 1
-            elif part.strip() and self._column > INDENT and self._column + len(part) > self._width:
-                parts[place - 1 : place + 1] = ["", f"\n{part}"]
-                self._column = INDENT + len(part)
-            else:
-                self._column += len(part)
-        return "".join(parts)
 
 
 def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:

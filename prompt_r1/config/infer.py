@@ -17,9 +17,10 @@ class InferConfig(EnvironmentConfig):
     )
     env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
     json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
-    save: str = setting("", "file for the transcript: .jsonl, or any other for text", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(0.0, "of the agent; 0: greedy", range=NOT_NEGATIVE, everyday=True)
+    max_turns: int = setting(0, "most turns; 0: the agent's", range=NOT_NEGATIVE, everyday=True)
+    max_new: int = setting(0, "most new tokens of a turn; 0: the agent's", range=NOT_NEGATIVE, everyday=True)
     device: str = setting("auto", "auto, cpu or cuda")
 
 

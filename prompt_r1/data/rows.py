@@ -27,6 +27,8 @@ def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, 
     Of a parquet file only `columns` (none: all) are read, because those of a dump may contain whole books.
     Raises UsageError if there is no such file, or none of a known format.
     """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the files in it")
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")
     number = 0

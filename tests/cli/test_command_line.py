@@ -136,14 +136,6 @@ run_program(main)
     assert done.returncode == 75 and "stopped" in done.stderr
 
 
-def test_out_of_memory_suggests_what_to_reduce(monkeypatch, capsys):
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
-    assert exit_code(error, monkeypatch) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch")
-    assert "Tried to allocate" not in message
-
-
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
@@ -158,11 +150,6 @@ def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, m
     assert command("ask", "--agent", Path("my runs/a b")) == shown
 
 
-def test_success_exits_with_0_and_prints_nothing(monkeypatch, capsys):
-    assert exit_code(None, monkeypatch) == 0
-    assert capsys.readouterr() == ("", "")
-
-
 def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         check_usage(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
@@ -172,57 +159,6 @@ def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
 def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
     assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
-
-
-def test_the_message_of_a_module_begins_with_its_package(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["/somewhere/prompt_r1/report/__main__.py"])
-
-    def main(arguments: list[str]) -> None:
-        raise UsageError("no run")
-
-    with pytest.raises(SystemExit):
-        run_program(main)
-    assert capsys.readouterr().err == "report: no run\n"
-
-
-def test_a_file_that_cannot_be_opened_is_reported_in_one_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
-    with pytest.raises(SystemExit) as left:
-        run_program(lambda arguments: print(tmp_path.read_text()))
-    assert left.value.code == 2
-    expected = f"train.py: {tmp_path}: Is a directory; check the path and its permissions\n"
-    assert capsys.readouterr().err == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "flag", "value", "sentence"),
-    [
-        (EvaluateConfig, "--limit", "-1", "--limit must be 0 (none) or more, not -1"),
-        (EvaluateConfig, "--repeats", "0", "--repeats must be above 0, not 0"),
-        (InferConfig, "--env-timeout", "nan", "--env-timeout must be a finite number, not nan"),
-        (SftConfig, "--lr", "1e38", "--lr must be below 1000, not 1e+38"),
-    ],
-)
-def test_a_value_out_of_range_is_refused_with_exit_code_2(kind, flag, value, sentence, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["/somewhere/program.py", f"{flag}={value}"])
-    with pytest.raises(SystemExit) as left:
-        run_program(lambda arguments: parse_arguments(kind, "program.py", "", arguments))
-    assert left.value.code == 2
-    assert capsys.readouterr().err == f"program.py: {sentence}\n"
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "sentence"),
-    [
-        ("--clip", "0", "--clip must be above 0, not 0.0"),
-        ("--temperature", "1e-300", "--temperature must be 1e-06 or more, not 1e-300"),
-        ("--group-size", "1", "--group-size must be 2 or more, not 1"),
-    ],
-)
-def test_train_refuses_a_value_out_of_range(flag, value, sentence):
-    with pytest.raises(UsageError) as refused:
-        train_config([f"{flag}={value}"])
-    assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("kind", [EvaluateConfig, InferConfig, SftConfig])
@@ -349,22 +285,6 @@ def test_a_typing_error_names_the_flag_that_resembles_it(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prompt-r1 train"])
     with pytest.raises(UsageError, match="`prompt-r1 train --help` lists the flags"):
         train_config(["--step", "3"])
-
-
-@pytest.mark.parametrize(("terminal", "printed"), [(True, "Loading …\n"), (False, "")])
-def test_a_user_at_a_terminal_sees_that_a_program_loads(terminal, printed, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["train.py", "--seed", "3"])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    read: list[list[str]] = []
-    check_usage(read.append)
-    assert read == [["--seed", "3"]] and capsys.readouterr().err == printed
-
-    def refuse(arguments: list[str]) -> None:
-        raise UsageError("no")
-
-    with pytest.raises(SystemExit) as left:
-        check_usage(refuse)
-    assert left.value.code == 2 and capsys.readouterr().err == "train.py: no\n"
 
 
 def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):

@@ -134,11 +134,6 @@ class Sandbox:
                 code = 1
                 reports.append(repr(error))
         text = output.buffer.getvalue().decode("utf-8", "replace")
-        for word in text.split():
-            if "crash-" in word and word.rstrip(",").endswith(".txt"):
-                path = Path(word.rstrip(","))
-                reports.append(path.read_text("utf-8"))
-                path.unlink()
         return code, "\n".join([text, *reports])
 
     def _state(self, own: tuple[str, ...]) -> dict[Path, tuple[int, ...]]:

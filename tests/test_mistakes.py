@@ -1,0 +1,203 @@
+"""Deliberate mistakes of users: each ends with exit code 2 and one sentence that names what is wrong."""
+
+import fcntl
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.cli import preflight
+from prompt_r1.cli.command_line import run_program
+from prompt_r1.storage.run_folder import LOCK
+from tests.support.paths import ROOT
+from tests.support.programs import MAINS
+
+CHECKS = {
+    "train.py": preflight.check_train,
+    "infer.py": preflight.check_infer,
+    "evaluate.py": preflight.check_evaluate,
+}
+SEEN_BEFORE_TORCH = [
+    # flags
+    ("train.py --lerning-rate 1", "unknown argument --lerning-rate"),
+    ("train.py --step=3", "unknown argument --step (did you mean --steps?)"),
+    ("infer.py --questin=x", "unknown argument --questin (did you mean --question?)"),
+    ("infer.py extra", "unknown argument extra"),
+    ("train.py --steps", "argument --steps: expected one argument"),
+    # values
+    ("train.py --steps many", "--steps takes N, not 'many'"),
+    ("train.py --steps 2.7", "--steps takes N, not '2.7'"),
+    ("train.py --steps 0", "--steps must be above 0, not 0"),
+    ("train.py --lr nan", "--lr must be a finite number, not nan"),
+    ("train.py --lr 1e38", "--lr must be below 1000, not 1e+38"),
+    ("train.py --steps 1" + "0" * 400, "--steps must be at most 1e+15"),
+    ("train.py --group-size 1", "--group-size must be 2 or more, not 1"),
+    ("train.py --temperature 1e-300", "--temperature must be 1e-06 or more"),
+    ("train.py --checkpointing perhaps", "--checkpointing takes true|false, not 'perhaps'"),
+    ("train.py --rule mine", "--rule must be one of paper, release, alone, not 'mine'"),
+    ("train.py --agent a\0b", "--agent contains a NUL"),
+    ("evaluate.py --limit -1", "--limit must be 0 (none) or more, not -1"),
+    ("evaluate.py --method magic", "--method must be one of direct, cot"),
+    # settings that contradict each other
+    ("train.py --rule alone", "--env none and --rule alone go together"),
+    ("train.py --env none --max-turns 3", "the agent answers at once"),
+    ("train.py --env mini,mini-b --route uniform", "the same environment"),
+    ("train.py --kv-tokens 319", "--kv-tokens 319 does not hold one game: --max-tokens is 320"),
+    ("train.py --importance-cap 0.99", "give 1 or more, or 0"),
+    ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
+    ("train.py --config paper", "no training questions"),
+    ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
+    ("infer.py --question a --questions b", "--question or --questions, not both"),
+    # YAML files
+    ("train.py --config nowhere.yaml", "nowhere.yaml: No such file"),
+    ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'"),
+    ("train.py --config list.yaml", "list.yaml has no `key: value` lines"),
+    ("train.py --config broken.yaml", "broken.yaml is not YAML"),
+    ("train.py --config python.yaml", "python.yaml is not YAML"),
+    ("train.py --config null.yaml", "null.yaml: agent takes TEXT, not None; write it in quotes"),
+    ("train.py --config float.yaml", "float.yaml: steps takes N, not 2.7"),
+    ("train.py --config true.yaml", "true.yaml: lr takes X, not True"),
+    ("train.py --config nested.yaml", "nested.yaml: data takes NAME"),
+    ("train.py --config code.yaml", "reward names code, which is imported only if the command line names it"),
+    # functions
+    ("train.py --reward nothing", "--reward: give MODULE:NAME"),
+    ("train.py --reward no_module:f", "--reward: cannot import 'no_module:f'"),
+    ("train.py --reward json:decoder", "--reward json:decoder: not a function"),
+    # questions
+    ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
+    ("train.py --config mini --data folder", "folder is a folder: name the files in it"),
+    ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
+    ("train.py --config mini --data columns.jsonl", "columns.jsonl, row 1: "),
+    ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
+    ("evaluate.py --data notes.docx", "notes.docx"),
+    ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
+    ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
+    ("infer.py --questions latin.txt", "the file is not UTF-8"),
+    ("infer.py", "nothing to ask"),
+    # agents and run folders
+    ("infer.py --question Who?", "run `python train.py` first"),
+    ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),
+    ("infer.py --question Who? --agent folder", "there is no config.json in it"),
+    ("infer.py --question Who? --agent untokenized", "there is no tokenizer.json in it"),
+    ("infer.py --question Who? --agent evaluation", "is a folder of evaluate.py"),
+    ("infer.py --question Who? --agent begun", "this run has saved no agent yet"),
+    ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
+    ("train.py --out used", "used is in use by process 7"),
+]
+SEEN_LATER = [
+    ("train.py --agent AGENT --env what?ever", "what?ever"),
+    ("train.py --agent AGENT --env gpt-4o-mini", "OPENAI_API_KEY"),
+    ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
+    ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
+    ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
+    ("train.py --agent AGENT --journal replay", "there is no journal to replay"),
+    ("train.py --agent AGENT --device cuda", "no usable GPU"),
+    ("train.py --agent AGENT --offload", "give --parallel fsdp"),
+    ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
+    ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
+    ("train.py --agent no/such/agent", "there is no such folder"),
+    ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
+    ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
+    (
+        "evaluate.py --method direct --env mini --seed 0 --limit 1 --out notes.docx",
+        "File exists; give a folder",
+    ),
+    ("evaluate.py --ssim-model nowhere", "nowhere: not a folder with a config.json"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, asking_agent, monkeypatch) -> Path:
+    """A user's folder with wrong files, as the current one."""
+    texts = {
+        "unknown.yaml": "lerning_rate: 1\n",
+        "list.yaml": "- 1\n- 2\n",
+        "broken.yaml": "a: [\n",
+        "python.yaml": "steps: !!python/object/apply:os.system [touch owned]\n",
+        "null.yaml": "agent: null\n",
+        "float.yaml": "steps: 2.7\n",
+        "true.yaml": "lr: true\n",
+        "nested.yaml": "data: {a: b}\n",
+        "code.yaml": "data: mini\nreward: stranger:reward\n",
+        "empty.jsonl": "\n",
+        "good.jsonl": '{"question": "Who?", "answer": "Anna"}\n',
+        "columns.jsonl": '{"frage": "Wer?", "antwort": "Anna"}\n',
+        "deep.jsonl": "[" * 100_000,
+        "long.jsonl": json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}),
+        "notes.docx": "notes",
+        "untokenized/config.json": "{}",
+        "evaluation/predictions.jsonl": "",
+        "begun/metrics.jsonl": "",
+        "folder/notes.txt": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "latin.txt").write_bytes(b"\xff")
+    (tmp_path / "AGENT").symlink_to(asking_agent)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return tmp_path
+
+
+def sentence_of(line: str, check_only: bool, monkeypatch: pytest.MonkeyPatch, capfd) -> str:
+    """What a program prints that ends with exit code 2."""
+    program, *arguments = line.split(" ")
+    monkeypatch.setattr("sys.argv", [program, *arguments])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
+
+    def main(arguments: list[str]) -> None:
+        CHECKS[program](arguments)
+        if not check_only:
+            MAINS[program](arguments)
+
+    with pytest.raises(SystemExit) as left:
+        run_program(main)
+    assert left.value.code == 2
+    return capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "words"), [*SEEN_BEFORE_TORCH, *SEEN_LATER], ids=lambda text: text[:60])
+def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
+    (folder / "used").mkdir()
+    with (folder / "used" / LOCK).open("w") as lock:
+        lock.write("process 7")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        shown = sentence_of(line, (line, words) in SEEN_BEFORE_TORCH, monkeypatch, capfd)
+    assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
+    assert len(shown) < 2200 and not (folder / "owned").exists()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_needs_no_model_is_checked_before_torch_is_imported(name, tmp_path):
+    """An unknown flag took seconds, and a missing file minutes."""
+    code = f"""
+import sys
+from prompt_r1.cli import preflight
+for line in {[line for line, _ in SEEN_BEFORE_TORCH if line.startswith(name)]!r}:
+    try:
+        preflight.check_{name.removesuffix(".py")}(line.split(" ")[1:])
+    except Exception as error:
+        assert type(error).__name__ == "UsageError", error
+    except SystemExit:
+        pass
+slow = [module for module in ("torch", "transformers", "pyarrow", "numpy") if module in sys.modules]
+sys.exit(f"imported {{slow}}" if slow else 0)
+"""
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program", CHECKS)
+def test_a_python_without_the_packages_is_named_in_one_line(program):
+    """A bug: without the virtual environment, the first command of a new user ended with a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-S", str(ROOT / program)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert "is not installed; activate the virtual environment" in done.stderr
