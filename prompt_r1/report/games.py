@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import exact_match, math_match
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
@@ -70,7 +69,7 @@ class ShownGroup:
 def read_groups(folder: Path, *, best: int, last: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
-    A group with right and wrong games comes first. Raises UsageError for a line that is no game.
+    A group with right and wrong games comes first. Raises an error of NOT_A_ROW for a line that is no game.
     """
     from prompt_r1.agent.loading import load_tokenizer  # imports torch, which `--help` does not need
 
@@ -84,18 +83,12 @@ def read_groups(folder: Path, *, best: int, last: int) -> list[ShownGroup]:
     groups: list[ShownGroup] = []
     for kind, step, paths in sources:
         characters, most = 0, MOST_CHARACTERS // len(sources)
-        try:
-            for path in paths:
-                for group in _read_file(kind, step, path, tokenizer):
-                    characters += _characters(group)
-                    if characters > most and groups:
-                        break
-                    groups.append(group)
-        except NOT_A_ROW as error:
-            raise UsageError(
-                f"{folder}/trajectories, step {step}: a line is not a game of train.py ({error!r}); move the "
-                "files of this step away"
-            ) from None
+        for path in paths:
+            for group in _read_file(kind, step, path, tokenizer):
+                characters += _characters(group)
+                if characters > most and groups:
+                    break
+                groups.append(group)
     return sorted(groups, key=lambda group: group is not next((g for g in groups if g.is_mixed), None))
 
 

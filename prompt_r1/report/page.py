@@ -5,14 +5,14 @@ import hashlib
 from itertools import groupby
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links, replace_file
 from prompt_r1.report.curves import charts_of
-from prompt_r1.report.games import read_groups
+from prompt_r1.report.games import NOT_A_ROW, read_groups
 from prompt_r1.report.verdict import Columns, best_step, columns, verdict
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
@@ -48,26 +48,33 @@ def page(run: Path) -> str:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
     metrics = columns(lines)
     last = int(max((step for step in metrics.get("step", ()) if step is not None), default=0))
-    groups = read_groups(run, best=best_step(metrics), last=last)
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
-        name=run.resolve().name,
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'",
-        style=Markup(style),
-        script=Markup(script),
-        verdict=verdict(metrics),
-        counts=_counts(metrics),
-        settings=_settings(run / "config.yaml"),
-        tables=_tables(run / "test.md"),
-        charts=charts_of(metrics),
-        groups=groups,
-        sources=list(dict.fromkeys(f"{group.kind} step {group.step}" for group in groups)),
-        last=last,
-    )
+    template = environment.from_string((HERE / "page.html").read_text("utf-8"))
+    settings, tables = _settings(run / "config.yaml"), _tables(run / "test.md")
+    try:
+        groups = read_groups(run, best=best_step(metrics), last=last)
+        return template.render(
+            name=run.resolve().name,
+            policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            "base-uri 'none'; form-action 'none'",
+            style=Markup(style),
+            script=Markup(script),
+            verdict=verdict(metrics),
+            counts=_counts(metrics),
+            settings=settings,
+            tables=tables,
+            charts=charts_of(metrics),
+            groups=groups,
+            sources=list(dict.fromkeys(f"{group.kind} step {group.step}" for group in groups)),
+            last=last,
+        )
+    except (UndefinedError, *NOT_A_ROW) as error:
+        raise UsageError(
+            f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
+        ) from None
 
 
 def _shown(value: object) -> object:

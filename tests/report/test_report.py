@@ -192,8 +192,8 @@ GAMES = "trajectories/step-000001-rank0.jsonl"
         ("metrics.jsonl", BINARY, "metrics.jsonl holds no line of metrics"),
         ("config.yaml", BINARY, "config.yaml is not a file of settings"),
         ("config.yaml", b"- 1\n", "config.yaml is not a file of settings"),
-        (GAMES, b'{"question": 7}\n', "step 1: a line is not a game"),
-        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "step 1: a line is not a game"),
+        (GAMES, b'{"question": 7}\n', "is not a game"),
+        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "is not a game"),
     ],
 )
 def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
@@ -203,6 +203,15 @@ def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, cont
     with pytest.raises(UsageError, match=sentence):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["stop", "advantage", "reward", "turns"])
+def test_a_game_without_a_field_is_refused_in_a_sentence(run, tmp_path, name):
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "trajectories").iterdir():
+        path.write_text(path.read_text().replace(f'"{name}":', '"other":'))
+    with pytest.raises(UsageError, match=r"is not a game of train\.py"):
+        write_report(copy)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
