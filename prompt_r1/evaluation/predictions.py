@@ -113,10 +113,9 @@ def _parse(content: bytes) -> tuple[list[Prediction], int]:
     for line in content.splitlines():
         try:
             prediction = _from_row(json.loads(line))
+            found[prediction.key] = prediction  # a TypeError where a list stands for a name
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
-        else:
-            found[prediction.key] = prediction
     return list(found.values()), damaged
 
 

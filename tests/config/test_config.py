@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train import TrainConfig, warnings_of
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.config.yaml_files import read_yaml, write_yaml
 from prompt_r1.errors import UsageError
@@ -125,3 +125,14 @@ def test_a_file_that_repeats_itself_a_billion_times_is_refused_at_once(tmp_path)
     (tmp_path / "bad.yaml").write_text(f"steps: [{', '.join(line.partition(': ')[2] for line in lines)}]")
     with pytest.raises(UsageError, match="steps takes N"):
         read_yaml(tmp_path / "bad.yaml", TrainConfig)
+
+
+def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
+    """A bug: `--config mini --agent REAL` kept 5e-4, and a model of 135 M parameters collapsed at step 2."""
+
+    def warned(line: str) -> bool:
+        return any("--lr 0.0005" in warning for warning in warnings_of(train_config(line.split())[0]))
+
+    assert warned("--config mini --agent real")
+    assert not warned("") and not warned("--config mini --agent real --lr 3e-5")
+    assert not warned("--config small") and not warned("--config paper --env mini")
