@@ -39,7 +39,7 @@ from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import Ranks, pick_device
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
@@ -126,7 +126,9 @@ class Evaluation:
     folder: Path
     file: PredictionFile
     user_metric: Metric | None
-    _opened: tuple[str, Mapping[str, object], Pool] | None = None  # SPEC, fields of its requests, environment
+    _opened: tuple[str, Mapping[str, object], Environment] | None = (
+        None  # SPEC, fields of its requests, environment
+    )
     _agents: dict[str, Agent] = field(default_factory=dict)  # of one AgentSpec
 
     async def run(self) -> list[Prediction]:
@@ -210,7 +212,7 @@ class Evaluation:
             user_specs=[*self.config.env, self.config.optimizer_env],
         )
 
-    async def _environment(self, spec: str, method: str) -> Pool:
+    async def _environment(self, spec: str, method: str) -> Environment:
         """The environment with the request fields of a method; one at a time is open."""
         fields = request_fields(method, self.config, self.config.env_args)
         if self._opened is None or self._opened[:2] != (spec, fields):

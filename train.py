@@ -39,7 +39,7 @@ def train(run: Run) -> None:
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
     config, ranks, parts = run.config, run.ranks, load_parts(run)
-    how = PlaySettings(temperature=config.temperature, deadline=config.game_deadline)
+    how = PlaySettings(temperature=config.temperature)
     rule = config.reward_rule
 
     async def play_step(step: int) -> list[list[Trajectory]]:

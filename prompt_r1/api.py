@@ -19,7 +19,7 @@ from prompt_r1.agent.agent import Agent, check_question_lengths
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.dialogue import blocks
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import EnvError
 from prompt_r1.playing import NO_LIMITS, Limits, PlaySettings, open_pair, play_question
@@ -64,7 +64,7 @@ class _Pieces:
 
 async def ask_pair(
     agent: Agent,
-    environment: Pool,
+    environment: Environment,
     question: str,
     how: PlaySettings,
     *,
@@ -94,7 +94,7 @@ class Pair(AbstractContextManager["Pair"]):
     def __init__(
         self,
         agent: Agent,
-        environment: Pool,
+        environment: Environment,
         *,
         seed: int,
         temperature: float,
@@ -150,6 +150,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
     def run() -> None:
         loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())  # closes the environment's connections
         loop.close()
 
     threading.Thread(target=run, name="prompt-r1", daemon=True).start()

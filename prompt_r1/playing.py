@@ -11,9 +11,9 @@ from prompt_r1.agent.agent import Agent, codec_of, open_agent
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed import pick_device
-from prompt_r1.environments.pool import GameCalls, Pool
+from prompt_r1.environments.environment import Environment, Game, environment_of
 from prompt_r1.environments.sources import Answering
-from prompt_r1.environments.specs import open_for_agent, pool_of
+from prompt_r1.environments.specs import open_for_agent
 from prompt_r1.errors import INTERRUPTED, EnvError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
@@ -24,7 +24,7 @@ class OpenPair:
     """An agent that is loaded, and the environment that it questions."""
 
     agent: Agent
-    environment: Pool
+    environment: Environment
     seed: int
 
 
@@ -51,7 +51,7 @@ def open_pair(
             env, spec.config, calls, seed=seed, device=place, stops_on_failures=stops_on_failures
         )
     else:
-        environment = pool_of(env)
+        environment = environment_of(env)
     run(environment.check())
     return OpenPair(open_agent(spec, place), environment, seed)
 
@@ -110,7 +110,6 @@ class PlaySettings:
 
     temperature: float = 0.0
     top_p: float = 1.0
-    deadline: float = 0.0  # most seconds that the game waits for replies; late, it ends as env_error; 0: none
     limits: Limits = NO_LIMITS
     keep_interrupted: bool = False  # a cancelled game ends as env_error with what there is of it
 
@@ -120,7 +119,7 @@ GREEDY = PlaySettings()
 
 async def play_question(
     agent: Agent,
-    environment: Pool,
+    environment: Environment,
     question: Question,
     how: PlaySettings = GREEDY,
     *,
@@ -133,9 +132,9 @@ async def play_question(
 
     `sample` is the number of the game among those of the question: equal messages of two games are two calls,
     and those of two epochs where the environment samples.
-    Raises LimitReached, and what `Pool.call` raises except EnvError: then `stop` is "env_error".
+    Raises LimitReached, and what `Environment.ask` raises except EnvError: then `stop` is "env_error".
     """
-    calls = GameCalls(environment, seed, sample, question.id, epoch, how.deadline)
+    game = Game(question.id, sample, epoch)
     limits, codec, interrupted = how.limits, agent.codec, False
     watched = listener is not None and listener.wants_tokens
     most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)
@@ -170,11 +169,11 @@ async def play_question(
 
     async def ask(messages: list[Message]) -> str:
         nonlocal interrupted
-        limits.check_usd(calls.spent.usd, environment.most_usd(messages))
+        limits.check_usd(game.spent.usd, environment.most_usd(messages))
         try:
             if interrupted:
                 raise EnvError(INTERRUPTED)
-            reply = await calls(messages)
+            reply = await environment.ask(messages, game)
         except asyncio.CancelledError:
             if not how.keep_interrupted:
                 raise
@@ -190,5 +189,5 @@ async def play_question(
         trajectory = await play(question, generate, ask, codec, rules, seed=seed)
     if interrupted:
         trajectory.stop, trajectory.error = "env_error", INTERRUPTED
-    trajectory.spent, trajectory.seconds = calls.spent, time.perf_counter() - begin
+    trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
     return trajectory

@@ -6,18 +6,16 @@ from operator import add, mul, sub
 
 @dataclass(frozen=True)
 class Spending:
-    """Calls that ended, with the tokens and dollars of their replies.
+    """Calls with their tokens and dollars.
 
-    Apart from them, the attempts without a reply that the provider may have billed too, from above.
+    An attempt that brought no reply, but may have been billed, is charged as a call at its estimate.
     """
 
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     usd: float = 0.0
-    lost_calls: int = 0
-    lost_tokens: int = 0
-    lost_usd: float = 0.0
+    lost_usd: float = 0.0  # the part of `usd` that attempts without a reply may have cost
 
     def __add__(self, other: "Spending") -> "Spending":
         return Spending(*map(add, self.amounts, other.amounts))
@@ -29,11 +27,8 @@ class Spending:
         return Spending(*map(mul, self.amounts, [count] * len(self.amounts)))
 
     def __str__(self) -> str:
-        text = f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}"
-        if self.lost_calls:
-            text += f" (and for lost attempts at most {self.lost_calls:,}, {self.lost_tokens:,}"
-            text += f" and ${self.lost_usd:,.4f})"
-        return text
+        lost = f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)" if self.lost_usd else ""
+        return f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}{lost}"
 
     @property
     def amounts(self) -> list[float]:
@@ -43,7 +38,3 @@ class Spending:
     @property
     def tokens(self) -> int:
         return self.tokens_in + self.tokens_out
-
-    def at_most(self, name: str) -> float:
-        """The upper bound of `calls` or `usd`: with the lost attempts."""
-        return getattr(self, name) + getattr(self, f"lost_{name}")

@@ -22,9 +22,9 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
-from prompt_r1.environments.pool import Pool
-from prompt_r1.environments.specs import open_for_agent, pool_of
-from tests.support.echo_agent import EchoAgent, Shouting, paid_pool
+from prompt_r1.environments.environment import Environment, environment_of
+from prompt_r1.environments.specs import open_for_agent
+from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
 
 QUESTION = "Who is Anna?"
@@ -40,10 +40,14 @@ class Failing:
 
 
 def pair_of(
-    pool: Pool | None = None, *, agent: EchoAgent | None = None, seed: int = 0, temperature: float = 0.0
+    pool: Environment | None = None,
+    *,
+    agent: EchoAgent | None = None,
+    seed: int = 0,
+    temperature: float = 0.0,
 ) -> Pair:
     """An echoing agent with a shouting environment, unless others are given."""
-    environment = pool or pool_of(Shouting())
+    environment = pool or environment_of(Shouting())
     agent = agent or EchoAgent()
     return Pair(agent, environment, seed=seed, temperature=temperature, loop=_start_loop())
 
@@ -76,7 +80,7 @@ def folder(asking_agent, tmp_path) -> Path:
 
 
 def test_a_game_has_its_answer_turns_calls_and_price():
-    with pair_of(paid_pool()) as pair:
+    with pair_of(paid_environment()) as pair:
         game = pair.ask("3: Who is Anna?")
     assert (game.answer, game.stop, len(game.turns)) == ("Paid reply.", "answered", 4)
     assert (game.spent.calls, game.spent.tokens_in, game.spent.tokens_out) == (3, 30, 30)
@@ -105,7 +109,7 @@ def test_questions_of_several_threads_share_one_batch_also_while_an_event_loop_r
 
 
 def test_a_failed_environment_raises_for_its_question_alone():
-    with pair_of(pool_of(Failing())) as pair:
+    with pair_of(environment_of(Failing())) as pair:
         with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
             pair.ask("fail?")
         with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
@@ -129,7 +133,7 @@ def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns,
 
 
 def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
-    with pair_of(paid_pool()) as pair:
+    with pair_of(paid_environment()) as pair:
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
         assert pair._environment.budget.spent.usd == pytest.approx(0.02)

@@ -158,7 +158,7 @@ def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch,
     async def fail(*_: object, **__: object) -> str:
         raise EnvError("HTTP 500")
 
-    monkeypatch.setattr("prompt_r1.environments.pool.Pool.call", fail)
+    monkeypatch.setattr("prompt_r1.environments.environment.Environment.ask", fail)
     with pytest.raises(Resumable, match="failed in 1 of 1 dialogues: HTTP 500; try again later"):
         ask("--question", "abc def?", "--json", "--temperature", "1", "--seed", "0")
     game = json.loads(capsys.readouterr().out)

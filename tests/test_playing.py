@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from prompt_r1.environments.specs import pool_of
+from prompt_r1.environments.environment import environment_of
 from prompt_r1.playing import LimitReached, Limits, PlaySettings, play_question
 from prompt_r1.types import Question
 from tests.support.echo_agent import EchoAgent
@@ -20,7 +20,7 @@ def test_all_calls_of_a_question_share_its_seconds():
     """Each call alone would end within the limit."""
     how = PlaySettings(limits=Limits(seconds=0.3))
     game = play_question(
-        EchoAgent(), pool_of(SlowReplies()), Question("q", "d", "3: a", ("a",)), how, seed="0"
+        EchoAgent(), environment_of(SlowReplies()), Question("q", "d", "3: a", ("a",)), how, seed="0"
     )
     with pytest.raises(LimitReached, match=r"no answer within the limit of 0.3 s"):
         asyncio.run(game)

@@ -6,12 +6,11 @@ cot: "Let's think step by step.", and a second call for the answer (zero-shot, K
 from dataclasses import dataclass, replace
 
 from prompt_r1.baselines.method import Method
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.protocol import ANSWER_IN_TAGS
-from prompt_r1.spending import Spending
 from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
@@ -51,22 +50,27 @@ FORMATS = {
 
 
 async def ask_once(
-    environment: Pool, messages: list[Message], answer_format: AnswerFormat, question: Question, sample: int
+    environment: Environment,
+    messages: list[Message],
+    answer_format: AnswerFormat,
+    question: Question,
+    sample: int,
 ) -> Prediction:
     """Answer a question with one call. A failed call gives a prediction with an error."""
+    game = Game(question.id, sample)
     try:
-        reply = await environment.call(messages, sample=sample, session=question.id)
+        reply = await environment.ask(messages, game)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=Spending(calls=1))
-    answer, formatted = answer_format.read(reply.text)
-    return Prediction(question, answer, reply.text, format=formatted, spent=reply.spent)
+        return Prediction(question, None, stop="env_error", error=str(error), spent=game.spent)
+    answer, formatted = answer_format.read(reply)
+    return Prediction(question, answer, reply, format=formatted, spent=game.spent)
 
 
 @dataclass
 class AskOnce(Method):
     """Asks the environment the question itself."""
 
-    environment: Pool
+    environment: Environment
     answer_format: AnswerFormat
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
@@ -78,7 +82,7 @@ class AskOnce(Method):
 class ThinkThenAnswer(Method):
     """Asks for reasoning, and in a second call for the answer that it leads to."""
 
-    environment: Pool
+    environment: Environment
     answer_format: AnswerFormat
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:

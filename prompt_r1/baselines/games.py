@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.baselines.method import Method
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.environments.sources import MuteEnvironment
-from prompt_r1.environments.specs import pool_of
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed
@@ -29,13 +28,13 @@ class AgentMethod(Method):
     """Answers each question by a game. Without an environment the agent learns nothing in it."""
 
     load: Callable[[], Agent]
-    environment: Pool | None
+    environment: Environment | None
     rule: Rule
     how: PlaySettings
     thinks: bool = True  # a turn without a think block is not well-formed
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        agent, environment = self.load(), self.environment or pool_of(MuteEnvironment())
+        agent, environment = self.load(), self.environment or environment_of(MuteEnvironment())
         game = await play_question(agent, environment, question, self.how, seed=seed, sample=sample)
         lines = [text for turn in game.turns for text in (turn.text, turn.reply) if text is not None]
         spent = game.spent if self.environment is not None else Spending()

@@ -21,7 +21,7 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.sft import fine_tune_agent, learn_answers
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.methods import SftConfig
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld.agent import demonstrations
@@ -88,7 +88,7 @@ class RejectionSampling(FineTuned):
     """Imitates the agent's own games that ended right."""
 
     load_start: Callable[[], Agent]
-    environment: Pool
+    environment: Environment
     calls: int = 0  # after which the last round ends; 0: CALLS
 
     async def learn(self, train: Sequence[Question]) -> None:

@@ -25,7 +25,7 @@ from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments, parse_fields, parse_json_object
 from prompt_r1.errors import UsageError
 from prompt_r1.playing import PlaySettings
@@ -51,7 +51,7 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 class MethodContext:
     """What a method is made from: its environment, agents and settings. Agents are loaded when needed."""
 
-    environment: Pool
+    environment: Environment
     spec: str  # the environment's name for users
     environments: Environments  # opens other ones
     datasets: Sequence[str]  # of the questions that will be answered
@@ -75,7 +75,12 @@ class MethodContext:
         return self.load(AgentSpec(find_agent(start, config.seed), config, start))
 
     def player(
-        self, load: Callable[[], Agent], environment: Pool | None, rule: str = "", *, thinks: bool = True
+        self,
+        load: Callable[[], Agent],
+        environment: Environment | None,
+        rule: str = "",
+        *,
+        thinks: bool = True,
     ) -> AgentMethod:
         """A method that plays games with an agent; the other arguments are those of `AgentMethod`."""
         how = PlaySettings(self.config.temperature, self.config.top_p)

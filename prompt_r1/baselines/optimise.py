@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prompt_r1.baselines.ask_once import AnswerFormat, ask_once, task_score
 from prompt_r1.baselines.method import Ledger, Method
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Message, Question
@@ -40,8 +40,8 @@ class PromptSearch:
     """
 
     name: str  # of the method, and of the dataset if there is one
-    environment: Pool
-    optimizer: Pool
+    environment: Environment
+    optimizer: Environment
     answer_format: AnswerFormat
     folder: Path
     max_calls: int = 0
@@ -90,12 +90,13 @@ class PromptSearch:
             {"role": "system", "content": system},
             {"role": "user", "content": request},
         ]
+        game = Game(self.name, sample)
         try:
-            reply = await self.optimizer.call(messages, sample=sample, session=self.name)
+            reply = await self.optimizer.ask(messages, game)
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        self.ledger.optimizer += reply.spent
-        return reply.text
+        self.ledger.optimizer += game.spent
+        return reply
 
     def record(self, **event: object) -> None:
         """Append an event to history.jsonl, with the number of calls so far."""

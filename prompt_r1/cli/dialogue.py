@@ -98,7 +98,7 @@ def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:
     if spent.tokens:
         parts.append(f"{spent.tokens_in:,} + {spent.tokens_out:,} tokens")
     if priced:
-        more = f" (at most ${spent.lost_usd:.4f} more for lost attempts)" if spent.lost_usd else ""
+        more = f" (${spent.lost_usd:.4f} of it estimated, for lost attempts)" if spent.lost_usd else ""
         parts.append(f"${spent.usd:.4f}{more}")
     parts.append(f"{seconds:.1f} s")
     return ", ".join(parts)

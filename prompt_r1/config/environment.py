@@ -31,7 +31,9 @@ class EnvironmentConfig:
         identifies=True,
     )
     route: str = setting(
-        "session", "choice among several environments: session, uniform or weights (3,1)", identifies=True
+        "session",
+        "choice among several environments for a question: session, uniform or weights (3,1)",
+        identifies=True,
     )
     env_thinking: str = setting(
         "strip",
@@ -52,7 +54,6 @@ class EnvironmentConfig:
         (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True
     )
     env_concurrency: int = setting(64, "concurrent calls on each rank", range=POSITIVE)
-    env_rpm: float = setting(0.0, "most requests per minute on each rank; 0: no limit", range=NOT_NEGATIVE)
     max_env_calls: int = setting(0, "most calls; 0: no limit", range=NOT_NEGATIVE)
     max_env_usd: float = setting(
         0.0, "most dollars (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True

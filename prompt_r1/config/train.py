@@ -69,13 +69,7 @@ class TrainConfig(AgentConfig):
     loss: str = setting(
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
     )
-    game_deadline: float = setting(
-        0.0,
-        "most seconds that a training game waits for replies; late, it leaves its group; 0: no limit",
-        range=NOT_NEGATIVE,
-        group="instruments",
-    )
-    val_every: int = setting(20, "steps between validations", range=POSITIVE)
+    val_every: int = setting(20, "steps between validations", range=POSITIVE, group="instruments")
     val_limit: int = setting(
         256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
     )

@@ -1,8 +1,4 @@
-"""The cost of calls, and hard limits on it.
-
-A call starts only if the budget still holds when it ends. Lost attempts that the provider may have billed are
-the exception: nothing is reserved for them, and they count in all limits when their call ends.
-"""
+"""The cost of calls, and hard limits on it. A call starts only if the budget still holds when it ends."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,8 +6,6 @@ from dataclasses import dataclass
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.spending import Spending
 
-# Estimates of tokens that are billed. Low, because a budget may end early, but not late.
-BILLED_CHARACTERS_PER_TOKEN = 3
 ROUNDING = 1e-9  # tolerance of sums of dollars
 
 
@@ -65,15 +59,15 @@ class Budget:
         self._limits = {name: limit for name, limit in limits.items() if limit}
         self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
         for name, limit in self._limits.items():
-            before = self.before.at_most(name)
+            before: float = getattr(self.before, name)
             self._share[name] = before + (limit - before) / ranks
         self._reserved = Spending()
         self._waiting: list[asyncio.Future[None]] = []
 
     async def reserve(self, estimate: Spending) -> None:
-        """Reserve the estimated cost of a call, and wait while only the reservations of others prevent it.
+        """Reserve the estimated cost of a request, and wait while only reservations of others prevent it.
 
-        Raises Resumable when the call does not fit although no other call is running.
+        Raises OutOfBudget when the request does not fit although no other one is running.
         """
         while limit := self._exceeded_limit(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
@@ -85,7 +79,7 @@ class Budget:
         self._reserved += estimate
 
     def settle(self, estimate: Spending, actual: Spending) -> None:
-        """Replace the reservation of a call that has ended by its actual cost."""
+        """Replace the reservation of a request that has ended by its actual cost."""
         self._reserved -= estimate
         self.spent += actual
         waiting, self._waiting = self._waiting, []
@@ -96,6 +90,6 @@ class Budget:
     def _exceeded_limit(self, total: Spending) -> str:
         """The name of the first limit that a total exceeds; "" if it exceeds none."""
         for name, share in self._share.items():
-            if total.at_most(name) > share + ROUNDING:
+            if getattr(total, name) > share + ROUNDING:
                 return name
         return ""

@@ -17,9 +17,9 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
-from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Message
+from prompt_r1.types import Ask, Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
 LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
@@ -39,12 +39,15 @@ class ReplySettings:
 class LocalEnvironment:
     """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does."""
 
+    by_session = False
+
     def __init__(
         self,
         policy: Policy,
         tokenizer: PreTrainedTokenizerBase,
         *,
         name: str,
+        folder: str = "",
         slots: int = MOST_SLOTS,
         capacity: int = LONGEST_DIALOGUE,
         settings: ReplySettings | None = None,
@@ -55,7 +58,8 @@ class LocalEnvironment:
             )
         self.name = name
         self._settings = settings or ReplySettings()
-        self.parameters: Mapping[str, object] = asdict(self._settings)
+        self.parameters: Mapping[str, object] = {"folder": folder, **asdict(self._settings)}
+        self.samples = self._settings.temperature > 0
         self._tokenizer = tokenizer
         self._accepts_system = self._can_render(
             [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
@@ -65,9 +69,10 @@ class LocalEnvironment:
         self._stop_ids = policy.end_ids | ({tokenizer.eos_token_id} - {None})
         self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
+    async def reply(self, call: Call) -> Outcome:
         """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
-        tokens = self.encode(messages)
+        await call.begin()
+        tokens = self.encode(call.messages)
         room = self._engine.max_tokens - len(tokens)
         if room < 1:
             reason = f"a dialogue of {len(tokens)} tokens"
@@ -75,7 +80,7 @@ class LocalEnvironment:
         completion = await self._engine.generate(
             tokens,
             max_new=min(room, self._settings.max_tokens),
-            seed=f"{self._settings.seed}/{sample}/{len(tokens)}/{messages[-1]['content']}",
+            seed=f"{self._settings.seed}/{call.sample}/{len(tokens)}/{call.messages[-1]['content']}",
             temperature=self._settings.temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
@@ -111,7 +116,7 @@ class LocalEnvironment:
             tokens += self._encoder.untrusted(message["content"])
         return tokens + self._encoder.trusted(rest)
 
-    async def check(self) -> None:
+    async def check(self, ask: Ask) -> None:
         pass
 
     def _can_render(self, messages: list[Message]) -> bool:
@@ -149,6 +154,7 @@ def load_local(
         policy,
         tokenizer,
         name=short,
+        folder=str(folder.resolve()),
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
         settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, system),

@@ -1,134 +1,140 @@
-"""What replies: the interface, and environments in this process."""
+"""What replies: the interface of a source, and objects in this process as sources."""
 
 import asyncio
 import inspect
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object, parameters_of
-from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.types import Message
+from prompt_r1.types import Ask, Message
+
+# ok       a reply
+# outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
+#          the game continues with the text there is, and the journal records the label
+# failed   the same call may succeed later
+# refused  the provider rejects this dialogue, or all of them: known once it has replied to another
+# fatal    no call can succeed: wrong key, no credit, no such model
+Verdict = Literal["ok", "outcome", "failed", "refused", "fatal"]
+
+# Where the thinking of a reply ends and its text begins, for models and servers that do not separate them. An
+# end tag without a start (the chat template wrote that) ends or begins a line; in a sentence it is a mention.
+THINKING = (
+    re.compile(r"\s*<think>(.*?)(?:</think>|\Z)(.*)", re.DOTALL),
+    re.compile(r"\s*\[THINK\](.*?)(?:\[/THINK\]|\Z)(.*)", re.DOTALL),
+    re.compile(r"(.*?)(?:\n\s*</think>|</think>\s*?(?:\n|\Z))(.*)", re.DOTALL),
+    re.compile(
+        r"\s*<\|channel\|>(.*?)(?:<\|channel\|>final<\|message\|>|\Z)(.*?)(?:<\|\w+\|>)?\s*", re.DOTALL
+    ),
+)
 
 
-class ReplySource(Protocol):
-    """Something that replies. `parameters` is everything that shapes a reply besides messages and sample."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call."""
+
+    verdict: Verdict
+    text: str = ""  # the reply
+    label: str = ""  # of an "outcome": refusal, content_filter, length, context_length or empty
+    reason: str = ""  # why there is no reply; the provider's message where it sent one
+    finish: str = ""  # the provider's finish_reason
+    reasoning: str = ""  # the model's thinking: recorded, never part of the reply
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+def without_thinking(outcome: Outcome) -> Outcome:
+    """The outcome with the thinking in its text as its reasoning. Thinking without end leaves no reply."""
+    found = next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None)
+    if found is None:
+        return outcome
+    thought, text = found[1].strip(), found[2].strip()
+    stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
+    if text or outcome.verdict != "ok":
+        return stripped
+    return replace(stripped, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, as a source gets it: the dialogue, the game, and two functions that account for requests."""
+
+    messages: list[Message]
+    sample: int  # number of the game among those of its question
+    session: str  # id of the question
+    begin: Callable[[], Awaitable[None]]  # before each request: reserves its estimated cost, and may wait
+    give_up: Callable[[bool], None]  # after a request without a reply; True: it may be billed all the same
+
+
+class Source(Protocol):
+    """Something that replies. `parameters` is everything but the dialogue that shapes a reply."""
 
     name: str
     parameters: Mapping[str, object]
+    samples: bool  # equal messages may get different replies
+    by_session: bool  # the reply depends on the question's id too
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
-        """The reply with its token counts, or why there is none.
+    async def reply(self, call: Call) -> Outcome:
+        """The reply with its token counts, or why there is none. Awaits `call.begin` before it starts."""
 
-        `session` is the id of the question, and `sample` the number of the game among its games.
-        """
-
-    async def check(self) -> None:
-        """Raise UsageError or FatalEnvError if no call can succeed."""
+    async def check(self, ask: Ask) -> None:
+        """Raise UsageError or FatalEnvError if no call can succeed. What it asks is paid for."""
 
 
 class Answering(Protocol):
     """What a user's environment needs: it takes the chat messages of a game and returns the reply.
 
     Of `session` (the question's id), `sample` (the number of its game) and `seed` (of the run), it gets those
-    that `ask` has as parameters. An environment that answers many dialogues at once may have
-    `ask_many(dialogues)` in place of `ask` or besides it, with `sessions`, `samples` and `seed`: it gets
-    the calls that are waiting, and returns a reply, or an EnvError, for each.
+    that `ask` has as parameters.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
         """Return the reply. Raise EnvError if the call failed: its game ends, and no other one."""
 
 
-@dataclass
-class WaitingCall:
-    """A call that waits for the next batch of `ask_many`."""
-
-    messages: list[Message]
-    session: str
-    sample: int
-    reply: asyncio.Future[object] = field(init=False)
-
-
-class FreeSource:
+class OwnSource:
     """An object in this process as a source. A plain function runs in a thread, so that it may block.
 
     Free, unless `characters_per_token` is set: then tokens are estimated from the text's length.
     """
 
     def __init__(
-        self, own: Answering, *, seed: int, name: str = "", characters_per_token: float = math.inf
+        self,
+        own: object,  # Answering, or with more parameters
+        *,
+        seed: int,
+        name: str = "",
+        characters_per_token: float = math.inf,
+        samples: bool = True,
     ) -> None:
-        function = getattr(own, "ask_many", None) or getattr(own, "ask", None)
+        function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
-        self._in_batches = hasattr(own, "ask_many")
-        self._takes = parameters_of(function) & {"session", "sample", "seed", "sessions", "samples"}
-        # Equal messages of two questions may differ in reply.
-        self.by_session = not self._takes.isdisjoint({"session", "sessions"})
+        self._takes = parameters_of(function) & {"session", "sample", "seed"}
+        self.by_session = "session" in self._takes
+        self.samples = samples
         self._characters_per_token = characters_per_token
-        self._waiting: list[WaitingCall] = []  # for the next batch
-        self._batches: asyncio.Task[None] | None = None
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
-        game = {"session": session, "sample": sample, "seed": self.parameters["seed"]}
-        own = [Message(role=one["role"], content=one["content"]) for one in messages]
-        if self._in_batches:
-            text = await self._in_next_batch(WaitingCall(own, session, sample))
-        else:
-            text = await self._call(own, **{name: game[name] for name in self._takes})
+    async def reply(self, call: Call) -> Outcome:
+        await call.begin()
+        game = {"session": call.session, "sample": call.sample, "seed": self.parameters["seed"]}
+        own = [Message(role=one["role"], content=one["content"]) for one in call.messages]
+        text = await self._call(own, **{name: game[name] for name in self._takes})
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
-        tokens_in = self._tokens(sum(len(message["content"]) for message in messages))
+        tokens_in = self._tokens(sum(len(message["content"]) for message in own))
         return Outcome(
             "ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=self._tokens(len(text))
         )
 
-    async def _in_next_batch(self, call: "WaitingCall") -> object:
-        """The reply to a call, which waits while an earlier batch is answered."""
-        call.reply = asyncio.get_running_loop().create_future()
-        self._waiting.append(call)
-        if self._batches is None or self._batches.done():
-            self._batches = asyncio.create_task(self._answer_batches())
-        reply = await call.reply
-        if isinstance(reply, EnvError):
-            raise reply
-        return reply
-
-    async def _answer_batches(self) -> None:
-        """Answer all waiting calls at once, until none is left."""
-        while self._waiting:
-            await asyncio.sleep(0)  # let the games of this moment join
-            calls = [call for call in self._waiting if not call.reply.done()]  # others were cancelled
-            self._waiting = []
-            if not calls:
-                continue
-            games = {
-                "sessions": [call.session for call in calls],
-                "samples": [call.sample for call in calls],
-                "seed": self.parameters["seed"],
-            }
-            try:
-                replies = await self._call(
-                    [call.messages for call in calls], **{name: games[name] for name in self._takes}
-                )
-                if not isinstance(replies, list | tuple) or len(replies) != len(calls):
-                    raise UsageError(
-                        f"the environment {self.name}: ask_many must return a list of {len(calls)} replies"
-                    )
-            except (EnvError, FatalEnvError, UsageError) as error:
-                for call in calls:
-                    if not call.reply.done():
-                        call.reply.set_exception(error)
-                continue
-            for call, reply in zip(calls, replies, strict=True):
-                if not call.reply.done():
-                    call.reply.set_result(reply)
+    async def check(self, ask: Ask) -> None:
+        pass
 
     async def _call(self, *arguments: object, **game: object) -> object:
         try:
@@ -145,9 +151,6 @@ class FreeSource:
     def _tokens(self, characters: int) -> int:
         return math.ceil(characters / self._characters_per_token)
 
-    async def check(self) -> None:
-        pass
-
 
 class MuteEnvironment:
     """Gives every prompt the same reply, without information: the ablations without an environment."""
@@ -159,7 +162,7 @@ class MuteEnvironment:
         return "I have nothing to say about this."
 
 
-def open_own(spec: str, *, seed: int) -> FreeSource:
+def open_own(spec: str, *, seed: int) -> OwnSource:
     """The object of a SPEC `py:MODULE:NAME` as a source; a class is instantiated. Raises UsageError."""
     own = import_object(spec.removeprefix(OBJECT_PREFIX), where=f"the environment {spec!r}")
     if inspect.isclass(own):
@@ -167,4 +170,4 @@ def open_own(spec: str, *, seed: int) -> FreeSource:
             own = own()
         except Exception as error:
             raise UsageError(f"the environment {spec!r} raised {described(error)}") from error
-    return FreeSource(own, seed=seed, name=spec)
+    return OwnSource(own, seed=seed, name=spec)

@@ -14,15 +14,11 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.distributed import Ranks
-from prompt_r1.endpoint.client import ClientLimits
-from prompt_r1.endpoint.request import ApiKey
-from prompt_r1.environments.budget import Budget, Price, parse_prices
-from prompt_r1.environments.chat import open_chat
+from prompt_r1.environments.budget import Budget, parse_prices
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.local import load_local
-from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
-from prompt_r1.environments.sources import Answering, FreeSource, MuteEnvironment, ReplySource, open_own
+from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, open_own
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -45,7 +41,7 @@ def open_for_agent(
     seed: int,
     device: torch.device,
     stops_on_failures: bool = True,
-) -> Pool:
+) -> Environment:
     """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
 
     `trained` are the settings of the agent's training, which may come from anyone.
@@ -54,13 +50,6 @@ def open_for_agent(
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
     environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
     return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
-
-
-def pool_of(own: Answering) -> Pool:
-    """A pool of one object, without journal, price and limits."""
-    journal, budget = Journal(None), Budget()
-    source = FreeSource(own, seed=0)
-    return Pool([MeteredEnvironment(source, journal=journal, budget=budget, price=Price())], budget=budget)
 
 
 class Environments:
@@ -128,7 +117,7 @@ class Environments:
         fields: Mapping[str, object] | None = None,
         prices: tuple[str, ...] = (),
         stops_on_failures: bool = True,
-    ) -> Pool:
+    ) -> Environment:
         """Open the environments of a SPEC. `fields` and `prices` replace --env-args and --env-price."""
         names = spec.split(",")
         price_of_each = parse_prices(prices or self._config.env_price)
@@ -138,29 +127,20 @@ class Environments:
             raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
         if fields is None:
             fields = parse_fields(self._config.env_args)
-        members = [
-            MeteredEnvironment(
-                self._open_source(name, fields, names),
-                journal=self._journal,
-                budget=self._budget,
-                price=price,
-                keeps_thinking=self._config.env_thinking == "keep",
-                samples=_samples(name, fields),
-            )
-            for name, price in zip(names, price_of_each, strict=True)
-        ]
-        return Pool(
-            members,
-            budget=self._budget,
-            route=self._config.route,
+        return Environment(
+            [self._open_source(name, fields, names) for name in names],
             journal=self._journal,
+            budget=self._budget,
+            prices=price_of_each,
+            route=self._config.route,
+            keeps_thinking=self._config.env_thinking == "keep",
             stops_on_failures=stops_on_failures,
         )
 
-    def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> ReplySource:
+    def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> Source:
         config, seed = self._config, self._seed
         if name == TEXTARENA:
-            source = FreeSource(TextArenaEnvironment(config.data_args), seed=seed)
+            source = OwnSource(TextArenaEnvironment(config.data_args), seed=seed, samples=False)
             source.parameters = {**source.parameters, "data_args": config.data_args}  # they shape the replies
             return source
         if _is_local(name):
@@ -182,26 +162,25 @@ class Environments:
             if not self._is_from_user(name):  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             return open_own(name, seed=seed)
-        limits = ClientLimits(
-            concurrency=config.env_concurrency,
-            attempt_timeout=config.env_timeout,
-            requests_per_minute=config.env_rpm,
-        )
-        key = self._key_for(name, names)
-        rng = random.Random(seed)
-        return open_chat(name, key=key, fields=fields, system=config.env_system, limits=limits, rng=rng)
+        return self._open_endpoint(name, fields, names)
 
-    def _key_for(self, name: str, names: Sequence[str]) -> ApiKey:
-        """OPENAI_API_KEY; empty for an endpoint that must not get it. `names` are opened with this one."""
+    def _open_endpoint(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> Source:
+        """A model behind an endpoint, with OPENAI_API_KEY unless it must not get it."""
+        from prompt_r1.environments.client import ApiKey, ClientLimits, open_endpoint  # others need no HTTP
+
+        config = self._config
+        limits = ClientLimits(config.env_concurrency, config.env_timeout)
+        key = ApiKey(os.environ.get("OPENAI_API_KEY", ""))
         if not _is_at_default_endpoint(name):
+            if any(map(_is_at_default_endpoint, [*names, *self._other_names])):
+                key = ApiKey()
             if not self._is_from_user(name):
-                return ApiKey(
+                key = ApiKey(
                     note="no key was sent, because this URL comes from the agent's folder; to send it "
                     f"OPENAI_API_KEY, give --env {name!r}"
                 )
-            if any(map(_is_at_default_endpoint, [*names, *self._other_names])):
-                return ApiKey()
-        return ApiKey(os.environ.get("OPENAI_API_KEY", "").strip())
+        rng, system = random.Random(self._seed), config.env_system
+        return open_endpoint(name, key=key, fields=fields, system=system, limits=limits, rng=rng)
 
     def _is_from_user(self, name: str) -> bool:
         return self._user_names is None or name in self._user_names
@@ -227,12 +206,6 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
     return fields
 
 
-def _samples(name: str, fields: Mapping[str, object]) -> bool:
-    """Whether equal messages may have different replies, as far as we know."""
-    greedy = 0 if _is_local(name) else None  # endpoints sample unless they are told not to
-    return (_is_local(name) or name not in BUILT_IN) and fields.get("temperature", greedy) != 0
-
-
 def _is_local(name: str) -> bool:
     """Return whether an environment is a language model in this process."""
     return name.startswith("hf:")
@@ -240,20 +213,20 @@ def _is_local(name: str) -> bool:
 
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
-    return "@" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
+    return "://" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
 
 
-def _open_built_in(name: str, seed: int, *, priced: bool) -> ReplySource:
+def _open_built_in(name: str, seed: int, *, priced: bool) -> Source:
     if name == MiniOptimizer.name:
-        return FreeSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
+        return OwnSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
     if name == NO_ENVIRONMENT:
-        return FreeSource(MuteEnvironment(), seed=seed)
+        return OwnSource(MuteEnvironment(), seed=seed, samples=False)
     if name == "mini-mute":
-        return FreeSource(MuteEnvironment(name), seed=seed)
+        return OwnSource(MuteEnvironment(name), seed=seed, samples=False)
     world = make_world(seed)
     counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
     if name == "mini-advice":
         environment: Answering = AdvisedEnvironment(world, seed=seed)
     else:
         environment = MiniEnvironment(world, "B" if name == "mini-b" else "A", seed=seed)
-    return FreeSource(environment, seed=seed, characters_per_token=counted)
+    return OwnSource(environment, seed=seed, characters_per_token=counted, samples=False)

@@ -23,7 +23,7 @@ CURVES: list[tuple[str, str, dict[str, str], tuple[float | None, float | None]]]
     ("Log-probability gap", "Engine against trainer, nats.", {"engine/logprob_gap": ""}, (0, None)),
     ("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}, (0, None)),
     ("Calls", "", {"env/paid": "sent", "env/reused": "from the journal", "env/errors": "failed"}, (0, None)),
-    ("Dollars", "Total so far.", {"env/usd": "", "env/lost_usd": "at most, on lost attempts"}, (0, None)),
+    ("Dollars", "Total so far.", {"env/usd": "", "env/lost_usd": "estimated, for lost attempts"}, (0, None)),
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.api import Piece, ask_pair
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.playing import Limits, PlaySettings
 from prompt_r1.serving import wire
 from prompt_r1.serving.wire import Body, Failure, bad_request
@@ -46,7 +46,7 @@ class ChatServer:
     """Admits requests, plays their games with one pair, and writes the responses."""
 
     agent: Agent
-    environment: Pool
+    environment: Environment
     model_name: str
     temperature: float
     limits: Limits  # of each question

@@ -57,9 +57,9 @@ def _dollars(metrics: Mapping[str, float]) -> str:
 
 
 def _lost_dollars(metrics: Mapping[str, float]) -> str:
-    """What lost attempts have cost at most, with a plus; "" if there were none."""
+    """The part of it that is charged for lost attempts; "" if there were none."""
     usd = metrics.get("env/lost_usd", 0.0)
-    return f"+{_as_dollars(usd)}" if usd else ""
+    return _as_dollars(usd) if usd else ""
 
 
 COLUMNS = (
@@ -166,11 +166,10 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     change = _validation_change(lines, best_step)
     calls = count_calls(lines)
     games = int(sum(line.get("games", 0.0) for line in lines))
-    late = int(sum(line.get("env/late_games", 0.0) for line in lines))
     totals = [f"{len(lines) - 1} steps", f"{games:,} games", f"{calls.total:,} calls of {config.env}"]
     if lines and lines[-1].get("env/usd"):
         lost = _lost_dollars(lines[-1])
-        totals.append(_dollars(lines[-1]) + (f" (at most {lost} for lost attempts)" if lost else ""))
+        totals.append(_dollars(lines[-1]) + (f" ({lost} of it estimated, for lost attempts)" if lost else ""))
     phases = [value for line in lines for name, value in line.items() if name.startswith("time/")]
     totals.append(_duration(sum(phases)))
     mini = config.env == "mini" and set(config.data) <= {"mini"}
@@ -182,7 +181,6 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         *([change] if change else []),
         f"  took         {', '.join(totals)}",
         *([f"  calls        {calls}"] if calls.total else []),
-        *([f"  late         {late:,} games left their groups (--game-deadline)"] if late else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",

@@ -7,7 +7,7 @@ from statistics import mean, median
 from typing import TypeVar, get_args
 
 from prompt_r1.distributed import Ranks
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.reward import well_formed
@@ -138,10 +138,10 @@ def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
     ]
 
 
-def spending(environment: Pool, ranks: Ranks) -> dict[str, float]:
+def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     """Calls and tokens since the last line, over all ranks, and the dollars of the whole run.
 
-    env/usd was spent on replies; at most env/lost_usd more was billed for lost attempts.
+    env/lost_usd is the part of env/usd that is charged for attempts without a reply.
     """
     shares = ranks.gather(environment.take_metrics())
     before = environment.budget.before

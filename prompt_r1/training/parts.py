@@ -20,7 +20,7 @@ from prompt_r1.chat_template import Frame
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import assign_questions, digest_of, questions_of_step
 from prompt_r1.distributed import Ranks
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import Codec
@@ -165,7 +165,7 @@ def _load_share(
 class Parts:
     """The parts of a training run on this rank."""
 
-    environment: Pool
+    environment: Environment
     models: Models
     questions: RunQuestions
     optimizer: Optimizer

@@ -9,7 +9,7 @@ from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.playing import GREEDY, play_question
@@ -58,7 +58,7 @@ def compare_on_test(run: Run, parts: Parts) -> str:
 
 
 def play_share(
-    run: Run, agent: Agent, questions: Sequence[Question], environment: Pool, *, name: str
+    run: Run, agent: Agent, questions: Sequence[Question], environment: Environment, *, name: str
 ) -> list[Row]:
     """The metrics of a greedy game of each question, in the order of the questions, on every rank.
 
@@ -89,13 +89,13 @@ def _gathered(run: Run, rows: list[Row]) -> list[Row]:
     return joined([[share[number] for share in shares if number < len(share)] for number in range(length)])
 
 
-async def ask_directly(questions: Sequence[Question], environment: Pool) -> list[Row]:
+async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:
     """The environment alone: its reply to the question and "Answer only." is the prediction."""
 
     async def ask_one(question: Question) -> Row:
         try:
             messages: list[Message] = [{"role": "user", "content": f"{question.text} Answer only."}]
-            reply = await environment.ask(messages, session=question.id)
+            reply = await environment.ask(messages, Game(question.id))
         except EnvError:
             return {"env/errors": 1}
         return {"em": exact_match(reply, question.answers), "f1": f1(reply, question.answers)}

@@ -6,7 +6,7 @@ import pytest
 
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.environments.sources import FreeSource
+from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_world
@@ -16,13 +16,13 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
-from tests.support.methods import ANNA, PricedSource, answer, method, pool
+from tests.support.methods import ANNA, PricedSource, answer, method, priced
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 
 def test_direct_makes_one_call_and_reads_the_answer_in_tags():
     source = PricedSource(lambda _: "I think <answer> Anna </answer>.")
-    prediction = answer("direct", pool(source))
+    prediction = answer("direct", priced(source))
     [[message]] = source.asked
     assert message["content"] == f"abc def?\n{FORMATS['tags'].request}"
     assert (prediction.answer, prediction.format, prediction.error) == ("Anna", 1.0, "")
@@ -32,7 +32,7 @@ def test_direct_makes_one_call_and_reads_the_answer_in_tags():
 
 def test_without_tags_the_request_is_answer_only():
     environment = ScriptedEnvironment(["Anna"])
-    prediction = answer("direct", pool(FreeSource(environment, seed=0)), answer_format="only")
+    prediction = answer("direct", priced(OwnSource(environment, seed=0)), answer_format="only")
     assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
     assert prediction.answer == "Anna" and prediction.format is None
 
@@ -53,7 +53,7 @@ def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, re
 
 
 def test_a_failed_call_gives_an_error_instead_of_an_answer():
-    prediction = answer("direct", pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
+    prediction = answer("direct", priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
     assert (prediction.answer, prediction.error) == (None, "down")
     assert (prediction.stop, prediction.spent.calls) == ("env_error", 1)
     assert prediction.turns == 1, "a method without an agent has one turn"
@@ -61,7 +61,7 @@ def test_a_failed_call_gives_an_error_instead_of_an_answer():
 
 def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):
     source = PricedSource(lambda _: "abc")
-    prediction = answer("prompt-r1", pool(source), agent=asking_agent)
+    prediction = answer("prompt-r1", priced(source), agent=asking_agent)
     calls = len(source.asked)
     assert prediction.spent.calls == calls > 0 and prediction.spent.tokens_in == 10 * calls
     assert prediction.turns in (calls, calls + 1) and prediction.raw.count("abc") >= calls
@@ -84,7 +84,7 @@ def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
 
 
 def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
-    environment = pool(FreeSource(ScriptedEnvironment([EnvError("down")]), seed=0))
+    environment = priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0))
     prediction = answer("prompt-r1", environment, agent=asking_agent)
     assert (prediction.stop, prediction.error, prediction.spent.calls) == ("env_error", "down", 1)
     assert prediction.reward is None and prediction.format is None
@@ -92,7 +92,7 @@ def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
 
 def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):
     source = PricedSource(lambda _: "abc")
-    prediction = answer("agent-only", pool(source), agent=asking_agent)
+    prediction = answer("agent-only", priced(source), agent=asking_agent)
     assert source.asked == [] and prediction.spent.calls == 0 and prediction.spent.usd == 0
     assert "I have nothing to say about this." in prediction.raw
 
@@ -103,7 +103,7 @@ def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_t
     "Therefore, the answer is Answer only."."""
     replies = iter(["First a, then b.", "<answer>Anna</answer>" if name == "tags" else "Anna"])
     source = PricedSource(lambda _: next(replies))
-    prediction = answer("cot", pool(source), answer_format=name)
+    prediction = answer("cot", priced(source), answer_format=name)
     [first], [*before, last] = source.asked
     assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
     assert before == [first, {"role": "assistant", "content": "First a, then b."}]
@@ -117,7 +117,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     for environment in (MiniEnvironment(world, seed=0), AdvisedEnvironment(world, seed=0)):
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
-            cot = method("cot", pool(FreeSource(environment, seed=0)), answer_format="only")
+            cot = method("cot", priced(OwnSource(environment, seed=0)), answer_format="only")
             found = asyncio.run(cot.answer(question, sample=0, seed="0"))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"

@@ -10,7 +10,7 @@ from prompt_r1.agent.names import AgentSpec, find_agent
 from prompt_r1.baselines import imitation
 from prompt_r1.baselines.imitation import Imitation, RejectionSampling
 from prompt_r1.data.questions import find_questions
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.miniworld import make_world
@@ -18,14 +18,14 @@ from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.types import Trajectory
 from tests.support import tiny
-from tests.support.methods import CONFIG, PricedSource, method, pool
+from tests.support.methods import CONFIG, PricedSource, method, priced
 from tests.support.tensors import load_tensors
 
 
-def mini_world(seed: int = 0) -> Pool:
+def mini_world(seed: int = 0) -> Environment:
     """The environment of the mini world, whose budget counts its calls."""
     world = MiniEnvironment(make_world(seed), "A", seed=seed)
-    return pool(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
+    return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 
 def rft(folder, agent="mini", **settings) -> RejectionSampling:
@@ -86,7 +86,7 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkey
     """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
     shown = list(islice(demonstrations(0), 400))
     monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
-    cloning = method("bc", pool(PricedSource(str)), agent="mini", folder=tmp_path)
+    cloning = method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path)
     assert isinstance(cloning, Imitation)
     right = 0
     for question, turns in shown:
@@ -100,4 +100,4 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkey
 
 def test_bc_needs_the_weights_of_the_mini_agent():
     with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
-        method("bc", pool(PricedSource(str)), agent="other")
+        method("bc", priced(PricedSource(str)), agent="other")

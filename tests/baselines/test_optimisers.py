@@ -19,10 +19,10 @@ from prompt_r1.baselines.make import ALGORITHMS
 from prompt_r1.baselines.opro import is_usable, meta_prompt, read_instruction
 from prompt_r1.baselines.optimise import SEED_PROMPT, OptimisedPrompt, PromptSearch, SearchPart, mean_score
 from prompt_r1.baselines.textgrad import rewrite, shortened
-from prompt_r1.endpoint.responses import Outcome
+from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message, Question
-from tests.support.methods import PricedSource, pool
+from tests.support.methods import PricedSource, priced
 
 PHRASE = "Check the units."
 QUESTIONS = [Question(str(n), "a", f"What is number {n}?", (f"gold {n}",)) for n in range(300)]
@@ -47,7 +47,7 @@ def new_writer() -> PricedSource:
 
     def reply(messages: list[Message]) -> str:
         request = messages[-1]["content"]
-        rng = random.Random(f"{writer.samples[-1]} {request}")
+        rng = random.Random(f"{writer.numbers[-1]} {request}")
         text = f"{'Be quick' if rng.random() < 0.8 else PHRASE} {'very ' * rng.randrange(40)}now."
         for opening, closing in (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>")):
             if opening in request:
@@ -65,7 +65,7 @@ def new_search(tmp_path) -> Callable[..., PromptSearch]:
     def make(
         task: PricedSource | None = None, writer: PricedSource | None = None, **options: object
     ) -> PromptSearch:
-        environment, optimizer = pool(task or answering_task()), pool(writer or new_writer())
+        environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
         return PromptSearch("searched", environment, optimizer, FORMATS["tags"], tmp_path, **options)
 
     return make
@@ -177,7 +177,7 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     runs = []
     for _ in range(2):
         sources = [answering_task(), new_writer()]
-        pools = [pool(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
+        pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
         search = PromptSearch(name, *pools, FORMATS["tags"], tmp_path / "found", budget(name))
         method = optimised(name, search)
         asyncio.run(method.prepare(TRAIN, VALIDATION))
@@ -188,11 +188,11 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
 
 
 def test_a_failed_call_stops_the_search(new_search):
-    async def fail(messages: list[Message], **game: object) -> Outcome:
-        return Outcome("retry", reason="HTTP 500")
+    async def fail(call: Call) -> Outcome:
+        return Outcome("failed", reason="HTTP 500")
 
     source = answering_task()
-    source.call = fail  # type: ignore[method-assign]
+    source.reply = fail  # type: ignore[method-assign]
     with pytest.raises(Resumable, match="the environment failed while searched searched a prompt"):
         find("gepa", new_search(source))
 

@@ -16,7 +16,7 @@ from prompt_r1.config.methods import MethodConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 from tests.support.json_server import JsonHandler, serving
-from tests.support.methods import PricedSource, pool
+from tests.support.methods import PricedSource, priced
 from tests.support.providers import body_of
 
 
@@ -27,7 +27,7 @@ def questions(*datasets: str, count: int = 4) -> list[Question]:
 def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(tmp_path):
     """A bug: one prompt was searched for the whole mixture; the authors optimise for each task."""
     source = PricedSource(lambda _: "<answer>x</answer>")
-    environment = pool(source)
+    environment = priced(source)
 
     async def name_datasets(search: PromptSearch, part: SearchPart) -> str:
         await search.ask_optimizer("", "write")
@@ -103,6 +103,8 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
 
         def do_POST(self) -> None:
             bodies.append(self.body())
+            if bodies[-1]["messages"][-1]["content"] == "Hi":
+                bodies.pop()  # the check before the evaluation
             self.answer(200, body_of("<answer>no</answer>"))
 
     with serving(Handler) as url:

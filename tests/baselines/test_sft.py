@@ -31,7 +31,7 @@ from prompt_r1.playing import play_question
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support import tiny
-from tests.support.methods import PricedSource, method, pool
+from tests.support.methods import PricedSource, method, priced
 from tests.support.templates import KINDS, tokenizer_of
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
@@ -195,7 +195,9 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     assert game is not None and (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
     question = Question("q", "own", "Who?", ("Anna",))
-    played = asyncio.run(play_question(agent, pool(PricedSource(lambda prompt: "Anna.")), question, seed="0"))
+    played = asyncio.run(
+        play_question(agent, priced(PricedSource(lambda prompt: "Anna.")), question, seed="0")
+    )
     assert [turn.text for turn in played.turns] == [turn["text"] for turn in GAME["turns"]]
 
 
@@ -230,7 +232,7 @@ def test_games_and_questions_are_not_learned_together(tmp_path):
 
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
     def prepared() -> float:
-        sft = method("sft", pool(PricedSource(str)), agent=start, folder=tmp_path / "out")
+        sft = method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out")
         asyncio.run(sft.prepare(QUESTIONS, []))
         return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
 
@@ -248,7 +250,7 @@ def test_invalid_settings_and_missing_questions_are_usage_errors(settings, messa
 def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
     for agent in ("", str(tiny.save_agent(tmp_path))):
         with pytest.raises(UsageError, match="--env none"):
-            method("grpo-only", pool(PricedSource(str)), agent="x", grpo_agent=agent)
+            method("grpo-only", priced(PricedSource(str)), agent="x", grpo_agent=agent)
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):

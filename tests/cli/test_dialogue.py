@@ -62,8 +62,8 @@ def test_what_may_become_a_tag_waits_while_it_is_shorter_than_the_longest_one(le
 
 def test_the_cost_of_games_is_one_line():
     assert cost_line(Spending(1), 2.04, priced=False) == "1 call, 2.0 s"
-    two = Spending(2, 1200, 30, 0.5, lost_calls=1, lost_usd=0.25)
-    line = "2 calls, 1,200 + 30 tokens, $0.5000 (at most $0.2500 more for lost attempts), 1.0 s"
+    two = Spending(2, 1200, 30, 0.5, lost_usd=0.25)
+    line = "2 calls, 1,200 + 30 tokens, $0.5000 ($0.2500 of it estimated, for lost attempts), 1.0 s"
     assert cost_line(two, 1.0, priced=True) == line
     assert cost_line(Spending(0, 0, 5), 0.06, priced=True) == "0 calls, 0 + 5 tokens, $0.0000, 0.1 s"
 

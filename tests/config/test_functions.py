@@ -14,6 +14,7 @@ from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.types import Question
 from tests.support.played import play_game
+from tests.support.providers import outcome_of
 from tests.support.tiny import think
 
 OWN = """
@@ -136,7 +137,7 @@ def test_errors_in_the_users_metric_and_environment_are_one_sentence(own):
     ):
         import_metric("own_code:broken")("x", QUESTION)
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
-        asyncio.run(open_own("py:own_code:Broken", seed=0).call([{"role": "user", "content": "Who?"}]))
+        asyncio.run(outcome_of(open_own("py:own_code:Broken", seed=0)))
 
 
 @pytest.mark.parametrize(

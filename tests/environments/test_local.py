@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from prompt_r1.agent.engine import Engine
-from prompt_r1.endpoint.responses import without_thinking
 from prompt_r1.environments.local import LocalEnvironment, ReplySettings, load_local
+from prompt_r1.environments.sources import without_thinking
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Message, Question, Trajectory
 from tests.support import tiny
-from tests.support.providers import open_environment
+from tests.support.providers import open_environment, outcome_of
 from tests.support.templates import chatml
 
 BRIEF = ReplySettings(system="Be brief.")
@@ -38,7 +38,7 @@ def local(**settings) -> LocalEnvironment:
 
 
 def call(environment: LocalEnvironment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
-    return asyncio.run(environment.call(messages, sample=sample)).text
+    return asyncio.run(outcome_of(environment, messages, sample=sample)).text
 
 
 def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> None:
@@ -53,7 +53,7 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
         if sampled[-1] == tiny.tokenizer().eos_token_id:
             break
     expected = tiny.tokenizer().decode(sampled, skip_special_tokens=True).rpartition("</think>")[2].strip()
-    outcome = asyncio.run(environment.call(HELLO))
+    outcome = asyncio.run(outcome_of(environment))
     assert outcome.text == expected and outcome.tokens_in == len(tokens)
     assert outcome.tokens_out == len(sampled)
 
@@ -63,7 +63,7 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
     environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", settings=ReplySettings(12))
-    outcome = without_thinking(asyncio.run(environment.call(HELLO)))
+    outcome = without_thinking(asyncio.run(outcome_of(environment)))
     assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
 
@@ -100,14 +100,14 @@ def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
     tokens = torch.tensor([local().encode(HELLO)])
     policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
     environment = LocalEnvironment(policy, tiny.tokenizer(), name="tiny", capacity=600)
-    outcome = asyncio.run(environment.call(HELLO))
+    outcome = asyncio.run(outcome_of(environment))
     assert (outcome.verdict, outcome.label, outcome.finish) == ("outcome", "empty", "stop")
     assert (outcome.text, outcome.tokens_out) == ("", 1)
 
 
 def test_a_dialogue_that_is_too_long_is_an_outcome() -> None:
     environment = local(capacity=20)
-    outcome = asyncio.run(environment.call(HELLO))
+    outcome = asyncio.run(outcome_of(environment))
     assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", "context_length", "")
     assert outcome.reason == f"a dialogue of {len(environment.encode(HELLO))} tokens"
 
@@ -150,9 +150,9 @@ def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path)
 
 def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
     length = len(local().encode(HELLO))
-    outcome = asyncio.run(local(capacity=length + 1).call(HELLO))
+    outcome = asyncio.run(outcome_of(local(capacity=length + 1)))
     assert outcome.tokens_out == 1 and outcome.label != "context_length"
-    full = asyncio.run(local(capacity=length).call(HELLO))
+    full = asyncio.run(outcome_of(local(capacity=length)))
     assert (full.label, full.tokens_in, full.tokens_out) == ("context_length", length, 0)
 
 
@@ -160,7 +160,7 @@ def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(fol
     cpu = torch.device("cpu")
     loaded = load_local(f"hf:{folder}", fields={}, system=ENVIRONMENT_SYSTEM, seed=3, slots=99, device=cpu)
     assert dict(loaded.parameters) == {
-        **{"max_tokens": 1024, "temperature": 0.0, "seed": 3},
+        **{"max_tokens": 1024, "temperature": 0.0, "seed": 3, "folder": str(folder)},
         "system": ENVIRONMENT_SYSTEM,
     }
     assert loaded.name == f"hf:{folder.name}" and loaded._engine._max_games == 16
@@ -170,6 +170,7 @@ def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(fol
     set_by_user = load_local(
         f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, system="", seed=0, slots=2, device=cpu
     )
+    assert set_by_user.samples and not loaded.samples
     assert (set_by_user.parameters["max_tokens"], set_by_user.parameters["temperature"]) == (0, 0.5)
 
 

@@ -1,6 +1,8 @@
 """Environments by SPEC: the names, the settings that reach them, and the key."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,12 @@ import torch
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed import Ranks
-from prompt_r1.endpoint.client import ClientLimits
 from prompt_r1.environments.budget import Price
-from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.specs import Environments, _samples, open_for_agent
+from prompt_r1.environments.client import ClientLimits, Endpoint
+from prompt_r1.environments.specs import Environments, open_for_agent
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.types import Message
+from tests.support.paths import ROOT
 from tests.support.providers import HELLO, KEY, open_environment
 
 
@@ -73,11 +75,8 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     members = open_environment(spec, other_specs=other_specs).members
-    sources = [member._source for member in members]
-    clients = [source._client for source in sources if isinstance(source, ChatEnvironment)]
-
-    headers = [client._http_client().headers for client in clients]
-    assert [sent.get("authorization", "").removeprefix("Bearer ") for sent in headers] == keys
+    sources = [member.source for member in members]
+    assert [source._key.text for source in sources if isinstance(source, Endpoint)] == keys
 
 
 def test_the_mini_worlds_can_be_opened() -> None:
@@ -87,10 +86,12 @@ def test_the_mini_worlds_can_be_opened() -> None:
 
 
 def test_with_a_price_the_tokens_of_the_mini_world_are_counted() -> None:
-    free, dear, cheap = (
-        asyncio.run(open_environment("mini", seed=1, env_price=prices).call(HELLO)).spent.usd
-        for prices in ((), ("2,8",), ("0.1,0.4",))
-    )
+    def usd(*prices: str) -> float:
+        asked = open_environment("mini", seed=1, env_price=prices)
+        asyncio.run(asked.ask(HELLO))
+        return asked.budget.spent.usd
+
+    free, dear, cheap = usd(), usd("2,8"), usd("0.1,0.4")
     assert free == 0 < dear
     assert cheap == pytest.approx(dear / 20)
 
@@ -106,19 +107,16 @@ def test_without_an_environment_every_reply_is_the_same() -> None:
 # --- Settings ---
 
 
-def chat_of(spec: str, **settings: object) -> ChatEnvironment:
+def endpoint_of(spec: str, **settings: object) -> Endpoint:
     [member] = open_environment(spec, **settings).members
-    assert isinstance(member._source, ChatEnvironment)
-    return member._source
+    assert isinstance(member.source, Endpoint)
+    return member.source
 
 
 def test_the_settings_of_the_command_line_reach_the_client() -> None:
-    settings = {"env_concurrency": 3, "env_timeout": 7.0, "env_rpm": 60.0}
-    source = chat_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', **settings)
-    assert source._client._limits == ClientLimits(
-        concurrency=3, attempt_timeout=7.0, requests_per_minute=60.0
-    )
-    assert source._client.fields == {"temperature": 0.7}
+    settings = {"env_concurrency": 3, "env_timeout": 7.0}
+    source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', **settings)
+    assert source._limits == ClientLimits(concurrency=3, attempt_timeout=7.0)
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
 
 
@@ -129,7 +127,7 @@ def environments(folder: Path | None = None, **settings: object) -> Environments
 
 @pytest.mark.parametrize("system", ["", "Be brief."])
 def test_the_user_may_replace_the_system_message_or_send_none(system: str) -> None:
-    assert chat_of("large@http://localhost:8000/v1", env_system=system).parameters["system"] == system
+    assert endpoint_of("large@http://localhost:8000/v1", env_system=system).parameters["system"] == system
 
 
 @pytest.mark.parametrize(("given", "sent"), [({}, "As trained."), ({"env_system": "Own."}, "Own.")])
@@ -137,16 +135,16 @@ def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_anothe
     trained = AgentConfig(env="large@http://localhost:8000/v1", env_system="As trained.")
     calls = EnvironmentConfig(**given)
     [member] = open_for_agent("", trained, calls, seed=0, device=torch.device("cpu")).members
-    assert member._source.parameters["system"] == sent
+    assert member.source.parameters["system"] == sent
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
     opened = environments(env_args='{"temperature": 0.7}', env_price=("1,2",))
     [plain] = opened.open("large@http://localhost:8000/v1").members
     [other] = opened.open("large@http://localhost:8000/v1", fields={"top_p": 0.5}, prices=("3,4",)).members
-    assert (plain._source.parameters["temperature"], plain._price) == (0.7, Price(1, 2))
-    assert "temperature" not in other._source.parameters
-    assert (other._source.parameters["top_p"], other._price) == (0.5, Price(3, 4))
+    assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
+    assert "temperature" not in other.source.parameters
+    assert (other.source.parameters["top_p"], other.price) == (0.5, Price(3, 4))
 
 
 def test_one_price_is_for_all_environments_or_each_has_its_own() -> None:
@@ -157,7 +155,7 @@ def test_one_price_is_for_all_environments_or_each_has_its_own() -> None:
     }
     for given, expected in prices.items():
         members = open_environment("mini,mini-b", env_price=given).members
-        assert [member._price for member in members] == expected
+        assert [member.price for member in members] == expected
     with pytest.raises(UsageError, match="one for each of the 2 environments"):
         open_environment("mini,mini-b", env_price=("1,2", "3,4", "5,6"))
 
@@ -176,10 +174,10 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
         await second.ask(HELLO)
         assert await opened.open("mini").ask(HELLO) == reply  # from the journal
         with pytest.raises(Resumable, match="--max-env-calls 2 has no room"):
-            await first.ask(HELLO, sample=1)
+            await first.ask([*HELLO, *HELLO])
 
     asyncio.run(calls())
-    assert len((tmp_path / "journal/rank0.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "journal/rank0.jsonl").read_text().count('"text"') == 2
 
 
 def test_journal_from_uses_the_replies_of_another_run(tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ def test_journal_from_uses_the_replies_of_another_run(tmp_path: Path) -> None:
 def test_the_random_waits_of_a_client_depend_on_the_seed() -> None:
     def first_draw(seed: int) -> float:
         [member] = open_environment("large@http://localhost:8000/v1", seed=seed).members
-        return member._source._client._rng.random()
+        return member.source._rng.random()
 
     assert first_draw(1) == first_draw(1) != first_draw(2)
 
@@ -203,16 +201,38 @@ def test_environments_of_other_seeds_have_other_worlds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "fields", "samples"),
+    ("spec", "args", "samples"),
     [
-        ("mini", {}, False),
-        ("hf:folder", {}, False),
-        ("hf:folder", {"temperature": 0.5}, True),
-        ("gpt-4o-mini", {}, True),
-        ("gpt-4o-mini", {"temperature": 0}, False),
-        ("mini@http://127.0.0.1:1/v1", {"temperature": 0.7}, True),
-        ("py:mine:OBJECT", {}, True),
+        ("mini", "", False),
+        ("gpt-4o-mini@http://127.0.0.1:1/v1", "", True),
+        ("gpt-4o-mini@http://127.0.0.1:1/v1", '{"temperature": 0}', False),
+        ("mini@http://127.0.0.1:1/v1", '{"temperature": 0.7}', True),
+        ("py:tests.support.echo_agent:Shouting", "", True),
     ],
 )
-def test_an_environment_samples_unless_we_know_better(spec, fields, samples):
-    assert _samples(spec, fields) == samples
+def test_an_environment_samples_unless_we_know_better(spec, args, samples):
+    [member] = open_environment(spec, env_args=args).members
+    assert member.source.samples == samples
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "url"),
+    [
+        ("qwen3-4b@q4_k_m@http://localhost:1234/v1", "qwen3-4b@q4_k_m", "http://localhost:1234/v1"),
+        ("@cf/meta/llama@http://localhost:1/v1/", "@cf/meta/llama", "http://localhost:1/v1"),
+        ("qwen3-4b@q4_k_m", "qwen3-4b@q4_k_m", "http://127.0.0.1:7/v1"),
+        ("@cf/meta/llama", "@cf/meta/llama", "http://127.0.0.1:7/v1"),
+    ],
+)
+def test_a_models_name_may_hold_an_at_sign(spec, model, url, monkeypatch):
+    """A bug: "there is no environment"."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:7/v1")
+    source = endpoint_of(spec)
+    assert (source.name, source.base_url) == (model, url)
+
+
+def test_environments_in_this_process_need_no_http_client():
+    line = (
+        "from prompt_r1.environments.specs import Environments; import sys; sys.exit('httpx' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", line], cwd=ROOT).returncode == 0

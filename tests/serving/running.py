@@ -10,8 +10,7 @@ from typing import cast
 import uvicorn
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.pool import Pool
-from prompt_r1.environments.specs import pool_of
+from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.playing import Limits
 from prompt_r1.serving.app import ChatServer
 from tests.support.echo_agent import EchoAgent, Shouting
@@ -20,7 +19,7 @@ from tests.support.ports import free_ports
 
 def pair_of(
     agent: EchoAgent | None = None,
-    pool: Pool | None = None,
+    pool: Environment | None = None,
     *,
     limits: Limits | None = None,
     max_sessions: int = 64,
@@ -29,7 +28,7 @@ def pair_of(
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
         agent=cast(Agent, agent or EchoAgent()),
-        environment=pool or pool_of(Shouting()),
+        environment=pool or environment_of(Shouting()),
         model_name="prompt-r1",
         temperature=0.0,
         limits=limits or Limits(),

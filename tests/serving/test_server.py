@@ -12,12 +12,12 @@ import pytest
 
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.chat_template import PieceEncoder
-from prompt_r1.environments.specs import pool_of
+from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import Limits
 from prompt_r1.types import GameSettings, Question
 from tests.serving.running import pair_of, serving
-from tests.support.echo_agent import EchoAgent, paid_pool
+from tests.support.echo_agent import EchoAgent, paid_environment
 
 MODEL = "prompt-r1"
 HELLO = [{"role": "user", "content": "Who is Anna?"}]
@@ -202,7 +202,7 @@ def test_with_a_key_only_requests_that_have_it_are_answered():
 
 
 def test_the_log_has_the_traceback_of_an_internal_error(caplog):
-    with serving(pair_of(pool=pool_of(Failing(ZeroDivisionError("mine"))))) as url:
+    with serving(pair_of(pool=environment_of(Failing(ZeroDivisionError("mine"))))) as url:
         assert ask(url).status_code == 500
     assert "ended with an internal error" in caplog.text and "ZeroDivisionError: mine" in caplog.text
 
@@ -246,7 +246,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("error", "status", "kind", "sentence"), FAILURES)
 def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(error, status, kind, sentence):
-    with serving(pair_of(pool=pool_of(Failing(error)))) as url:
+    with serving(pair_of(pool=environment_of(Failing(error)))) as url:
         response = ask(url)
         assert response.status_code == status and response.json()["error"]["type"] == kind
         assert sentence in response.json()["error"]["message"]
@@ -269,7 +269,7 @@ def test_no_question_makes_more_calls_than_the_server_allows(limits, calls):
 
 
 def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repeat():
-    pool = paid_pool(max_usd=0.1)
+    pool = paid_environment(max_usd=0.1)
     with serving(pair_of(EchoAgent(seconds=1.0), limits=Limits(seconds=0.01))) as url:
         slow = ask(url)
     with serving(pair_of(pool=pool, limits=Limits(usd=0.05))) as url:
@@ -285,7 +285,7 @@ def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repea
 
 def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
     """The iterator of events never ran, and the game was played to its end."""
-    agent, pool = EchoAgent(seconds=0.05), paid_pool()
+    agent, pool = EchoAgent(seconds=0.05), paid_environment()
     body = {"model": MODEL, "messages": [{"role": "user", "content": "3: Who?"}], "stream": True}
     received = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
     headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]

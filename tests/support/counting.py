@@ -3,13 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
-from prompt_r1.environments.sources import ReplySource
-from prompt_r1.types import Message
+from prompt_r1.environments.sources import Call, Outcome, Source
+from prompt_r1.types import Ask, Message
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
@@ -18,14 +16,16 @@ PRICE = Price(1.0, 10.0)  # dollars per million tokens
 class CountingSource:
     """Replies with the number of the call, after a millisecond; 10 tokens in, 5 out."""
 
-    name = "counting"
-
-    def __init__(self, *outcomes: Outcome, parameters: dict[str, object] | None = None) -> None:
-        self.parameters = parameters or {}
+    def __init__(
+        self, *outcomes: Outcome, name: str = "counting", samples: bool = True, **parameters: object
+    ) -> None:
+        self.name, self.samples, self.by_session = name, samples, False
+        self.parameters = parameters
         self.outcomes = list(outcomes)
         self.calls = self.running = self.peak = 0
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
+    async def reply(self, call: Call) -> Outcome:
+        await call.begin()
         self.calls += 1
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -35,29 +35,29 @@ class CountingSource:
         ok = Outcome("ok", text=f"reply {number}", finish="stop", tokens_in=10, tokens_out=5)
         return self.outcomes.pop(0) if self.outcomes else ok
 
-    async def check(self) -> None:
+    async def check(self, ask: Ask) -> None:
         raise AssertionError("check was called")
 
 
-def metered(
-    source: CountingSource, folder: Path | None = None, *, mode: str = "reuse", budget: Budget | None = None
-) -> MeteredEnvironment:
+def environment(
+    *sources: Source,
+    folder: Path | None = None,
+    mode: str = "reuse",
+    price: Price = PRICE,
+    budget: Budget | None = None,
+    **options: object,
+) -> Environment:
+    """An environment with the journal of a folder. `options` are those of Environment."""
     journal = Journal(folder, mode=mode)
-    return MeteredEnvironment(source, journal=journal, budget=budget or Budget(), price=PRICE)
+    prices = [price] * len(sources)
+    return Environment(sources, journal=journal, budget=budget, prices=prices, **options)
 
 
-async def text_of(environment: MeteredEnvironment, *, sample: int = 0) -> str:
+async def text_of(asked: Environment, *, sample: int = 0, session: str = "q1") -> str:
     """The reply's text of one call."""
-    return (await environment.call(HELLO, sample=sample, session="q1")).text
+    return await asked.ask(HELLO, Game(session, sample))
 
 
-def ask(environment: MeteredEnvironment, *, sample: int = 0) -> str:
+def ask(asked: Environment, *, sample: int = 0) -> str:
     """The reply's text of one call, in an event loop of its own."""
-    return asyncio.run(text_of(environment, sample=sample))
-
-
-def pool(*sources: ReplySource, folder: Path | None = None, mode: str = "reuse", **options: object) -> Pool:
-    """A pool without limits. `options` are those of Pool."""
-    journal, budget = Journal(folder, mode=mode), Budget()
-    members = [MeteredEnvironment(source, journal=journal, budget=budget, price=PRICE) for source in sources]
-    return Pool(members, budget=budget, journal=journal, **options)
+    return asyncio.run(text_of(asked, sample=sample))

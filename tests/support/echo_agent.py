@@ -4,11 +4,9 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 
-from prompt_r1.endpoint.responses import Outcome
 from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
@@ -77,17 +75,17 @@ class Paid:
     """A source of replies that cost 10 tokens in and 10 out."""
 
     name = "paid"
+    samples, by_session = True, False
     parameters: Mapping[str, object] = {"max_tokens": 10}
 
-    async def call(self, messages, *, sample: int = 0, session: str = "") -> Outcome:
+    async def reply(self, call: Call) -> Outcome:
+        await call.begin()
         return Outcome("ok", text="Paid reply.", finish="stop", tokens_in=10, tokens_out=10)
 
-    async def check(self) -> None:
+    async def check(self, ask) -> None:
         pass
 
 
-def paid_pool(*, max_usd: float = 0.0) -> Pool:
-    """A pool of `Paid` at 1000 dollars per million tokens in and out: 0.02 dollars a call."""
-    budget = Budget(max_usd=max_usd)
-    source = MeteredEnvironment(Paid(), journal=Journal(None), budget=budget, price=Price(1000, 1000))
-    return Pool([source], budget=budget)
+def paid_environment(*, max_usd: float = 0.0) -> Environment:
+    """`Paid` at 1000 dollars per million tokens in and out: 0.02 dollars a call."""
+    return Environment([Paid()], budget=Budget(max_usd=max_usd), prices=[Price(1000, 1000)])

@@ -233,8 +233,9 @@ def paid_calls(run: Path) -> dict[str, int]:
     for path in sorted((run / "journal").glob("rank*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
             try:
-                key = json.loads(line)["key"]
+                call = json.loads(line)
             except ValueError:
                 continue  # a kill cut this line short: its call had not ended
-            counts[key] = counts.get(key, 0) + 1
+            if "text" in call:  # the line of its end
+                counts[call["key"]] = counts.get(call["key"], 0) + 1
     return counts

@@ -12,11 +12,10 @@ from prompt_r1.baselines.make import MethodContext, make_method
 from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import agent_preset
-from prompt_r1.endpoint.responses import Outcome
-from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.budget import Price
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.metered import MeteredEnvironment
-from prompt_r1.environments.pool import Pool
+from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Message, Question
 
@@ -28,32 +27,37 @@ class PricedSource:
     """Replies with a function of the messages."""
 
     parameters: dict[str, object] = {}  # noqa: RUF012
+    samples, by_session = True, False
 
     def __init__(self, reply, tokens_in: int = 10, tokens_out: int = 3) -> None:
         self.name = "priced"
-        self.reply = reply
+        self.reply_to = reply
         self.tokens = {"tokens_in": tokens_in, "tokens_out": tokens_out}  # of each call
         self.asked: list[list[Message]] = []
-        self.samples: list[int] = []  # of each call
+        self.numbers: list[int] = []  # of the game of each call
 
-    async def call(self, messages: list[Message], *, sample: int = 0, session: str = "") -> Outcome:
-        self.samples.append(sample)
-        self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
-        return Outcome("ok", text=self.reply(messages), **self.tokens)
+    async def reply(self, call: Call) -> Outcome:
+        await call.begin()
+        self.numbers.append(call.sample)
+        self.asked.append([dict(message) for message in call.messages])  # type: ignore[misc]
+        return Outcome("ok", text=self.reply_to(call.messages), **self.tokens)
 
-    async def check(self) -> None:
+    async def check(self, ask) -> None:
         pass
 
 
-def pool(source, journal: Path | None = None) -> Pool:
-    """A pool of one environment, for 1 dollar per million tokens in and 2 out."""
-    budget = Budget()
-    member = MeteredEnvironment(source, journal=Journal(journal), budget=budget, price=Price(1.0, 2.0))
-    return Pool([member], budget=budget)
+def priced(source, journal: Path | None = None) -> Environment:
+    """The environment of a source, for 1 dollar per million tokens in and 2 out."""
+    return Environment([source], journal=Journal(journal), prices=[Price(1.0, 2.0)])
 
 
 def method(
-    name: str, environment: Pool, *, agent: Path | str = "", folder: Path = Path("unused"), **settings: object
+    name: str,
+    environment: Environment,
+    *,
+    agent: Path | str = "",
+    folder: Path = Path("unused"),
+    **settings: object,
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
     context = MethodContext(
@@ -71,6 +75,6 @@ def method(
     return make_method(name, context)
 
 
-def answer(name: str, environment: Pool, **options: object) -> Prediction:
+def answer(name: str, environment: Environment, **options: object) -> Prediction:
     """A method's answer to one question."""
     return asyncio.run(method(name, environment, **options).answer(ANNA, sample=0, seed="0"))

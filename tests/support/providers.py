@@ -10,12 +10,10 @@ import torch
 
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed import Ranks
-from prompt_r1.endpoint.client import ClientLimits, EndpointClient
-from prompt_r1.endpoint.request import ApiKey
-from prompt_r1.endpoint.responses import Outcome, classify, reply_of
-from prompt_r1.environments.chat import ChatEnvironment
-from prompt_r1.environments.pool import Pool
-from prompt_r1.environments.sources import ReplySource
+from prompt_r1.environments.client import ApiKey, ClientLimits, Endpoint
+from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.responses import Attempt, classify
+from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.environments.specs import Environments
 from prompt_r1.types import Message
 
@@ -38,7 +36,7 @@ def error_of(message: str, **fields: object) -> dict[str, object]:
 OK = httpx.Response(200, json=body_of())
 
 
-def classify_body(status: int, body: object) -> Outcome:
+def classify_body(status: int, body: object) -> Attempt:
     """Classify a response with this body: bytes as they are, anything else as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return classify(status, {}, content, now=NOW)
@@ -53,6 +51,8 @@ class Provider:
         self.headers: list[httpx.Headers] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":  # the check looks whether anything listens
+            return httpx.Response(404)
         self.requests.append(json.loads(request.content))
         self.headers.append(request.headers)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -69,10 +69,38 @@ class RecordedSleep(list[float]):
         await asyncio.sleep(0)
 
 
-def chat(respond: Respond | None = None, *, system: str = "", **settings: object) -> ChatEnvironment:
-    """A chat environment: `respond` answers its requests, without a network, if given.
+class MovingClock(RecordedSleep):
+    """Moves the clock of the event loop too, so that deadlines are reached."""
 
-    `settings` are parameters of EndpointClient or fields of ClientLimits.
+    async def __call__(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        time_of = loop.time
+        loop.time = lambda: time_of() + seconds  # type: ignore[method-assign]
+        await super().__call__(seconds)
+        await asyncio.sleep(0)  # timers that are due run
+        await asyncio.sleep(0)
+
+
+class RecordedAccount:
+    """Counts the requests of a call, and those that may be billed although they brought no reply."""
+
+    def __init__(self) -> None:
+        self.requests = self.lost = 0
+        self.running = False
+
+    async def begin(self) -> None:
+        self.requests += 1
+        self.running = True
+
+    def give_up(self, lost: bool) -> None:
+        self.lost += lost and self.running
+        self.running = False
+
+
+def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
+    """An endpoint: `respond` answers its requests, without a network, if given.
+
+    `settings` are parameters of Endpoint or fields of ClientLimits.
     """
     names = {field.name for field in fields(ClientLimits)}
     limits = ClientLimits(**{name: settings.pop(name) for name in names & settings.keys()})
@@ -81,22 +109,33 @@ def chat(respond: Respond | None = None, *, system: str = "", **settings: object
         "model": "large",
         "base_url": "https://llm.test/v1",
         "key": ApiKey(KEY),
-        "sleep": RecordedSleep(),
+        "sleep": MovingClock(),
     }
-    client = EndpointClient(transport=transport, limits=limits, **{**defaults, **settings})
-    return ChatEnvironment(client, system=system)
+    return Endpoint(transport=transport, limits=limits, **{**defaults, **settings})
 
 
-async def reply(source: ReplySource, messages: list[Message] = HELLO) -> str:
+async def outcome_of(
+    source: Source,
+    messages: list[Message] = HELLO,
+    account: RecordedAccount | None = None,
+    *,
+    sample: int = 0,
+) -> Outcome:
+    """The outcome of one call."""
+    account = account or RecordedAccount()
+    return await source.reply(Call(messages, sample, "q", account.begin, account.give_up))
+
+
+async def reply(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call. Raises as a game's call does."""
-    return reply_of(await source.call(messages), source.name)
+    return await Environment([source]).ask(messages, Game("q"))
 
 
-def ask(environment: ChatEnvironment, messages: list[Message] = HELLO) -> str:
+def ask(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call, in an event loop of its own."""
 
     async def one_call() -> str:
-        return await reply(environment, messages)
+        return await reply(source, messages)
 
     return asyncio.run(one_call())
 
@@ -108,7 +147,7 @@ def open_environment(
     other_specs: Collection[str] = (),
     stops_on_failures: bool = True,
     **settings: object,
-) -> Pool:
+) -> Environment:
     """Open the environments of a SPEC without a journal. `settings` are fields of EnvironmentConfig."""
     config = EnvironmentConfig(**settings)
     ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))

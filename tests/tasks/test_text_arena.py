@@ -9,11 +9,12 @@ import pytest
 
 import prompt_r1
 from prompt_r1.data.questions import find_questions
-from prompt_r1.environments.sources import FreeSource
+from prompt_r1.environments.environment import Game
+from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import UsageError
 from prompt_r1.tasks import packages
 from prompt_r1.tasks.text_arena import OVER, TextArenaEnvironment
-from tests.support.counting import metered
+from tests.support.counting import environment
 
 NAME = "textarena:GuessTheNumber-v0"
 
@@ -90,9 +91,8 @@ def test_calls_are_recorded_by_question_and_a_resumed_run_replays_them(tmp_path)
 
     def replies(mode: str) -> list[str]:
         async def play() -> list[str]:
-            environment = metered(FreeSource(TextArenaEnvironment(""), seed=0), tmp_path, mode=mode)
-            calls = (environment.call(turn("[10]")[:1], session=one.id) for one in questions)
-            return [(await call).text for call in calls]
+            asked = environment(OwnSource(TextArenaEnvironment(""), seed=0), folder=tmp_path, mode=mode)
+            return [await asked.ask(turn("[10]")[:1], Game(one.id)) for one in questions]
 
         return asyncio.run(play())
 

@@ -49,7 +49,7 @@ def ends_of_words(line: str) -> list[int]:
 
 def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
     assert row(STEP, priced=True).split() == (
-        "12 0.500 0.250 1.000 2.50 0.0123 $1.50 +$0.0010 | 0.750 -0.250 0.500".split()
+        "12 0.500 0.250 1.000 2.50 0.0123 $1.50 $0.0010 | 0.750 -0.250 0.500".split()
     )
 
 
@@ -115,7 +115,7 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     assert f"python evaluate.py --agent {tmp_path} --data test.jsonl" in shown
 
 
-def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
+def test_the_whole_summary_of_a_run_with_lost_attempts(tmp_path):
     """Every line, with commands that can be typed as they stand."""
     lines = [
         {"step": 0, "val/em": 0.1, "val/reward": 0.2, "val/format": 0.9, "val/calls": 5.0, "env/paid": 5.0}
@@ -123,7 +123,7 @@ def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
     games = {"reward/mean": 0.5, "em": 0.5, "format": 1.0, "games": 800.0, "time/rollout": 3600.0}
     for step in (1, 2):
         line = {"step": step, "env/calls": 1500.0, "env/paid": 1000.0, "env/reused": 500.0, "env/usd": 0.5}
-        lines.append({**line, **games, "env/late_games": 600.0, "env/lost_usd": 0.25})
+        lines.append({**line, **games, "env/lost_usd": 0.25})
     lines[2] |= {"val/em": 0.9, "val/reward": 0.8, "val/format": 1.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 2, TrainConfig(env="mini", test_data=("mini",)))
@@ -132,10 +132,9 @@ def test_the_whole_summary_of_a_run_with_late_games_and_lost_attempts(tmp_path):
         "  validation   EM 0.100 → 0.900   reward 0.200 → 0.800   format 0.900 → 1.000",
         "               from step 0 to step 2, the best",
         "  took         2 steps, 1,600 games, 3,005 calls of mini, "
-        "$0.5000 (at most +$0.2500 for lost attempts), 2.0 h",
+        "$0.5000 ($0.2500 of it estimated, for lost attempts), 2.0 h",
         "  calls        3,000 in training + 5 in validation",
         "               = 2,005 sent + 1,000 from the journal",
-        "  late         1,200 games left their groups (--game-deadline)",
         "Where it is",
         f"  {tmp_path}/report.html: curves and games, to open in a browser",
         f"  {tmp_path}/agent: the agent of step 2, a Hugging Face folder",

@@ -18,7 +18,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import Interrupt
-from prompt_r1.environments.specs import pool_of
+from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, checkpoints_of
@@ -78,7 +78,7 @@ class ScriptedRun:
             validation={},  # metrics of the step that is being completed
         )
         parts = Parts(
-            environment=pool_of(tiny.ScriptedEnvironment([])),
+            environment=environment_of(tiny.ScriptedEnvironment([])),
             models=self.models,
             questions=SimpleNamespace(digest=digest_of(questions_of_the_data)),
             optimizer=self.optimizer,

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_r1.environments.sources import FreeSource
+from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES
 from prompt_r1.training import validation
 from prompt_r1.training.metrics import metrics_of_game
 from prompt_r1.training.validation import ask_directly, mean_metrics, results_table
 from prompt_r1.types import Question
-from tests.support.counting import pool
 from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.support.methods import priced
 from tests.support.tiny import ScriptedEnvironment
 
 
@@ -42,7 +42,7 @@ def test_a_table_of_failed_calls_only_has_no_means():
 def test_ask_directly_asks_the_environment_for_the_answer_only():
     questions = [Question("1", "a", "Who?", ("Anna",)), Question("2", "a", "Who else?", ("Bob",))]
     environment = ScriptedEnvironment(["Anna", EnvError("down")])
-    right, failed = asyncio.run(ask_directly(questions, pool(FreeSource(environment, seed=0))))
+    right, failed = asyncio.run(ask_directly(questions, priced(OwnSource(environment, seed=0))))
     assert environment.asked[0] == [{"role": "user", "content": "Who? Answer only."}]
     assert right == {"em": 1.0, "f1": 1.0} and failed == {"env/errors": 1}
 

@@ -1,13 +1,4 @@
-"""Classify an endpoint's responses; the wait before a retry. Pure.
-
-Providers fail in many ways. `classify` gives each response one of four verdicts:
-
-    ok       a reply
-    outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
-             the game continues with the text there is, and the journal records the label
-    retry    the same call may succeed later
-    fatal    no call can succeed: wrong key, no credit, no such model, a malformed request
-"""
+"""Classify an endpoint's responses; the wait before a retry. Pure. Providers fail in many ways."""
 
 import json
 import math
@@ -16,24 +7,29 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from typing import Literal
 
-from prompt_r1.errors import EnvError, FatalEnvError
-
-Verdict = Literal["ok", "outcome", "retry", "fatal"]
+from prompt_r1.environments.sources import Outcome
 
 LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
+WEB_PAGE = "answers with a web page, not with JSON: check the base URL, which often ends in /v1"
 
 # Some models reject these with a 400; the client then drops them.
 ADAPTABLE_FIELDS = ("max_tokens", "temperature", "top_p", "stop")
 RETRIED_STATUSES = (408, 409, 425, 429)
-BUSY_STATUSES = (429, 503)
+BUSY_STATUSES = (429, 503, 529)
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|(prompt|input|request) is too long|maximum number of tokens",
     re.IGNORECASE,
 )
+# "retryDelay": "19.5s" (Google), "Please try again in 1.2s" (OpenAI), "retry after 6 seconds" (Azure).
+DELAY = re.compile(
+    r"(?:retry[ _-]?(?:delay|after|in)|try again (?:in|after))\W{0,5}(\d+(?:\.\d+)?)"
+    r" ?(ms|milli|m(?![a-z])|min)?",
+    re.IGNORECASE,
+)
+SECONDS_OF = {"ms": 0.001, "milli": 0.001, "m": 60.0, "min": 60.0}
 ADVICE = {
     401: "check OPENAI_API_KEY",
     402: "the account has no credit",
@@ -43,22 +39,14 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The meaning of one response, or of a call after all its attempts."""
+class Attempt:
+    """What one request came to."""
 
-    verdict: Verdict
-    text: str = ""  # the reply
-    label: str = ""  # of an "outcome": refusal, content_filter, length, context_length or empty
-    reason: str = ""  # why there is no reply; the provider's message where it sent one
-    finish: str = ""  # the provider's finish_reason
-    reasoning: str = ""  # the model's thinking: recorded, never part of the reply
-    rejected: str = ""  # the field of ADAPTABLE_FIELDS that the provider rejects
+    outcome: Outcome
+    lost: bool = False  # there is no reply, and the provider may bill it all the same
     wait: float | None = None  # seconds to wait, as requested by the provider
     busy: bool = False  # the provider is overloaded: other calls should wait too
-    tokens_in: int = 0
-    tokens_out: int = 0
-    written: int = 0  # characters of the text and the reasoning, before they are cut
-    lost: int = 0  # attempts without a reply that the provider may have billed
+    rejected: str = ""  # the field of ADAPTABLE_FIELDS that the provider rejects
 
 
 @dataclass(frozen=True)
@@ -66,129 +54,110 @@ class ProviderError:
     """The error object of a response body, in OpenAI's form. Other providers omit parts of it."""
 
     message: str
-    codes: tuple[str, ...]  # its `code` and `type`
+    codes: tuple[str, ...]  # its `code`, `type` and `status`
     field: str  # the request field that caused it
 
 
-def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Outcome:
+def failed(reason: str, *, lost: bool = False, wait: float | None = None, busy: bool = False) -> Attempt:
+    """A request without a reply that may be repeated."""
+    return Attempt(Outcome("failed", reason=reason), lost=lost, wait=wait, busy=busy)
+
+
+def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Attempt:
     """Classify a complete response.
 
     The names in `headers` are lower-case; `now` is in epoch seconds.
     """
     data = _parse(body)
     error = _error_of(data)
-    wait = requested_wait(headers, now=now)
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
     words = error.message.split() if status >= 400 else ()  # a reply may hold any word
     if "insufficient_quota" in (*error.codes, *words):
-        return Outcome("fatal", reason=f"{reason} (check plan and billing)")
-    if 200 <= status < 300:
-        return _classify_completion(data, error, wait)
-    if status in RETRIED_STATUSES or status >= 500:
-        return Outcome("retry", reason=reason, wait=wait, busy=status in BUSY_STATUSES)
+        return Attempt(Outcome("fatal", reason=f"{reason} (check plan and billing)"))
+    if 200 <= status < 300 and isinstance(data, dict) and not data.get("error"):
+        return _classify_completion(data)
+    if 200 <= status < 300 and not error.message and not error.codes:
+        if body.lstrip().startswith(b"data:"):
+            return Attempt(Outcome("fatal", reason="the server streams its replies: turn that off"))
+        page = body.lstrip().startswith(b"<")
+        return failed(f"the server {WEB_PAGE}" if page else "the response is not a JSON object", lost=True)
+    if status < 300 or status in RETRIED_STATUSES or status >= 500:
+        said = reason if status >= 300 else f"an error instead of a completion: {error.message}"
+        busy = status in BUSY_STATUSES or any(str(code) in error.codes for code in BUSY_STATUSES)
+        return failed(said, wait=requested_wait(headers, body, now=now), busy=busy)
     if status in (400, 413, 422):
         return _classify_bad_request(status, error, reason)
     advice = ADVICE.get(status, "check the base URL")
-    return Outcome("fatal", reason=f"{reason} ({advice})")
+    return Attempt(Outcome("refused" if status == 403 else "fatal", reason=f"{reason} ({advice})"))
 
 
-def reply_of(outcome: Outcome, name: str) -> str:
-    """The reply; "" for an outcome without text. Raises EnvError or FatalEnvError with `name` in front."""
-    if outcome.verdict == "retry":
-        raise EnvError(f"{name} did not reply: {outcome.reason}")
-    if outcome.verdict == "fatal":
-        raise FatalEnvError(f"{name} cannot be used: {outcome.reason}")
-    return outcome.text
-
-
-def without_thinking(outcome: Outcome) -> Outcome:
-    """The outcome with the <think> block of its text as its reasoning: not every server separates them.
-
-    A block without end leaves no reply. A chat template may have opened the block in the prompt.
-    """
-    thought, end_tag, text = outcome.text.rpartition("</think>")
-    if not end_tag and text.lstrip().startswith("<think>"):
-        thought, text = text, ""
-    elif not end_tag:
-        return outcome
-    thought, text = thought.strip().removeprefix("<think>").strip(), text.strip()
-    stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
-    if text or outcome.verdict != "ok":
-        return stripped
-    return replace(stripped, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
-
-
-def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date).
+def requested_wait(headers: Mapping[str, str], body: bytes = b"", *, now: float) -> float | None:
+    """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date), else from the body.
 
     None where there is no value between 0 and LONGEST_HONOURED_WAIT.
     """
+    said = DELAY.search(body[:10_000].decode("utf-8", "replace"))
     candidates = [
         _number(headers.get("retry-after-ms", "")) / 1000,
         _number(headers.get("retry-after", "")),
         _epoch_seconds(headers.get("retry-after", "")) - now,
+        float(said[1]) * SECONDS_OF.get((said[2] or "").lower(), 1.0) if said else math.nan,
     ]
     return next((wait for wait in candidates if 0 < wait <= LONGEST_HONOURED_WAIT), None)
 
 
 def back_off(failures: int, rng: random.Random) -> float:
     """Seconds to wait after this many failures: exponential back-off with full jitter."""
-    longest = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (failures - 1))
+    longest = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(failures - 1, 10))
     return rng.uniform(0, longest)
 
 
-def model_names(body: bytes) -> set[str]:
-    """The ids in an endpoint's list of models; empty where the body is not such a list."""
-    data = _parse(body)
-    models = data.get("data") if isinstance(data, dict) else None
-    if not isinstance(models, list):
-        return set()
-    return {str(model.get("id")) for model in models if isinstance(model, dict)}
-
-
-def _classify_completion(data: object, error: ProviderError, wait: float | None) -> Outcome:
-    if not isinstance(data, dict):
-        return Outcome("retry", reason="the response is not a JSON object", wait=wait, lost=1)
-    if data.get("error"):
-        return Outcome("retry", reason=f"an error instead of a completion: {error.message}", wait=wait)
+def _classify_completion(data: Mapping[str, object]) -> Attempt:
     choices = data.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     choice = first if isinstance(first, dict) else {}
-    usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
+    finish = choice.get("finish_reason")
     message = choice.get("message")
+    if finish == "content_filter" and not isinstance(message, dict):
+        message = {}
     if not isinstance(message, dict):
-        return Outcome("retry", reason="the response has no choices", wait=wait, lost=1)
+        return failed("the response has no choices", lost=True)
+    usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
+    assert isinstance(usage, dict)
     text = _text_of(message.get("content"))
     refusal = _text_of(message.get("refusal"))
-    finish = choice.get("finish_reason")
+    reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
     reply = Outcome(
         "ok",
         text=text or refusal,
         finish=finish if isinstance(finish, str) else "",
-        reasoning=_text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning")),
+        reasoning=reasoning,
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),
     )
     if finish == "content_filter":
-        return replace(reply, verdict="outcome", label="content_filter")
+        return Attempt(replace(reply, verdict="outcome", label="content_filter"))
+    if finish == "error":
+        return failed("the reply was cut off by an error (finish_reason error)", lost=True)
     if text.strip():
-        return reply
+        return Attempt(reply)
     if refusal.strip():
-        return replace(reply, verdict="outcome", label="refusal")
+        return Attempt(replace(reply, verdict="outcome", label="refusal"))
     if finish == "length":
-        return replace(reply, verdict="outcome", label="length")
-    return Outcome("retry", reason=f"an empty reply (finish_reason {finish})", wait=wait, lost=1)
+        return Attempt(replace(reply, verdict="outcome", label="length"))
+    hint = "; all text is in reasoning_content: turn the server's reasoning parser off" if reasoning else ""
+    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True)
 
 
-def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Outcome:
+def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Attempt:
     if {"content_filter", "content_policy_violation"} & set(error.codes):
-        return Outcome("outcome", label="content_filter", reason=reason)
+        return Attempt(Outcome("outcome", label="content_filter", reason=reason))
     if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
-        return Outcome("outcome", label="context_length", reason=reason)
+        return Attempt(Outcome("outcome", label="context_length", reason=reason))
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
     described = error.field or error.message
     rejected = [name for name in ADAPTABLE_FIELDS if re.search(rf"\b{name}\b", described)]
-    return Outcome("fatal", reason=reason, rejected=rejected[0] if rejected else "")
+    return Attempt(Outcome("refused", reason=reason), rejected=rejected[0] if rejected else "")
 
 
 def _error_of(data: object) -> ProviderError:
@@ -200,10 +169,16 @@ def _error_of(data: object) -> ProviderError:
     if not isinstance(error, dict):  # other forms: {"error": "text"}, {"message": "text"}, {"detail": [...]}
         error = {**data, "message": error or data.get("message") or data.get("detail")}
     message = error.get("message") or ""
+    field = str(error.get("param") or "")
+    if isinstance(message, list) and message and isinstance(message[0], dict):  # others may echo the input
+        first = message[0]
+        place = first.get("loc")
+        field = ".".join(map(str, place)) if isinstance(place, list) else str(place or "")
+        message = f"{field}: {first.get('msg')}"
     return ProviderError(
         message=clean(message if isinstance(message, str) else json.dumps(message)),
-        codes=(str(error.get("code")), str(error.get("type"))),
-        field=str(error.get("param") or ""),
+        codes=tuple(str(error[name]) for name in ("code", "type", "status") if error.get(name)),
+        field=field,
     )
 
 

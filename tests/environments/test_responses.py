@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.endpoint.responses import Outcome, back_off, requested_wait, without_thinking
+from prompt_r1.environments.responses import back_off, requested_wait
+from prompt_r1.environments.sources import Outcome, without_thinking
 from tests.support.providers import NOW, body_of, classify_body, error_of
+
+
+def outcome_of_body(status: int, body: object) -> Outcome:
+    return classify_body(status, body).outcome
 
 
 @pytest.mark.parametrize(
@@ -22,13 +27,13 @@ from tests.support.providers import NOW, body_of, classify_body, error_of
     ],
 )
 def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> None:
-    assert classify_body(200, body_of(content)) == Outcome("ok", text=text, finish="stop")
+    assert outcome_of_body(200, body_of(content)) == Outcome("ok", text=text, finish="stop")
 
 
 def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
-    outcome = classify_body(200, body_of("Paris", reasoning_content="The Louvre …"))
+    outcome = outcome_of_body(200, body_of("Paris", reasoning_content="The Louvre …"))
     assert (outcome.text, outcome.reasoning) == ("Paris", "The Louvre …")
-    assert classify_body(200, body_of(None, reasoning="The Louvre …")).verdict == "retry"
+    assert outcome_of_body(200, body_of(None, reasoning="The Louvre …")).verdict == "failed"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,7 @@ def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
         (200, body_of(None, refusal="I cannot help."), "refusal", "I cannot help."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
         (200, body_of("", finish="length"), "length", ""),
+        (200, {"choices": [{"finish_reason": "content_filter"}]}, "content_filter", ""),
         (400, error_of("too long", code="context_length_exceeded"), "context_length", ""),
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
         (400, error_of("Input is too long for requested model."), "context_length", ""),
@@ -45,7 +51,7 @@ def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
     ],
 )
 def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, label: str, text: str) -> None:
-    outcome = classify_body(status, body)
+    outcome = outcome_of_body(status, body)
     assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", label, text)
 
 
@@ -68,10 +74,11 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         (200, body_of("  \n")),
         (200, body_of({"text": 3})),
         (200, body_of(None, finish="tool_calls")),
+        (200, body_of("The director of Sil", finish="error")),  # half a reply
     ],
 )
 def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
-    assert classify_body(status, body).verdict == "retry"
+    assert outcome_of_body(status, body).verdict == "failed"
 
 
 @pytest.mark.parametrize(
@@ -87,13 +94,15 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (400, [error_of("API key not valid")], "API key not valid"),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}, "Field required"),
         (301, b"", "301"),
+        (200, b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
     ],
 )
 def test_a_permanent_failure_is_fatal_with_the_providers_message(
     status: int, body: object, words: str
 ) -> None:
-    outcome = classify_body(status, body)
-    assert outcome.verdict == "fatal" and words in outcome.reason
+    outcome = outcome_of_body(status, body)
+    refused = status in (400, 403, 422)  # perhaps only this dialogue
+    assert outcome.verdict == ("refused" if refused else "fatal") and words in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -107,11 +116,13 @@ def test_only_a_plausible_number_of_tokens_is_believed(count: object, counted: i
     """A bug: 10**400 tokens raised OverflowError, and negative ones gave dollars back to the budget."""
     body = body_of()
     body["usage"] = {"prompt_tokens": count, "completion_tokens": count}
-    outcome = classify_body(200, body)
+    outcome = outcome_of_body(200, body)
     assert (outcome.tokens_in, outcome.tokens_out) == (counted, counted)
     assert type(outcome.tokens_in) is int
 
 
+HARMONY = "<|channel|>analysis<|message|>Who?<|end|>"  # of gpt-oss
+FINAL = "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>"
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values))
@@ -120,7 +131,7 @@ JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_can_be_classified(status: int, body: bytes) -> None:
-    assert classify_body(status, body).verdict in ("ok", "outcome", "retry", "fatal")
+    assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused", "fatal")
 
 
 # --- Waiting ---
@@ -173,7 +184,18 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
     [
         (" Anna. ", "stop", "", " Anna. ", ""),
         ("<think>\nWho?\n</think>\n\nAnna.", "stop", "Who?", "Anna.", ""),
-        ("Who?</think>Anna.", "stop", "Who?", "Anna.", ""),  # the chat template opens the block
+        ("Who?\n</think>\n\nAnna.", "stop", "Who?", "Anna.", ""),  # the chat template opens the block
+        ("Who? </think>\nAnna.", "stop", "Who?", "Anna.", ""),
+        ("Close it with </think> in the text.", "stop", "", "Close it with </think> in the text.", ""),
+        ("[THINK]Who?[/THINK]Anna.", "stop", "Who?", "Anna.", ""),  # Mistral
+        (
+            HARMONY + "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>",
+            "stop",
+            HARMONY,
+            "Anna.",
+            "",
+        ),
+        (HARMONY, "length", HARMONY, "", "length"),
         ("\n<think>\nWho could", "length", "Who could", "", "length"),
         ("<think>Who?</think>", "stop", "Who?", "", "empty"),
     ],
@@ -182,10 +204,30 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
     written, finish, reasoning, reply, label
 ):
     outcome = without_thinking(Outcome("ok", text=written, finish=finish))
-    assert (outcome.text, outcome.reasoning, outcome.label) == (reply, reasoning, label)
+    assert (outcome.text, outcome.label) == (reply, label)
+    assert outcome.reasoning == reasoning or (reasoning == HARMONY and "Who?" in outcome.reasoning)
     assert outcome.verdict == ("outcome" if label else "ok")
+
+
+@pytest.mark.parametrize(
+    ("body", "rejected"),
+    [
+        ({"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": "temperature?"}]}, ""),
+        ({"detail": [{"loc": ["body", "temperature"], "msg": "not allowed"}]}, "temperature"),
+        (error_of("odd", param="top_p"), "top_p"),
+        (error_of("'stop' is not supported"), "stop"),
+    ],
+)
+def test_a_rejected_field_is_looked_for_in_place_and_message_only(body, rejected):
+    """A bug: a 422 that echoed the question dropped `temperature` for the whole run."""
+    assert classify_body(422, body).rejected == rejected
+
+
+def test_a_reply_in_the_reasoning_only_is_a_failure_with_a_hint():
+    outcome = outcome_of_body(200, body_of(None, reasoning_content="Paris."))
+    assert outcome.verdict == "failed" and "turn the server's reasoning parser off" in outcome.reason
 
 
 def test_a_word_of_a_reply_is_no_error_code():
     body = body_of("Paris") | {"detail": "insufficient_quota is an error code"}
-    assert classify_body(200, body).text == "Paris"
+    assert outcome_of_body(200, body).text == "Paris"

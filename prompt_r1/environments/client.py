@@ -1,0 +1,383 @@
+"""An OpenAI-compatible endpoint as a source: `--env MODEL@URL`, over one shared HTTP client.
+
+A call holds one of `concurrency` slots and repeats its request until there is a reply, none is possible, or
+its time is over. Each request has a deadline of its own too, because httpx's read timeout starts again with
+every chunk: a server that sends a blank line now and then would keep a request open forever.
+"""
+
+import asyncio
+import ipaddress
+import json
+import logging
+import math
+import os
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import httpx
+
+from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
+from prompt_r1.environments.responses import WEB_PAGE, Attempt, back_off, classify, failed
+from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
+from prompt_r1.types import Ask, Message
+
+logger = logging.getLogger(__name__)
+
+OPENAI_URL = "https://api.openai.com/v1"
+CHECK_SECONDS = 5.0
+CONNECT_SECONDS = 30.0
+MOST_LOST = 6  # requests of a call that may be billed without a reply; others are repeated until time ends
+MOST_CHARACTERS_PER_TOKEN = 20  # on average over a text; a count that means more is too low
+LONGEST_REASON = 300  # characters of a provider's error message
+LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
+ENCODINGS = ("", "identity", "gzip", "deflate")
+# Read by httpx when a client is made.
+VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """The key of an endpoint. The note of one that was not sent says why."""
+
+    text: str = ""
+    note: str = ""  # the end of fatal errors
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """How many calls run at once, and how long they may take."""
+
+    concurrency: int = 64  # calls in flight
+    attempt_timeout: float = 120.0  # seconds for one request and its response
+    call_deadline: float = 600.0  # seconds for all requests of a call
+    max_bytes: int = 10_000_000  # of a decoded response
+
+
+@dataclass
+class Traffic:
+    """What the calls of one event loop share."""
+
+    loop: asyncio.AbstractEventLoop
+    slots: asyncio.Semaphore
+    client: httpx.AsyncClient
+    closing: AsyncIterator[httpx.AsyncClient]  # closes the client when the loop shuts down
+    paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
+
+
+class Endpoint:
+    """Asks `model` at `base_url`. `system` opens every dialogue that has no system message.
+
+    `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
+    dropped for the rest of the run.
+
+    Raises UsageError for a base URL or a key that cannot work.
+    """
+
+    by_session = False
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        key: ApiKey | None = None,
+        fields: Mapping[str, object] | None = None,
+        system: str = "",
+        limits: ClientLimits | None = None,
+        rng: random.Random | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name = model
+        self.base_url = checked_base_url(base_url)
+        fields = dict(fields or {})
+        self.parameters: Mapping[str, object] = {"url": self.base_url, "system": system, **fields}
+        self.samples = fields.get("temperature") != 0
+        self._key = checked_key(key or ApiKey())
+        self._system = system
+        self._accepted_fields: Mapping[str, object] = fields  # replaced when the model rejects one
+        self._limits = limits or ClientLimits()
+        self._rng = rng or random.Random()
+        self._transport = transport
+        self._sleep = sleep
+        self._traffic: Traffic | None = None
+        self._checking = False  # the check makes one request
+        self._warned = False
+
+    async def reply(self, call: Call) -> Outcome:
+        """The outcome after all requests, without the key in any of its texts."""
+        messages = call.messages
+        if self._system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self._system}, *messages]
+        traffic = await self._traffic_of_loop()
+        async with traffic.slots:
+            outcome = await self._send_until_done(traffic, call, messages)
+        return self._with_checked_usage(outcome, sum(len(message["content"]) for message in messages))
+
+    async def check(self, ask: Ask) -> None:
+        """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
+        self._checking = True
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await self._check_connection()
+                text = await ask([{"role": "user", "content": "Hi"}])
+        except (TimeoutError, Resumable):
+            return
+        except EnvError as error:
+            if WEB_PAGE in str(error):
+                raise UsageError(f"{self.base_url} {WEB_PAGE}") from None
+            return
+        finally:
+            self._checking = False
+        if not text.strip():
+            raise UsageError(
+                f'{self.name} at {self.base_url} replied to "Hi" without any text: check max_tokens and the '
+                "other fields of --env-args, or choose another model"
+            )
+
+    async def _check_connection(self) -> None:
+        """Raise UsageError if nothing listens: calls would try again for minutes. Any response will do."""
+        traffic = await self._traffic_of_loop()
+        try:
+            async with traffic.client.stream("GET", self.base_url + "/models"):
+                pass
+        except httpx.ConnectError as error:
+            raise UsageError(f"no server answers at {self.base_url}: {self._scrubbed(str(error))}") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+            pass
+
+    async def _send_until_done(self, traffic: Traffic, call: Call, messages: list[Message]) -> Outcome:
+        """Send a request until it succeeds or cannot succeed, too many were lost, or the time is over."""
+        failures, lost, wait = 0, 0, 0.0
+        attempt = failed("no request ended")
+        dialogue = " ".join(message["content"] for message in messages)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.call_deadline):
+                while lost < MOST_LOST:
+                    wait = max(wait, traffic.paused_until - traffic.loop.time())
+                    if wait > 0:
+                        await self._sleep(wait)
+                    sent_fields = self._accepted_fields
+                    await call.begin()
+                    attempt = await self._attempt(traffic.client, {"messages": messages, **sent_fields})
+                    # An error that names a field may only repeat the dialogue.
+                    if attempt.rejected in sent_fields and attempt.rejected not in dialogue:
+                        call.give_up(False)
+                        self._drop_field(attempt.rejected)
+                        continue
+                    if attempt.outcome.verdict != "failed":
+                        return self._without_key(attempt.outcome)
+                    call.give_up(attempt.lost)
+                    if self._checking:
+                        return self._without_key(attempt.outcome)
+                    failures += 1
+                    lost += attempt.lost
+                    wait = attempt.wait or back_off(failures, self._rng)
+                    if attempt.busy and attempt.wait:
+                        paused_until = traffic.loop.time() + attempt.wait
+                        traffic.paused_until = max(traffic.paused_until, paused_until)
+        call.give_up(True)  # of a request that the deadline cut off
+        limit = f"in {failures} requests" if lost == MOST_LOST else f"in {self._limits.call_deadline:g} s"
+        outcome = self._without_key(attempt.outcome)
+        reason = f"{self.name} did not reply: {limit}, the last problem: {outcome.reason}"
+        return replace(outcome, reason=reason)
+
+    async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
+        """One request: what its response means, or why there is none."""
+        body = json.dumps({"model": self.name, **content})  # ASCII: a lone surrogate could not be encoded
+        received, waited = bytearray(), asyncio.Event()
+
+        async def refuse_early_response(event: str, info: object) -> None:
+            """Some servers send a response twice: what is there before we wait for it is not our reply."""
+            if event == "http11.receive_response_headers.started":
+                asyncio.get_running_loop().call_soon(waited.set)
+            elif event == "http11.receive_response_headers.complete" and not waited.is_set():
+                raise httpx.RemoteProtocolError("a response that was sent before its request")
+
+        try:
+            async with (
+                asyncio.timeout(self._limits.attempt_timeout),
+                client.stream(
+                    "POST",
+                    self.base_url + "/chat/completions",
+                    content=body,
+                    extensions={"trace": refuse_early_response},
+                ) as response,
+            ):
+                encoding = response.headers.get("content-encoding", "")
+                if encoding not in ENCODINGS:  # one within another expands a million times
+                    return failed(f"a body encoded as {encoding[:40]!r}", lost=True)
+                async for chunk in response.aiter_bytes():
+                    received += chunk
+                    if len(received) > self._limits.max_bytes:
+                        return failed(f"a response of over {self._limits.max_bytes:,} bytes", lost=True)
+            return classify(response.status_code, response.headers, bytes(received), now=time.time())
+        except TimeoutError:
+            return failed(f"no complete response within {self._limits.attempt_timeout:g} s", lost=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return failed(f"{type(error).__name__}: {error}")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
+            return failed(f"{type(error).__name__}: {error}".removesuffix(": "), lost=True)
+
+    async def _traffic_of_loop(self) -> Traffic:
+        loop = asyncio.get_running_loop()
+        if self._traffic is None or self._traffic.loop is not loop:
+            closing = self._open_client()
+            client = await anext(closing)
+            self._traffic = Traffic(loop, asyncio.Semaphore(self._limits.concurrency), client, closing)
+        return self._traffic
+
+    async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate"}
+        if self._key.text:
+            headers["Authorization"] = f"Bearer {self._key.text}"
+        trusts = not is_loopback(self.base_url)  # a proxy cannot reach this machine's ports
+        try:
+            client = httpx.AsyncClient(
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._limits.concurrency),
+                trust_env=trusts,
+                transport=self._transport,
+            )
+        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
+            names = [name for name in os.environ if name.upper() in VARIABLES]
+            raise UsageError(
+                f"the environment variable {' or '.join(names)} cannot be used for {self.base_url}: "
+                f"{self._scrubbed(str(error))}; correct or unset it"
+            ) from None
+        async with client:
+            yield client
+
+    def _drop_field(self, field: str) -> None:
+        """Leave out a field that the model rejects, in this call and all later ones."""
+        if field not in self._accepted_fields:
+            return  # another call has already dropped it
+        fields = dict(self._accepted_fields)
+        value = fields.pop(field)
+        if field == "max_tokens":
+            fields.setdefault("max_completion_tokens", value)
+        self._accepted_fields = fields
+        extra = fields or "no extra fields"
+        logger.warning("%s does not accept %s; continuing with %s", self.name, field, extra)
+
+    def _scrubbed(self, reason: str) -> str:
+        """An error text without the key, cut and printable."""
+        # Scrub before cutting: half a key would not be found.
+        return printable(" ".join(scrub(reason, self._key.text)[:LONGEST_TEXT].split()))[:LONGEST_REASON]
+
+    def _without_key(self, outcome: Outcome) -> Outcome:
+        """Remove the key from the texts of an outcome, and cut them. One that may be fatal says what to do.
+
+        Servers echo headers in errors, and some in replies. A reply of megabytes would be copied many times.
+        """
+        reason = self._scrubbed(outcome.reason)
+        if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
+            reason += '; if it takes no system message, give --env-system ""'
+        if outcome.verdict in ("refused", "fatal") and self._key.note:
+            reason += f"; {self._key.note}"
+        secret = self._key.text if len(self._key.text) >= SHORTEST_SECRET else ""
+        return replace(
+            outcome,
+            text=scrub(outcome.text, secret)[:LONGEST_TEXT],
+            reason=reason,
+            reasoning=scrub(outcome.reasoning, secret)[:LONGEST_TEXT],
+            finish=scrub(outcome.finish, secret)[:LONGEST_REASON],
+        )
+
+    def _with_checked_usage(self, outcome: Outcome, characters: int) -> Outcome:
+        """Replace token counts that are missing, or too low for the texts, by estimates for the budget.
+
+        `characters` is the length of the prompt. Counts may be higher than the texts explain: providers also
+        bill reasoning that they do not return, and text that they add to the prompt. A request that was
+        rejected (it has a reason) costs nothing.
+        """
+        if outcome.verdict not in ("ok", "outcome") or outcome.reason:
+            return outcome
+        written = len(outcome.text) + len(outcome.reasoning)
+        checked = replace(
+            outcome,
+            tokens_in=_plausible_count(outcome.tokens_in, characters),
+            tokens_out=_plausible_count(outcome.tokens_out, written),
+        )
+        if checked != outcome and (outcome.tokens_in or outcome.tokens_out) and not self._warned:
+            self._warned = True
+            counts = f"{outcome.tokens_in} and {outcome.tokens_out} tokens"
+            lengths = f"a prompt of {characters} and a reply of {written} characters"
+            logger.warning("%s counts %s for %s; using estimates instead", self.name, counts, lengths)
+        return checked
+
+
+def open_endpoint(
+    name: str,
+    *,
+    key: ApiKey,
+    fields: Mapping[str, object],
+    system: str,
+    limits: ClientLimits,
+    rng: random.Random,
+) -> Endpoint:
+    """Open a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI). Raises UsageError."""
+    match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
+    if match is None or "://" in match[1] or re.search(r"@[\w.-]+:\d+(/|$)", match[1]):
+        raise UsageError(
+            f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
+        )
+    model, url = match.groups()
+    base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+    if not key.text and not url and not is_loopback(base_url):
+        raise UsageError(
+            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
+            "or MODEL@http://host:port/v1"
+        )
+    return Endpoint(model, base_url, key=key, fields=fields, system=system, limits=limits, rng=rng)
+
+
+def checked_key(key: ApiKey) -> ApiKey:
+    """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
+
+    httpx would raise too, with the key in its exception.
+    """
+    text = key.text.strip()
+    if text and not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise UsageError(
+            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
+        )
+    return replace(key, text=text)
+
+
+def checked_base_url(base_url: str) -> str:
+    """Return the URL that precedes /chat/completions, without a final slash. Raises UsageError."""
+    try:
+        url = httpx.URL(base_url.strip())
+    except httpx.InvalidURL:
+        raise UsageError("the base URL of an endpoint is not a URL: give http://host:port/v1") from None
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+        raise UsageError(
+            "the base URL of an endpoint must look like http://host:port/v1 "
+            "(without user, password or query; a key goes to OPENAI_API_KEY)"
+        )
+    return str(url).rstrip("/")
+
+
+def is_loopback(base_url: str) -> bool:
+    """Return whether the endpoint is on this machine."""
+    host = httpx.URL(base_url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _plausible_count(tokens: int, characters: int) -> int:
+    """The provider's count for a text of this length; if it is too low, an estimate from above."""
+    if tokens * MOST_CHARACTERS_PER_TOKEN >= characters:
+        return tokens
+    return math.ceil(characters / BILLED_CHARACTERS_PER_TOKEN)

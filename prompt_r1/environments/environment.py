@@ -1,0 +1,306 @@
+"""One or several environments: every call goes journal → budget → source.
+
+    session   draw an environment for each question
+    uniform   draw one for each question anew in each epoch, all with the same probability
+    3,1,…     the same with these weights
+
+All games of a group ask one environment (eqs 18-19), because training compares them: a game is never moved to
+another one. A resumed run draws the same.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.journal import REPLIED, Journal, Key
+from prompt_r1.environments.sources import Answering, Call, Outcome, OwnSource, Source, without_thinking
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
+
+logger = logging.getLogger(__name__)
+
+# Estimates of what is billed. From above, because a budget may end early, but not late.
+BILLED_CHARACTERS_PER_TOKEN = 3
+LONG_REPLY = 1024  # tokens reserved for the first reply where the request sets no limit
+FRAME_CHARACTERS = 20  # of a message's role and markers
+
+WATCHED, LEAST_WATCHED = 200, 100  # most recent calls; of fewer, shares are taken as if there were so many
+WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls; the second one also of replies without text
+COUNTED = ("paid", "lost", "reused", "errors", "tokens_in", "tokens_out")
+
+
+@dataclass
+class Game:
+    """Whose call it is, and what the replies of the game cost, paid now or earlier.
+
+    A resumed run plays games from the journal again, and must reward them the same.
+    """
+
+    session: str = ""  # id of the question
+    sample: int = 0  # number of the game among those of its question
+    epoch: int = 0  # of training
+    spent: Spending = field(default_factory=Spending)
+
+
+class Member:
+    """One source with its price and counts."""
+
+    def __init__(self, source: Source, price: Price) -> None:
+        self.source = source
+        self.price = price
+        self.has_replied = False
+        self.counts: Counter[str] = Counter()  # since `take_metrics`, which evaluations never call
+        self.latencies: deque[float] = deque(maxlen=10_000)  # seconds, of the last calls
+        self._longest_reply = 0  # tokens
+
+    def estimate(self, messages: list[Message]) -> Spending:
+        """Estimate the cost of a request from above.
+
+        It is too low only where the request sets no limit and the reply is longer than all before it.
+        """
+        parameters = self.source.parameters
+        characters = len(str(parameters))
+        characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
+        limit = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
+        reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
+        return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
+
+    def count(self, outcome: Outcome, seconds: float) -> None:
+        """Count a call that has ended."""
+        self.has_replied |= outcome.verdict in REPLIED
+        self.latencies.append(seconds)
+        self._longest_reply = max(self._longest_reply, outcome.tokens_out)
+        failed = outcome.verdict not in REPLIED
+        self.counts.update(paid=1, errors=failed, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
+
+
+class Payment:
+    """The requests of one call: each is reserved, and written to the journal, before it is sent."""
+
+    def __init__(self, member: Member, key: Key, journal: Journal, budget: Budget) -> None:
+        self._member, self._key, self._journal, self._budget = member, key, journal, budget
+        self._estimate = member.estimate(key.messages)
+        self._call = journal.new_call()
+        self._reserved = Spending()  # for the request that runs
+        self._charged = Spending()  # for those before it
+        self._started = time.perf_counter()
+
+    async def begin(self) -> None:
+        """Reserve the next request. Raises OutOfBudget."""
+        assert not self._reserved.calls, "one request of a call at a time"
+        await self._budget.reserve(self._estimate)
+        self._reserved = self._estimate
+        self._journal.write(self._call, self._key, self._charged + self._estimate, None)
+
+    def give_up(self, lost: bool) -> None:
+        """A request brought no reply. One that may be billed is charged at its estimate."""
+        if not self._reserved.calls:
+            return
+        charge = self._estimate + Spending(lost_usd=self._estimate.usd) if lost else Spending()
+        self._member.counts["lost"] += lost
+        self._settle(charge)
+        self._journal.write(self._call, self._key, self._charged, None)
+
+    def end(self, outcome: Outcome) -> None:
+        """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
+        if outcome.verdict in REPLIED or not self._charged.calls:
+            self._settle(self._member.price.of_call(outcome.tokens_in, outcome.tokens_out))
+        self.give_up(lost=False)
+        seconds = time.perf_counter() - self._started
+        self._member.count(outcome, seconds)
+        self._write(outcome, latency=round(seconds, 4))
+
+    def cancel(self, reason: str) -> None:
+        """The call was cut off: a request that runs is lost."""
+        self.give_up(lost=True)
+        if self._charged.calls:
+            self._write(Outcome("failed", reason=reason))
+
+    def _settle(self, charge: Spending) -> None:
+        self._budget.settle(self._reserved, charge)
+        self._reserved = Spending()
+        self._charged += charge
+
+    def _write(self, outcome: Outcome, **about: object) -> None:
+        self._journal.write(self._call, self._key, self._charged, outcome, **about, usd=self._charged.usd)
+
+
+class Environment:
+    """One or several sources behind `ask`. Raises UsageError for a route that does not match their number.
+
+    `keeps_thinking`: the agent reads the <think> blocks of replies too. With `stops_on_failures`, too many
+    failed calls raise Resumable.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        journal: Journal | None = None,
+        budget: Budget | None = None,
+        prices: Sequence[Price] = (),
+        route: str = "session",
+        keeps_thinking: bool = False,
+        stops_on_failures: bool = True,
+    ) -> None:
+        prices = prices or [Price()] * len(sources)
+        self.name = ",".join(source.name for source in sources)
+        self.members = [Member(source, price) for source, price in zip(sources, prices, strict=True)]
+        self.budget = budget or Budget()
+        self.journal = journal or Journal(None)
+        self._route = route
+        self._weights = parse_weights(route, len(sources))
+        self._keeps_thinking = keeps_thinking
+        self._stops_on_failures = stops_on_failures
+        self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
+        self._recent: deque[str] = deque(maxlen=WATCHED)  # "failed", the label of a reply without text, or ""
+        self._warned: set[str] = set()
+
+    async def ask(self, messages: list[Message], game: Game | None = None) -> str:
+        """Return the reply of the environment of the game's question. Without a game it is one of its own.
+
+        Raises EnvError if the call failed, FatalEnvError when none can succeed, and Resumable when the budget
+        is used up or too many calls fail.
+        """
+        game = game or Game()
+        member = self._member_of(game)
+        return await self._ask_member(member, messages, game)
+
+    async def check(self) -> None:
+        """Raise UsageError or FatalEnvError if no call can succeed. A replay calls nothing, and passes."""
+        for member in self.members if self.journal.mode != "replay" else ():
+
+            async def ask(messages: list[Message], member: Member = member) -> str:
+                return await self._ask_member(member, messages, Game("check"))
+
+            await member.source.check(ask)
+
+    def most_usd(self, messages: list[Message]) -> float:
+        """The estimate from above of what a request with these messages costs, in dollars."""
+        return max(member.estimate(messages).usd for member in self.members)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Counts since the last call of this method.
+
+        The sums are env/NAME; with several environments, the counts of each are env/NUMBER:ENVIRONMENT/NAME.
+        Replies without ordinary text are counted by label, as env/outcomes/LABEL.
+        """
+        totals = sum((member.counts for member in self.members), Counter[str]())
+        labels = [name for name in totals if name not in COUNTED]
+        shown = [name for name in COUNTED if name != "errors"]  # the games count those
+        metrics = {f"env/{name}": float(totals[name]) for name in (*shown, *labels)}
+        for number, member in enumerate(self.members, start=1):
+            if len(self.members) > 1:
+                own = {name: float(member.counts[name]) for name in COUNTED}
+                own["latency"] = median(member.latencies) if member.latencies else 0.0
+                metrics |= {f"env/{number}:{member.source.name}/{name}": count for name, count in own.items()}
+            member.counts.clear()
+            member.latencies.clear()
+        return metrics
+
+    def _member_of(self, game: Game) -> Member:
+        drawn_by = game.session if self._route == "session" else f"{game.session}/{game.epoch}"
+        return random.Random(drawn_by).choices(self.members, self._weights)[0]
+
+    async def _ask_member(self, member: Member, messages: list[Message], game: Game) -> str:
+        source = member.source
+        key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
+        key.game.extend([game.session] * source.by_session)
+        outcome = await self._find_or_pay(member, key, game)
+        if not self._keeps_thinking:
+            outcome = without_thinking(outcome)
+        replied = outcome.verdict in REPLIED
+        label = outcome.label or ("empty" if replied and not outcome.text.strip() else "")
+        if label:
+            member.counts[f"outcomes/{label}"] += 1
+        game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
+        if outcome.verdict == "fatal" or (outcome.verdict == "refused" and not member.has_replied):
+            raise FatalEnvError(f"{source.name} cannot be used: {outcome.reason}")
+        self._watch("failed" if not replied else "" if outcome.text.strip() else label, outcome.reason)
+        if not replied:
+            refused = f"{source.name} refused the dialogue: " if outcome.verdict == "refused" else ""
+            raise EnvError(refused + outcome.reason)
+        return outcome.text
+
+    async def _find_or_pay(self, member: Member, key: Key, game: Game) -> Outcome:
+        """The recorded outcome of a call; else it is paid for."""
+        if not self.journal.reuses:
+            return await self._pay(member, key, game)
+        while key.digest in self._running:
+            await self._running[key.digest].wait()  # another game makes the same call: pay for it once
+        found = self.journal.find(key)
+        if found is not None:
+            member.counts["reused"] += 1
+            member.has_replied |= found.verdict in REPLIED
+            return found
+        if self.journal.mode == "replay":
+            raise UsageError(
+                f"--journal replay: {key.source} has no recorded reply to call {len(key.messages) // 2 + 1} "
+                f"of game {game.sample} about question {game.session!r}; record it with --journal reuse"
+            )
+        self._running[key.digest] = asyncio.Event()
+        try:
+            return await self._pay(member, key, game)
+        finally:
+            self._running.pop(key.digest).set()
+
+    async def _pay(self, member: Member, key: Key, game: Game) -> Outcome:
+        """Send a call: whatever ends it, what it may cost is charged."""
+        payment = Payment(member, key, self.journal, self.budget)
+        call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
+        try:
+            outcome = await member.source.reply(call)
+        except EnvError as error:
+            outcome = Outcome("failed", reason=str(error))
+        except BaseException as error:
+            payment.cancel(f"the call was cut off: {type(error).__name__}")
+            raise
+        payment.end(outcome)
+        return outcome
+
+    def _watch(self, kind: str, reason: str) -> None:
+        """Record how a call ended. Warns of, or raises Resumable for, too many that failed or had no text."""
+        self._recent.append(kind)
+        made = len(self._recent)
+        failed, empty = self._recent.count("failed"), sum(kind not in ("", "failed") for kind in self._recent)
+        shown = f"{failed} of the last {made} calls of {self.name} failed"
+        if kind == "failed" and reason:
+            shown += f", this one: {reason}"
+        if failed > STOP_ABOVE * max(made, LEAST_WATCHED) and self._stops_on_failures:
+            raise Resumable(shown)
+        self._warn_once("failed", shown, failed > WARN_ABOVE * max(made, LEAST_WATCHED))
+        shown = (
+            f"{empty} of the last {made} replies of {self.name} had no text, the last one because of: {kind}"
+        )
+        self._warn_once("empty", shown, empty > STOP_ABOVE * max(made, LEAST_WATCHED))
+
+    def _warn_once(self, name: str, sentence: str, alarming: bool) -> None:
+        """Log a warning, and again only after it did not apply for a while."""
+        if alarming and name not in self._warned:
+            logger.warning("%s", sentence)
+        (self._warned.add if alarming else self._warned.discard)(name)
+
+
+def environment_of(own: Answering) -> Environment:
+    """The environment of one object, without journal, price and limits."""
+    return Environment([OwnSource(own, seed=0)])
+
+
+def parse_weights(route: str, count: int) -> list[float]:
+    """The weights of the environments in a route. Raises UsageError."""
+    if route in ("session", "uniform"):
+        return [1.0] * count
+    try:
+        weights = [float(part) for part in route.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != count or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise UsageError(f"--route takes session, uniform or {count} weights (such as 3,1), not {route!r}")
+    return weights

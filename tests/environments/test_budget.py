@@ -1,0 +1,286 @@
+"""Budgets: no limit is exceeded, whatever ends a call, and what may have been billed is charged."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.distributed import Ranks
+from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_price
+from prompt_r1.environments.environment import LONG_REPLY, Environment, Game
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.specs import Environments
+from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
+from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
+from tests.support.providers import Provider, body_of, endpoint, error_of, outcome_of
+
+
+def forty_calls(asked: Environment) -> list[str | BaseException]:
+    """The reply or the exception of each of forty concurrent calls."""
+
+    async def calls() -> list[str | BaseException]:
+        started = [text_of(asked, sample=number) for number in range(40)]
+        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
+            return await asyncio.gather(*started, return_exceptions=True)
+
+    return asyncio.run(calls())
+
+
+@pytest.mark.parametrize(("limits", "calls"), [({"max_calls": 7}, 7), ({"max_usd": 9 * 60e-6}, 7)])
+def test_forty_concurrent_games_never_exceed_the_budget(
+    limits: dict[str, float], calls: int, tmp_path: Path
+) -> None:
+    source, budget = CountingSource(max_tokens=5), Budget(**limits)
+    results = forty_calls(environment(source, folder=tmp_path, budget=budget))
+    assert all(isinstance(result, str | Resumable) for result in results)
+    paid = sum(isinstance(result, str) for result in results)
+    assert source.calls == paid and calls - 6 <= paid <= 9
+    assert budget.spent.calls <= (limits.get("max_calls") or 99)
+    assert budget.spent.usd <= limits.get("max_usd", 1.0) + 1e-12
+
+
+@pytest.mark.parametrize("limit", [{"max_tokens": 5}, {"max_completion_tokens": 5}])
+def test_calls_with_a_limit_on_the_reply_run_concurrently(limit: dict[str, object]) -> None:
+    """Without max_tokens the first call would reserve a long reply, more than this budget has."""
+    source = CountingSource(**limit)
+    asked = environment(source, budget=Budget(max_usd=200 * 10e-6))
+
+    async def games() -> list[str]:
+        return await asyncio.gather(*(text_of(asked, sample=number) for number in range(3)))
+
+    assert asyncio.run(games()) == ["reply 1", "reply 2", "reply 3"] and source.peak == 3
+
+
+def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budget() -> None:
+    """Each call reserves the longest reply so far, not the last or an average one."""
+    replies = [5 * LONG_REPLY, 5, *[5 * LONG_REPLY] * 40]
+    outcomes = [Outcome("ok", text="long", tokens_in=10, tokens_out=tokens) for tokens in replies]
+    budget = Budget(max_usd=60 * LONG_REPLY * 10e-6)
+    asked = environment(CountingSource(*outcomes), budget=budget)
+    for number in range(2):  # sequentially, so that a reply's length is known
+        ask(asked, sample=number)
+
+    results = forty_calls(asked)
+    assert all(isinstance(result, str | Resumable) for result in results)
+    assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
+
+
+class LosingSource(CountingSource):
+    """Each call sends three requests without a reply, the first of which cannot be billed."""
+
+    async def reply(self, call: Call) -> Outcome:
+        for lost in (False, True, True):
+            await call.begin()
+            self.calls += 1
+            await asyncio.sleep(0)
+            call.give_up(lost)
+        return await super().reply(call)
+
+
+def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_path) -> None:
+    """A bug: requests that were reset after delivery, and billed, were in no budget."""
+    asked = environment(LosingSource(max_tokens=9), folder=tmp_path)
+    assert ask(asked) == "reply 4"
+    estimate = asked.members[0].estimate(HELLO)
+    lost = 2 * estimate.usd
+    expected = estimate * 2 + PRICE.of_call(10, 5) + Spending(lost_usd=lost)
+    assert asked.budget.spent.amounts == pytest.approx(expected.amounts) and lost > 0
+    assert Journal(tmp_path).spent == asked.budget.spent
+    metrics = asked.take_metrics()
+    assert (metrics["env/paid"], metrics["env/lost"]) == (1, 2)
+
+
+def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:
+    """A bug: nothing was reserved for another attempt, so that lost ones exceeded the limit."""
+    source, budget = LosingSource(max_tokens=9), Budget(max_calls=7)
+    results = forty_calls(environment(source, folder=tmp_path, budget=budget))
+    assert any(isinstance(result, OutOfBudget) for result in results)
+    assert budget.spent.calls <= 7 and Journal(tmp_path).spent.calls == budget.spent.calls
+
+
+class RejectedSource(CountingSource):
+    """Its first request is rejected."""
+
+    async def reply(self, call: Call) -> Outcome:
+        await call.begin()
+        await asyncio.sleep(0)
+        call.give_up(False)
+        await asyncio.sleep(0)
+        return await super().reply(call)
+
+
+def test_a_request_that_was_rejected_is_not_charged_if_its_call_ends_then(tmp_path) -> None:
+    """A bug: the journal kept the estimate of it, and a resumed run had spent more than its limit."""
+    budget = Budget(max_calls=2)
+    results = forty_calls(environment(RejectedSource(), folder=tmp_path, budget=budget))
+    assert any(isinstance(result, OutOfBudget) for result in results)
+    assert Journal(tmp_path).spent.calls == budget.spent.calls <= 2
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"usage": None},
+        {"usage": {"prompt_tokens": -9, "completion_tokens": 10**400}},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": 0}},
+    ],
+)
+def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage: dict[str, object]) -> None:
+    """A bug: such a reply cost nothing, so that the budget was never reached."""
+    response = httpx.Response(200, json={**body_of("Paris, in France."), **usage})
+    asked = environment(endpoint(Provider(response), system="Be brief."))
+    ask(asked)
+    assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters
+
+
+def test_token_counts_that_are_too_low_for_the_texts_are_replaced_by_estimates() -> None:
+    """A provider that counts 1 token for every text would never reach the budget."""
+    counts = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    source = endpoint(Provider(httpx.Response(200, json={**body_of("word " * 60), **counts})))
+    long: list[Message] = [{"role": "user", "content": "word " * 30}]
+    outcome = asyncio.run(outcome_of(source, long))
+    assert (outcome.tokens_in, outcome.tokens_out) == (50, 100)  # a token has three characters
+    outcome = asyncio.run(outcome_of(source, [{"role": "user", "content": "Where?"}]))
+    assert (outcome.tokens_in, outcome.tokens_out) == (1, 100)  # one token for six characters is possible
+
+
+def test_counts_that_are_higher_than_the_texts_explain_are_kept() -> None:
+    """Providers bill reasoning that they do not return."""
+    counts = {"usage": {"prompt_tokens": 900, "completion_tokens": 5000}}
+    source = endpoint(Provider(httpx.Response(200, json={**body_of("Paris"), **counts})))
+    outcome = asyncio.run(outcome_of(source))
+    assert (outcome.tokens_in, outcome.tokens_out) == (900, 5000)
+
+
+def test_a_rejected_request_costs_nothing() -> None:
+    asked = environment(endpoint(Provider(httpx.Response(400, json=error_of("prompt is too long")))))
+    assert ask(asked) == ""
+    assert asked.budget.spent == Spending(1)
+
+
+def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_resume(tmp_path: Path) -> None:
+    source = CountingSource()
+    asked = environment(source, folder=tmp_path, budget=Budget(max_calls=2))
+    assert [ask(asked, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
+
+    def resumed(limit: int) -> Environment:
+        budget = Budget(max_calls=limit, spent=Journal(tmp_path).spent)
+        return environment(source, folder=tmp_path, budget=budget)
+
+    assert ask(resumed(2), sample=0) == "reply 1"  # recorded replies stay available
+    with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, 30 tokens, \$0.0001"):
+        ask(resumed(2), sample=2)
+    assert ask(resumed(3), sample=2) == "reply 3"
+
+
+async def cancel_first(asked: Environment) -> str:
+    """Cancel the first of two calls while it runs, and return the reply to the second."""
+    first = asyncio.create_task(text_of(asked))
+    second = asyncio.create_task(text_of(asked, sample=1))
+    while not asked.members[0].source.running:
+        await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(5):
+        return await second
+
+
+def test_a_call_that_is_cancelled_after_it_was_sent_is_charged_in_budget_and_journal(tmp_path) -> None:
+    """A signal, another game's error or a client that has gone cancels calls that may be billed."""
+    with pytest.raises(OutOfBudget, match="of it estimated, for lost attempts"):
+        asyncio.run(cancel_first(environment(CountingSource(), budget=Budget(max_calls=1))))
+    roomy = environment(CountingSource(), folder=tmp_path, budget=Budget(max_calls=2))
+    assert asyncio.run(cancel_first(roomy)) == "reply 2"
+    metrics = roomy.take_metrics()
+    assert (metrics["env/paid"], metrics["env/lost"]) == (1, 1)
+    assert Journal(tmp_path).spent == roomy.budget.spent and roomy.budget.spent.calls == 2
+
+
+class WaitingSource(CountingSource):
+    """A call waits for ever before it sends anything."""
+
+    async def reply(self, call: Call) -> Outcome:
+        self.running += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_call_that_is_cancelled_before_it_was_sent_costs_nothing(tmp_path) -> None:
+    asked = environment(WaitingSource(), folder=tmp_path)
+
+    async def cancel() -> None:
+        call = asyncio.create_task(text_of(asked))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(cancel())
+    assert asked.budget.spent == Spending() and not (tmp_path / "rank0.jsonl").read_text()
+
+
+def test_counts_are_by_outcome_and_reset_when_taken(tmp_path: Path) -> None:
+    failed, filtered = Outcome("failed", reason="HTTP 500"), Outcome("outcome", label="content_filter")
+    asked = environment(CountingSource(failed, filtered), folder=tmp_path)
+    with pytest.raises(EnvError):
+        ask(asked)
+    assert [ask(asked, sample=n) for n in (0, 1, 1)] == ["", "reply 3", "reply 3"]
+    counts = asked.take_metrics()
+    assert counts == {
+        **{"env/paid": 3, "env/lost": 0, "env/reused": 1, "env/tokens_in": 10, "env/tokens_out": 5},
+        "env/outcomes/content_filter": 1,
+    }
+    assert not any(asked.take_metrics().values())
+
+
+@pytest.mark.parametrize("limit", [{"max_calls": 13}, {"max_usd": 13.0}])
+def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> None:
+    call, spent = Spending(calls=1, tokens_in=100, usd=1.0), Spending(calls=3, tokens_out=300, usd=3.0)
+    budget = Budget(**limit, spent=spent, ranks=2)
+
+    async def use_up() -> int:
+        for number in range(99):
+            try:
+                await budget.reserve(call)
+            except Resumable:
+                return number
+            budget.settle(call, call)
+        return 99
+
+    assert asyncio.run(use_up()) == 5
+
+
+def test_each_of_two_ranks_gets_half_of_the_rest_of_the_budget(tmp_path: Path) -> None:
+    config = TrainConfig(env="mini", max_env_calls=6, journal="live")
+    ranks = Ranks(rank=1, count=2, device=torch.device("cpu"))
+
+    async def use_up(asked: Environment) -> int:
+        for number in range(99):
+            try:
+                await asked.ask(HELLO, Game(sample=number))
+            except Resumable:
+                return number
+        return 99
+
+    def open_environment() -> Environment:
+        return Environments(config, seed=0, folder=tmp_path, ranks=ranks).open("mini")
+
+    assert asyncio.run(use_up(open_environment())) == 3
+    assert asyncio.run(use_up(open_environment())) == 1  # resumed: half of the other three
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["rank1.jsonl"]
+
+
+@pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])
+def test_a_price_that_is_not_two_numbers_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--env-price takes IN,OUT"):
+        parse_price(text)
+
+
+def test_a_price_is_in_dollars_per_million_tokens() -> None:
+    assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)
+    assert parse_price("") == Price(0.0, 0.0)

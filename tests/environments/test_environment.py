@@ -1,0 +1,183 @@
+"""Several environments behind a route (eqs 18-19), failed calls, and the alarms."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.specs import parse_fields
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from tests.support.counting import HELLO, CountingSource, environment
+from tests.support.providers import open_environment
+
+DOWN = Outcome("failed", reason="large did not reply: HTTP 500")
+
+
+class Named(CountingSource):
+    """Replies with its name, or with the outcome `down` if that is set."""
+
+    def __init__(self, name: str, *, down: Outcome | None = None) -> None:
+        super().__init__(name=name)
+        self.down = down
+
+    async def reply(self, call: Call) -> Outcome:
+        self.calls += 1
+        return self.down or Outcome("ok", text=self.name, finish="stop", tokens_in=3, tokens_out=5)
+
+
+def replies(asked: Environment, *, sessions: int = 400, samples: int = 5, epoch: int = 0) -> list[list[str]]:
+    """The replies to the games of each question; that of a failed call is its error."""
+
+    async def reply(session: int, sample: int) -> str:
+        try:
+            return await asked.ask(HELLO, Game(f"q{session}", sample, epoch))
+        except EnvError as error:
+            return str(error)
+
+    async def all_games() -> list[list[str]]:
+        return [[await reply(session, sample) for sample in range(samples)] for session in range(sessions)]
+
+    return asyncio.run(all_games())
+
+
+@pytest.mark.parametrize(
+    ("route", "share"), [("session", 0.5), ("uniform", 0.5), ("3,1", 0.75), ("0,1", 0.0)]
+)
+def test_all_games_of_a_question_ask_one_environment_drawn_by_the_route(route: str, share: float) -> None:
+    groups = replies(environment(Named("a"), Named("b"), route=route))
+    assert all(len(set(group)) == 1 for group in groups)
+    drawn = Counter(group[0] for group in groups)
+    assert drawn["a"] / 400 == pytest.approx(share, abs=0.06)
+
+
+def test_a_later_epoch_draws_again_unless_the_question_keeps_its_environment() -> None:
+    for route, changes in (("session", False), ("uniform", True), ("1,1", True)):
+        asked = environment(Named("a"), Named("b"), route=route)
+        first, second = (replies(asked, sessions=50, samples=1, epoch=epoch) for epoch in (0, 1))
+        assert (first != second) == changes
+        assert first == replies(environment(Named("a"), Named("b"), route=route), sessions=50, samples=1)
+
+
+def test_a_game_is_never_moved_to_another_environment() -> None:
+    """A bug: some games of a group were, when theirs was down, though training compares the games."""
+    other = Named("b")
+    asked = environment(Named("a", down=DOWN), other, route="1,0")
+    assert replies(asked, sessions=3) == [[DOWN.reason] * 5] * 3 and other.calls == 0
+
+
+def test_each_of_several_environments_has_metrics_of_its_own() -> None:
+    asked = environment(Named("a"), Named("b", down=DOWN), route="1,0")
+    replies(asked, sessions=2)
+    metrics = asked.take_metrics()
+    assert metrics["env/paid"] == metrics["env/1:a/paid"] == 10 and metrics["env/2:b/paid"] == 0
+    assert set(metrics) >= {
+        f"env/1:a/{name}" for name in ("lost", "reused", "errors", "tokens_in", "latency")
+    }
+    assert asked.take_metrics()["env/paid"] == 0
+
+
+@pytest.mark.parametrize("route", ["often", "1", "1,2,3", "0,0", "-1,2", "nan,1"])
+def test_a_route_that_does_not_match_the_environments_is_a_usage_error(route: str) -> None:
+    with pytest.raises(UsageError, match="--route"):
+        open_environment("mini,mini-b", route=route)
+
+
+# --- Failures ---
+
+
+def ask_often(asked: Environment, source: Named, count: int, down: Outcome | None) -> None:
+    source.down = down
+    for _ in range(count):
+        try:
+            asyncio.run(asked.ask(HELLO))
+        except EnvError:
+            assert down is not None
+
+
+def test_too_many_failed_calls_warn_once_each_time_and_then_stop_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = Named("a")
+    asked = environment(source)
+    ask_often(asked, source, 150, None)
+    ask_often(asked, source, 7, DOWN)
+    assert not caplog.records
+    ask_often(asked, source, 1, DOWN)
+    assert "8 of the last 158 calls of a failed, this one: large did not reply: HTTP 500" in caplog.text
+    caplog.clear()
+    ask_often(asked, source, 200, None)
+    ask_often(asked, source, 12, DOWN)
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "11 of the last 200 calls of a failed"
+    ]
+    ask_often(asked, source, 28, DOWN)
+    with pytest.raises(Resumable, match="41 of the last 200 calls of a failed"):
+        ask_often(asked, source, 1, DOWN)
+
+
+def test_the_alarm_names_the_number_of_calls_that_were_made(caplog) -> None:
+    """A bug: "11 of the last 200 calls failed" when 14 were made."""
+    source = Named("a")
+    asked = environment(source)
+    ask_often(asked, source, 3, None)
+    ask_often(asked, source, 11, DOWN)
+    assert "6 of the last 9 calls of a failed" in caplog.text
+    with pytest.raises(Resumable, match="21 of the last 24 calls of a failed"):
+        ask_often(asked, source, 99, DOWN)
+    ask_often(environment(source, stops_on_failures=False), source, 250, DOWN)
+
+
+def test_a_dialogue_that_is_refused_after_a_reply_breaks_its_game_and_a_share_of_them_the_run() -> None:
+    """A bug: a content filter's 400 for one dialogue ended the run, and every resume of it."""
+    refused = Outcome("refused", reason="HTTP 400: Content Exists Risk")
+    source = Named("a", down=refused)
+    asked = environment(source)
+    with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 400: Content Exists Risk"):
+        ask_often(asked, source, 1, refused)
+    ask_often(asked, source, 80, None)
+    with pytest.raises(EnvError, match="a refused the dialogue: HTTP 400"):
+        asyncio.run(ask_refused(asked, source, refused))
+    ask_often(asked, source, 19, refused)
+    with pytest.raises(Resumable, match="21 of the last 101 calls of a failed"):
+        ask_often(asked, source, 1, refused)
+    source.down = Outcome("fatal", reason="HTTP 401")
+    with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 401"):
+        asyncio.run(asked.ask(HELLO))
+
+
+async def ask_refused(asked: Environment, source: Named, refused: Outcome) -> str:
+    source.down = refused
+    return await asked.ask(HELLO)
+
+
+def test_a_recorded_reply_tells_a_resumed_run_that_the_endpoint_replies(tmp_path) -> None:
+    source = Named("a")
+    replies(environment(source, folder=tmp_path), sessions=1, samples=1)
+    resumed = environment(source, folder=tmp_path)
+    replies(resumed, sessions=1, samples=1)
+    source.down = Outcome("refused", reason="HTTP 400")
+    assert replies(resumed, sessions=1, samples=2)[0][1] == "a refused the dialogue: HTTP 400"
+
+
+def test_replies_without_text_are_counted_by_label_and_a_share_of_them_is_an_alarm(caplog) -> None:
+    """A bug: with max_tokens above the server's window every reply was empty, and nothing said so."""
+    source = Named("a")
+    asked = environment(source)
+    ask_often(asked, source, 20, Outcome("outcome", label="length"))
+    assert not caplog.records
+    ask_often(asked, source, 5, Outcome("outcome", label="length"))
+    assert [record.message for record in caplog.records] == [
+        "21 of the last 21 replies of a had no text, the last one because of: length"
+    ]
+    ask_often(asked, source, 1, Outcome("ok", text=" "))
+    metrics = asked.take_metrics()
+    assert (metrics["env/outcomes/length"], metrics["env/outcomes/empty"]) == (25, 1)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"model": "x"}', '{"n": 2}'])
+def test_env_args_are_a_json_object_without_reserved_fields(text: str) -> None:
+    with pytest.raises(UsageError, match="--env-args"):
+        parse_fields(text)
+    assert parse_fields('{"temperature": 0.7}') == {"temperature": 0.7} and parse_fields("") == {}
