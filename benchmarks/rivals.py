@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -77,7 +78,7 @@ def play_continuous(
         )
         manager.start()
         try:
-            run.tokens = asyncio.run(play_async(games, generate, latency=latency))
+            run.tokens = asyncio.run(play_async(games, lambda: nullcontext(generate), latency=latency))
         finally:
             manager.stop(block=True)
     return run

@@ -18,7 +18,17 @@ import torch
 
 from benchmarks.measuring import compare, make_parser, measuring, ratio_to_ours, table
 from benchmarks.rivals import PlayedRun, play_continuous, play_generate
-from benchmarks.workload import LENGTHS, SHAPES, PlannedGame, longest, plan, play_async, random_model, totals
+from benchmarks.workload import (
+    LENGTHS,
+    SHAPES,
+    PlannedGame,
+    greedy_game,
+    longest,
+    plan,
+    play_async,
+    random_model,
+    totals,
+)
 from prompt_r1.agent import attention
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
@@ -33,11 +43,7 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> Pla
     run = PlayedRun()
     with measuring(run):
         engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest(games), kv_tokens=kv_tokens)
-
-        async def generate(tokens: list[int], max_new: int) -> list[int]:
-            return (await engine.generate(tokens, max_new=max_new, seed="", temperature=0.0)).tokens
-
-        run.tokens = asyncio.run(play_async(games, generate, latency=latency))
+        run.tokens = asyncio.run(play_async(games, partial(greedy_game, engine), latency=latency))
     run.prefilled = engine.prefilled
     return run
 

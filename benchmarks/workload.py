@@ -6,12 +6,14 @@ A model with random weights does not end its turns sensibly, so the plan sets th
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import Ranks
 from prompt_r1.training.update import GAP, Limit, Update
@@ -184,20 +186,36 @@ def learn_from(update: Update, games: list[ScoredGame]) -> dict[str, float]:
     return learn(update, batches, lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)
 
 
-Generate = Callable[[list[int], int], Awaitable[list[int]]]  # tokens, how many new ones → the new ones
+Generate = Callable[[list[int], int], Awaitable[list[int]]]
+"""Tokens, and how many new ones → the new ones."""
 
 
-async def play_async(games: list[PlannedGame], generate: Generate, *, latency: bool) -> list[list[int]]:
+async def play_async(
+    games: list[PlannedGame], open_game: Callable[[], AbstractContextManager[Generate]], *, latency: bool
+) -> list[list[int]]:
     """Play all games concurrently; returns the sampled tokens of each."""
 
     async def play(game: PlannedGame) -> list[int]:
         tokens, sampled = list(game.prompt), []
-        for turn in game.turns:
-            new = await generate(tokens, turn.new_tokens)
-            sampled += new
-            if latency and turn.reply:
-                await asyncio.sleep(turn.latency)
-            tokens += new + turn.reply
+        with open_game() as generate:
+            for turn in game.turns:
+                new = await generate(tokens, turn.new_tokens)
+                sampled += new
+                if latency and turn.reply:
+                    await asyncio.sleep(turn.latency)
+                tokens += new + turn.reply
         return sampled
 
     return await asyncio.gather(*(play(game) for game in games))
+
+
+@contextmanager
+def greedy_game(engine: Engine) -> Iterator[Generate]:
+    """A game of our engine, for `play_async`."""
+    with engine.game() as game:
+
+        async def generate(tokens: list[int], max_new: int) -> list[int]:
+            completion = await engine.generate(tokens, max_new=max_new, seed="", game=game, temperature=0.0)
+            return completion.tokens
+
+        yield generate

@@ -154,6 +154,7 @@ async def play_question(
                 tokens,
                 max_new=max_new,
                 seed=seed,
+                game=handle,
                 temperature=how.temperature,
                 top_p=how.top_p,
                 watch=watch if watched or how.keep_interrupted else None,
@@ -186,7 +187,8 @@ async def play_question(
     begin = time.perf_counter()
     async with limits.timed():
         rules = replace(agent.game, max_turns=turns)
-        trajectory = await play(question, generate, ask, codec, rules, seed=seed)
+        with agent.engine.game() as handle:
+            trajectory = await play(question, generate, ask, codec, rules, seed=seed)
     if interrupted:
         trajectory.stop, trajectory.error = "env_error", INTERRUPTED
     trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin

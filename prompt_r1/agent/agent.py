@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
@@ -86,10 +85,8 @@ def codec_of(spec: AgentSpec) -> Codec:
 
 
 def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
-    """Load the agent that a user named; a slow one is reported."""
-    agent = load_agent(spec.path, spec.config, device)
-    warn_if_slow(agent.policy.attention, str(spec.path))
-    return agent
+    """Load the agent that a user named."""
+    return load_agent(spec.path, spec.config, device)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

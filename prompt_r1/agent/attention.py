@@ -1,7 +1,7 @@
-"""Attention of packed rows and of cached sequences.
+"""Attention of packed rows (packing.py) and of sequences in the paged KV cache (paged_attention.py).
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Keywords of a
-model's forward reach the attention of every layer: `packed=` or `ragged=` selects what it computes.
+model's forward reach the attention of every layer: `packed=` or `paged=` selects what it computes.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class Keywords:
     dropout: float = 0.0
     sliding_window: int | None = None
     is_causal: bool | None = None
-    ragged: CachedAttention | None = None
+    paged: CachedAttention | None = None
     packed: PackedAttention | None = None
 
 
@@ -84,7 +84,7 @@ def attend(
     attention_mask: Tensor | None,
     **keywords: Any,  # those of `Keywords`; any other is refused
 ) -> tuple[Tensor, None]:
-    """Causal attention; returns (B, T, H, D). Without `ragged` or `packed`, rows must be right-padded.
+    """Causal attention; returns (B, T, H, D). Without `paged` or `packed`, rows must be right-padded.
 
     Raises UnsupportedAttention for anything else that the model asks for.
     """
@@ -103,11 +103,11 @@ def attend(
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
     window = given.sliding_window
     scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
-    if given.ragged is not None:
+    if given.paged is not None:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             raise UnsupportedAttention("its attention does not know its layer's number")
-        return given.ragged(layer, query[0], key[0], value[0], scale, window)[None], None
+        return given.paged(layer, query[0], key[0], value[0], scale, window)[None], None
     if given.packed is not None:
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)

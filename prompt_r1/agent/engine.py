@@ -1,33 +1,29 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. The engine finds the cached sequence that shares the longest
-prefix with the tokens. If the tokens continue that sequence, it is extended in place; if another game uses
-it, the rows of a common prompt are shared (on GPUs), and other prefixes copied. So the cache is reused over
-the turns of a game, and the question of a group is computed once.
+The interface is stateless: `generate(tokens)`. A game passes its handle, under which its sequence stays
+cached between its turns: only the tokens that are not cached yet are computed. The opening of a group is
+computed once. A step has three parts:
 
-A step has three parts:
-
-    schedule      admit waiting jobs while the arena has room, and choose the tokens of the step: one for
-                  each job that decodes, and prompt tokens in chunks (scheduler.py)
+    schedule      choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run           one forward over these tokens, packed into one row
-    postprocess   sample the next token of every job whose tokens are all cached; jobs that are finished
-                  leave the batch at once
+    postprocess   append the token that each job sampled; jobs that are finished leave the batch at once
 
-While a game waits for its environment, it keeps its cached sequence as long as memory allows, but takes no
-place in the batch.
+A game that waits for its environment keeps its pages as long as memory allows, but takes no place in the
+batch.
 """
 
 import asyncio
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.cuda_graphs import Decoded, DecodeGraphs, Record, step_recorder
-from prompt_r1.agent.decode_kernels import Chunk, RaggedBatch, ragged_batch, upload
-from prompt_r1.agent.kv_cache import Arena, allocate_arena
+from prompt_r1.agent.cuda_graphs import Capture, Decoded, DecodeGraphs, capture_cuda_graph
+from prompt_r1.agent.kv_cache import Game, PagePool, allocate_pool
+from prompt_r1.agent.paged_attention import PagedBatch, upload
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
@@ -50,15 +46,15 @@ class Engine:
         kv_tokens: int = 0,
         max_games: int = 256,
         prefill_tokens: int = 0,
-        record: Record | None = None,
-        share_prompts: bool | None = None,
+        page_size: int = 0,
+        capture: Capture | None = None,
     ) -> None:
         """Memory is allocated at the first request: an engine that never plays takes none.
 
         `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
-        that decode at the same time. `prefill_tokens`: prompt tokens in a forward (0: a default for the
-        device). `record`: records decode steps (None: as CUDA graphs, on GPUs). `share_prompts`: whether
-        games with the same prompt share its rows of the cache, instead of copying them (None: on GPUs).
+        that decode at the same time. `prefill_tokens`: prompt tokens in a forward, `page_size`: tokens of a
+        page of the cache (0: defaults for the device). `capture`: captures decode steps (None: as CUDA
+        graphs, on GPUs in 16 bits).
 
         Raises UsageError if the cache does not hold one game.
         """
@@ -68,18 +64,31 @@ class Engine:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
-        self._reserved: Callable[[], float] = lambda: 0.0
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
+        self._page_size = page_size
+        if capture is None and policy.device.type == "cuda" and policy.compute.itemsize == 2:
+            capture = capture_cuda_graph
+        self._capture = capture
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
+        self._games = 0
         self._calls = 0
-        self._record = record
-        self._share_prompts = share_prompts
-        self._arena: Arena | None = None
+        self._pool: PagePool | None = None
         self._graphs: DecodeGraphs | None = None
-        self._scheduler: Scheduler  # made with the arena
+        self._scheduler: Scheduler  # made with the pool
         self._loop: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def game(self) -> Iterator[Game]:
+        """The handle of a new game. What is cached of the game is dropped at the end of the context."""
+        self._games += 1
+        game = Game(self._games)
+        try:
+            yield game
+        finally:
+            if self._pool is not None:
+                self._scheduler.end(game)
 
     async def generate(
         self,
@@ -87,6 +96,7 @@ class Engine:
         *,
         max_new: int,
         seed: str,
+        game: Game | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
@@ -95,50 +105,76 @@ class Engine:
 
         Temperature 0 takes the most likely token. The log-probabilities are those of softmax(logits /
         temperature) over the whole vocabulary, or of softmax(logits) at temperature 0. The result depends on
-        the weights, the tokens and these arguments only, not on the games that run at the same time. `watch`
-        is called with each token as it is sampled. Raises ValueError if the tokens do not fit a game.
+        the weights, the tokens and these arguments only, not on the games that run at the same time.
+
+        `game`: the handle of the game whose turn it is, one turn at a time; None: a game of this call alone.
+        `watch` is called with each token as it is sampled. Raises ValueError if the tokens do not fit.
         """
         if not 0 < len(tokens) <= self.max_tokens - max_new or max_new < 1:
             raise ValueError(
                 f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
             )
-        if self._arena is None:
-            self._allocate_arena()
-        self._calls += 1
-        job = Job(
-            self._calls,
-            self._scheduler.current_game(),
-            list(tokens),
-            len(tokens),
-            max_new,
-            Sampling(temperature, top_p),
-            random.Random(seed),
-            asyncio.get_running_loop().create_future(),
-            watch,
+        if self._pool is None:
+            self._allocate()
+        if game is None:
+            with self.game() as own:
+                return await self._sample_turn(
+                    own, tokens, max_new, Sampling(temperature, top_p), random.Random(seed), watch
+                )
+        return await self._sample_turn(
+            game, tokens, max_new, Sampling(temperature, top_p), random.Random(seed), watch
         )
-        self._scheduler.add(job)
+
+    async def _sample_turn(
+        self,
+        game: Game,
+        tokens: list[int],
+        max_new: int,
+        sampling: Sampling,
+        rng: random.Random,
+        watch: Callable[[int], None] | None,
+    ) -> Completion:
+        game.opening = game.opening or tuple(tokens)
+        self._calls += 1
+        done = asyncio.get_running_loop().create_future()
+        self._scheduler.add(
+            Job(self._calls, game, [*tokens], len(tokens), max_new, sampling, rng, done, watch)
+        )
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
-        return await job.done
-
-    def reserve(self, later: Callable[[], float]) -> None:
-        """Leave memory for others: `later` returns the bytes that they will allocate on the device."""
-        self._reserved = later
+        return await done
 
     def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed.
 
         Limits that were halved because memory ran out are restored: the next rollout may have more of it.
         """
-        if self._arena is None:
+        if self._pool is None:
             return
         self._scheduler.drop_cancelled()
         assert self._scheduler.idle, "the weights changed during a game"
         self._scheduler.drop_cache()
         self._scheduler.max_games = self._max_games
         self._scheduler.prefill_tokens = self._prefill_tokens
-        if self._graphs is not None:
-            self._graphs.resume()
+
+    def _allocate(self) -> None:
+        self._pool = allocate_pool(
+            self.policy,
+            tokens=self.kv_tokens,
+            longest=self.max_tokens,
+            games=self._max_games,
+            page_size=self._page_size,
+        )
+        if self._capture is not None:
+            self._graphs = DecodeGraphs(
+                self._compute, self._pool, longest=self.max_tokens, capture=self._capture
+            )
+        self._scheduler = Scheduler(
+            self._pool,
+            max_games=self._max_games,
+            prefill_tokens=self._prefill_tokens,
+            prompts_wait=self._graphs is not None,
+        )
 
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
@@ -156,40 +192,14 @@ class Engine:
                 if not job.done.done():
                     job.done.set_exception(error)
 
-    def _allocate_arena(self) -> None:
-        policy = self.policy
-        self._arena = allocate_arena(
-            policy,
-            rows=self.kv_tokens,
-            least=self.max_tokens,
-            most=self._max_games * self.max_tokens,
-            later=self._reserved(),
-        )
-        self._kernel = policy.attention.decode
-        record = self._record or step_recorder(self._kernel, policy.device)
-        if record is not None:
-            self._graphs = DecodeGraphs(
-                self._hidden_states,
-                self._sample,
-                self._arena,
-                self._kernel,
-                longest=self.max_tokens,
-                record=record,
-            )
-        share = self._share_prompts
-        self._scheduler = Scheduler(
-            self._arena,
-            max_games=self._max_games,
-            prefill_tokens=self._prefill_tokens,
-            prompts_wait=self._graphs is not None,
-            share_prompts=policy.attention.shares_rows if share is None else share,
-        )
-
     def _step(self) -> None:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
         scheduler = self._scheduler
         try:
-            self._schedule_and_run()
+            schedule = scheduler.schedule()
+            self.prefilled += schedule.prefilled
+            if schedule.known or schedule.chunks:
+                self._postprocess(schedule, self._run_schedule(schedule))
             return
         except torch.OutOfMemoryError:
             if scheduler.max_games == 1 and scheduler.prefill_tokens == 1:
@@ -207,59 +217,48 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _schedule_and_run(self) -> None:
-        schedule = self._scheduler.schedule()
-        self.prefilled += schedule.prefilled
-        decoded = self._run_schedule(schedule)
-        if decoded is not None:
-            self._postprocess(schedule.jobs, decoded)
-
     def _run_schedule(self, schedule: Schedule) -> Decoded | None:
-        """Run the forward, and sample a token for each of `schedule.jobs`; None if there are none."""
-        known, computed = schedule.known, list(schedule.columns)
+        """Run the forward, and sample a token for each job of the schedule that can; None if none can."""
+        device = self.policy.device
         mix = SamplingMix.of([job.sampling for job in schedule.jobs])
-        running = self._scheduler.running
-        hidden = [running[job].end_states[len(job.tokens)][None] for job in known]
-        all_sample = 0 < len(schedule.chunks) == len(computed)
-        if all_sample and self._graphs is not None and self._graphs.can_run(schedule.chunks, mix):
-            decoded = self._graphs(schedule.tokens, schedule.chunks, _settings(computed), mix)
-            if not known:
-                return decoded
-            states = torch.cat(hidden)
-            drawn = self._sample(states, self._upload_settings(known), mix)
-            return Decoded(torch.cat([states, decoded.hidden]), torch.cat([drawn, decoded.drawn]))
+        settings = [settings_row(job.sampling, job.uniform) for job in schedule.jobs]
+        decodes = not schedule.known and len(schedule.columns) == len(schedule.chunks)
+        if decodes and self._graphs is not None and self._graphs.can_run(schedule.chunks):
+            return self._graphs(schedule.tokens, schedule.chunks, settings, mix)
+        hidden = [
+            job.game.opening_state[None] for job in schedule.known if job.game.opening_state is not None
+        ]
         if schedule.chunks:
-            columns = upload(list(schedule.columns.values()), torch.int64, self.policy.device)
-            hidden.append(self._forward(schedule.tokens, schedule.chunks).index_select(0, columns))
+            assert self._pool is not None, "the pool is allocated before the first forward"
+            batch = PagedBatch.of(schedule.chunks, self._pool, device)
+            states = self._hidden_states(upload(schedule.tokens, torch.int64, device), batch)
+            columns = upload(list(schedule.columns.values()), torch.int64, device)
+            hidden.append(states.index_select(0, columns))
         if not schedule.jobs:
             return None
-        states = torch.cat(hidden)
-        return Decoded(states, self._sample(states, self._upload_settings(schedule.jobs), mix))
+        return self._draw(torch.cat(hidden), upload(settings, torch.float64, device), mix)
 
-    def _upload_settings(self, jobs: list[Job]) -> Tensor:
-        return upload(_settings(jobs), torch.float64, self.policy.device)
+    def _compute(self, tokens: Tensor, batch: PagedBatch, settings: Tensor, mix: SamplingMix) -> Decoded:
+        """A decode step on tensors alone, as a CUDA graph captures it."""
+        return self._draw(self._hidden_states(tokens, batch), settings, mix)
 
-    def _forward(self, tokens: list[int], chunks: list[Chunk]) -> Tensor:
-        """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the arena."""
-        device, arena = self.policy.device, self._arena
-        assert arena is not None, "the arena is allocated before the first forward"
-        batch = ragged_batch(chunks, self._kernel, device, arena.keys, arena.values)
-        return self._hidden_states(upload(tokens, torch.int64, device), batch)
-
-    def _hidden_states(self, tokens: Tensor, batch: RaggedBatch) -> Tensor:
+    def _hidden_states(self, tokens: Tensor, batch: PagedBatch) -> Tensor:
+        """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the pages."""
         positions = batch.positions[None]
-        return self.policy.hidden_states(tokens[None], position_ids=positions, ragged=batch.attend)[0]
+        return self.policy.hidden_states(tokens[None], position_ids=positions, paged=batch.attend)[0]
 
-    def _sample(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
-        return draw(self.policy.logits(hidden), settings, mix)
+    def _draw(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Decoded:
+        return Decoded(hidden, draw(self.policy.logits(hidden), settings, mix))
 
-    def _postprocess(self, jobs: list[Job], decoded: Decoded) -> None:
+    def _postprocess(self, schedule: Schedule, decoded: Decoded | None) -> None:
         """Append the sampled token of each job, and resolve the jobs that are finished."""
-        for row, job in enumerate(jobs):
-            if not job.logprobs:
-                self._scheduler.running[job].end_states[job.prompt_length] = decoded.hidden[row].clone()
-        self.sampled += len(jobs)
-        for job, (number, logprob) in zip(jobs, decoded.drawn.tolist(), strict=True):
+        if decoded is None:
+            return
+        self.sampled += len(schedule.jobs)
+        pairs = decoded.drawn.tolist()
+        for row, (job, (number, logprob)) in enumerate(zip(schedule.jobs, pairs, strict=True)):
+            if len(job.tokens) == len(job.game.opening):
+                job.game.opening_state = decoded.hidden[row].clone()
             token = int(number)
             job.tokens.append(token)
             job.logprobs.append(logprob)
@@ -270,8 +269,3 @@ class Engine:
             if finished or len(job.logprobs) == job.max_new:
                 self._scheduler.finish(job)
                 job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))
-
-
-def _settings(jobs: list[Job]) -> list[list[float]]:
-    """What `draw` reads of each job."""
-    return [settings_row(job.sampling, job.uniform) for job in jobs]

@@ -8,10 +8,9 @@ game is only a target, so it is not in the row. Attention has three implementati
 `merged` on CPUs, `varlen` on GPUs in 16 bits, and the reference `game_by_game` on any device.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -104,6 +103,13 @@ GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, Window], Tenso
 """The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's window →
 (H, T, D).
 """
+
+
+def attention_on(device: torch.device, dtype: torch.dtype) -> GroupAttention:
+    """The fastest attention over packed rows on a device: FlashAttention computes in 16 bits only."""
+    if device.type == "cpu":
+        return merged
+    return varlen if dtype.itemsize == 2 else game_by_game
 
 
 def game_by_game(
@@ -221,10 +227,7 @@ def varlen(
 
     blocks = row_offsets(groups, query.device)
     keys, values = (rows.transpose(0, 1).index_select(0, blocks.columns) for rows in (key, value))
-    # Older versions of torch share key heads without being told.
-    takes_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    attend = partial(varlen_attn, enable_gqa=True) if takes_gqa else varlen_attn
-    out = attend(
+    out = varlen_attn(
         query.transpose(0, 1).contiguous(),
         keys,
         values,
@@ -234,6 +237,7 @@ def varlen(
         blocks.longest_key,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
     )
     assert isinstance(out, Tensor), "the log-sum-exp was not requested"
     return out.transpose(0, 1)

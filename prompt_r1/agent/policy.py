@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from prompt_r1.agent.attention import attention_shape
-from prompt_r1.agent.attention_choice import AttentionChoice, Place, choose_attention
-from prompt_r1.agent.packing import Packed
+from prompt_r1.agent.packing import Packed, attention_on
 from prompt_r1.distributed import full_tensor, shard
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
@@ -73,7 +71,7 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        attend = partial(self.attention.packed, packed.groups)
+        attend = partial(attention_on(self.device, self.compute), packed.groups)
         hidden = self.hidden_states(packed.tokens[None], position_ids=packed.positions[None], packed=attend)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
@@ -91,12 +89,6 @@ class Policy(nn.Module):
         head = self.model.get_output_embeddings().weight.to(self.compute)
         out = torch.empty(len(hidden), len(head), dtype=torch.float32, device=hidden.device)
         return _logits(hidden.to(self.compute), head, self.logit_scale, self.logit_cap, out=out)
-
-    @property
-    def attention(self) -> AttentionChoice:
-        """How attention is computed where the policy computes now."""
-        shape = attention_shape(self.model.config)
-        return choose_attention(Place(shape, self.device, self.compute))
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""

@@ -134,13 +134,13 @@ def warnings_of(config: TrainConfig) -> list[str]:
     if 0 < len(toys) < len(parts):
         real = " and ".join(flag for flag, toy in parts.items() if not toy)
         toy = " and ".join(toys)
-        warnings.append(f"{real} of your own, but {toy} of the mini world, a toy that knows nothing else")
+        warnings.append(f"{real} of your own, but {toy} of the mini world:\na toy that knows nothing else")
     if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
         small, paper = PRESETS["small"]["lr"], TrainConfig.lr
         warnings.append(
-            f"--lr {config.lr:g} is the learning rate of the toy agent and destroys a pretrained model: "
-            f"give about {small:g} for a small model (--config small), {paper:g} for a large one "
-            "(--config paper)"
+            f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model:\n"
+            f"give about {small:g} for a small model (--config small), and {paper:g} for\n"
+            "a large one (--config paper)"
         )
     return warnings
 

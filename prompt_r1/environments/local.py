@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.agent.attention_choice import warn_if_slow
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
@@ -147,7 +146,6 @@ def load_local(
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
     check_vocabulary(policy, tokenizer)
-    warn_if_slow(policy.attention, name)
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(

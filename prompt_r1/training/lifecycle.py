@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prompt_r1.agent.attention_choice import describe_attention
 from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
@@ -80,8 +79,6 @@ class Lifecycle:
         agent = f"agent {config.agent} ({size:,} parameters{learning})"
         where = f"{ranks.count} × {ranks.device.type}"
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
-        if ranks.device.type == "cuda":
-            run.log.say(describe_attention(policy.attention))
         self.checkpoints = Checkpoints(run.folder, policy, parts.optimizer, config, ranks, say=run.log.say)
         self._resume()
         self.watchdog = Watchdog(limit_of(policy.compute))

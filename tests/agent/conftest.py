@@ -1,6 +1,7 @@
-"""FlashAttention in plain torch, for tests of what calls it."""
+"""torch's variable-length FlashAttention in plain torch: its kernels need a GPU."""
 
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -8,74 +9,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.decode_kernels import CacheOffsets, _attend_to_both
 
-
-def flash_in_plain_torch(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    offsets: CacheOffsets,
+def varlen_attn(
+    query: Tensor,  # (T, H, D)
+    key: Tensor,  # (T, Hkv, D), or with a block table (pages, S, Hkv, D)
+    value: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
     *,
-    causal: bool,
-    scale: float | None,
-    window: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """FlashAttention's contract: sequence n has queries [queries[n], queries[n + 1]) and `lengths[n]` keys
-    from starts[n] on; causal means aligned at the bottom right. A window of n: n more keys to the left.
-
-    Returns the output and its logsumexp (H, T): for no keys, zeros and infinity.
-    """
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Tensor:
+    """The contract of `torch.nn.attention.varlen.varlen_attn`: queries are the last of a sequence's keys."""
+    assert enable_gqa and (block_table is None or num_splits == 1)
+    left, right = window_size
     out = torch.empty_like(query)
-    logsumexp = query.new_empty(query.shape[1], len(query))
-    for number, length in enumerate(offsets.lengths.tolist()):
-        columns = slice(offsets.queries[number], offsets.queries[number + 1])
-        rows = slice(offsets.starts[number], offsets.starts[number] + length)
-        count = columns.stop - columns.start
-        assert count <= offsets.longest_query and length <= offsets.longest_key
+    for number, (start, end) in enumerate(pairwise(starts_q.tolist())):
+        if block_table is not None:
+            length = int(seqused_k[number])
+            keys, values = (rows[block_table[number]].flatten(0, 1)[:length] for rows in (key, value))
+        else:
+            keys, values = (rows[starts_k[number] : starts_k[number + 1]] for rows in (key, value))
+        count, length = end - start, len(keys)
+        assert count <= longest_q and length <= longest_k
         visible = torch.ones(count, length, dtype=torch.bool)
-        if not length:
-            out[columns], logsumexp[:, columns] = 0, torch.inf
-            continue
-        q, k, v = (part.transpose(0, 1) for part in (query[columns], keys[rows], values[rows]))
-        mask = visible.tril(length - count) if causal else visible
-        mask = mask if window is None else mask.triu(length - count - window)
-        part = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], scale=scale, enable_gqa=True, attn_mask=mask
-        )
-        out[columns] = part[0].transpose(0, 1)
-        scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * (scale or q.shape[-1] ** -0.5)
-        logsumexp[:, columns] = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
-    return out, logsumexp
-
-
-def kernel_in_plain_torch(query, keys, values, batch, scale, rules):
-    """A kernel that reads the batch from its offsets only, as a recorded one must."""
-
-    def attend(offsets: CacheOffsets) -> tuple[Tensor, Tensor]:
-        rows = query, keys.transpose(0, 1), values.transpose(0, 1)
-        return flash_in_plain_torch(*rows, offsets, causal=offsets.causal, scale=scale)
-
-    return _attend_to_both(attend, batch, rules)
-
-
-def package_in_plain_torch(
-    *args, causal: bool, seqused_k: Tensor, window_size_left: int = -1, window_size_right: int = -1
-) -> tuple[Tensor, Tensor, None, None]:
-    """Replaces the function of the flash-attn package."""
-    query, keys, values, queries, starts, longest_query, longest_key, dropout, scale = args
-    assert dropout == 0 and scale is not None, "the package has no default for the scale"
-    offsets = CacheOffsets(queries, starts, seqused_k, longest_query, longest_key)
-    window = None if window_size_left == -1 else window_size_left
-    assert window_size_right == (-1 if window is None else 0)
-    both = flash_in_plain_torch(query, keys, values, offsets, causal=causal, scale=scale, window=window)
-    return *both, None, None
+        if right == 0:
+            visible = visible.tril(length - count)
+        if left >= 0:
+            visible = visible.triu(length - count - left)
+        q, k, v = (part.transpose(0, 1)[None] for part in (query[start:end], keys, values))
+        part = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True, attn_mask=visible)
+        out[start:end] = part[0].transpose(0, 1)
+    return out
 
 
 @pytest.fixture
-def package(monkeypatch) -> None:
-    """Installs the package."""
-    package = ModuleType("flash_attn.flash_attn_interface")
-    package._flash_attn_varlen_forward = package_in_plain_torch
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
-    monkeypatch.setitem(sys.modules, package.__name__, package)
+def varlen(monkeypatch) -> None:
+    """Installs it in the place of torch's."""
+    kernel = ModuleType("torch.nn.attention.varlen")
+    kernel.varlen_attn = varlen_attn
+    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)

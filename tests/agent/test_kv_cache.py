@@ -1,203 +1,114 @@
-"""The KV cache's arena: allocation, eviction and copies of rows."""
-
-import os
+"""Pages, attention over them, and the memory that they take."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from prompt_r1.agent.kv_cache import (
-    MEMORY_SHARE,
-    Arena,
-    Game,
-    Move,
-    PrefixIndex,
-    Segment,
-    affordable_rows,
-    free_memory,
-    prefix_key,
-)
+from prompt_r1.agent import kv_cache
+from prompt_r1.agent.kv_cache import Game, PagePool, allocate_pool
+from prompt_r1.agent.paged_attention import Chunk, PagedBatch, _flash, _sequence_by_sequence
+from prompt_r1.errors import UsageError
+from tests.agent.test_attention import naive_attention
 from tests.support import tiny
+from tests.support.games import CPU
 
-ROWS = 40
-
-
-SIZES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=40)
-
-
-@given(SIZES)
-def test_sequences_keep_their_rows_whichever_of_them_grow_shrink_and_move(requests):
-    """Each request gives one of seven sequences another size; 0 removes it. Every row holds a number that
-    says whose it is.
-    """
-    arena = Arena(tiny.policy(layers=1), ROWS)
-    segments: dict[int, Segment] = {}
-    for name, size in requests:
-        segment = segments.get(name)
-        if segment is not None and size == 0:
-            arena.remove(segments.pop(name))
-        elif size and size - (segment.size if segment else 0) <= arena.free:
-            if segment is None:
-                segment = segments[name] = Segment(Game())
-            segment.truncate(size)
-            arena.resize(segment, size)
-            for row in range(len(segment.tokens), size):
-                segment.tokens.append(100 * name + row)
-                arena.keys[0][:, segment.start + row] = 100 * name + row
-        assert arena.free == ROWS - sum(segment.size for segment in segments.values())
-        assert arena.segments == sorted(segments.values(), key=lambda segment: segment.start)
-        ends = [0, *(segment.end for segment in arena.segments)]
-        starts = [*(segment.start for segment in arena.segments), ROWS]
-        assert all(end <= start for end, start in zip(ends, starts, strict=True))
-        for segment in arena.segments:
-            rows = arena.keys[0][0, segment.start : segment.end, 0]
-            assert rows.tolist() == segment.tokens
+LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
+NEW = (1, 7, 5, 1)
 
 
-def place(arena: Arena, *sizes: int) -> list[Segment]:
-    """Sequences one after the other, with all of their rows in use."""
-    segments = [Segment(Game(), tokens=[0] * size) for size in sizes]
-    for segment in segments:
-        arena.resize(segment, len(segment.tokens))
-    arena.copied = 0
-    return segments
+def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[Game]]:
+    """A pool of random keys and values, and sequences whose pages are interleaved."""
+    torch.manual_seed(0)
+    pool = PagePool(tiny.policy(layers=layers), pages=100, page_size=page_size)
+    games = [Game(number) for number in range(len(LENGTHS))]
+    for length in range(1, max(LENGTHS) + 1):
+        for game, most in zip(games, LENGTHS, strict=True):
+            pool.extend(game, min(length, most))
+    for cache in (pool.keys, pool.values):
+        cache.normal_()
+    return pool, games
 
 
-def test_as_few_rows_as_possible_move_to_make_a_gap():
-    """Free rows: 5 after the 10, 5 after the 3, 4 at the end. A gap of 10 needs only the 3 rows to move."""
-    arena = Arena(tiny.policy(layers=1), ROWS)
-    first, gap, small, other, last = place(arena, 10, 5, 3, 5, 13)
-    arena.remove(gap)
-    arena.remove(other)
-    new = Segment(Game())
-    arena.resize(new, 10)
-    assert [first.start, small.start, new.start, last.start] == [0, 10, 13, 23]
-    assert arena.copied == 3
-
-
-def test_a_sequence_grows_where_it_is_if_the_next_rows_are_free():
-    arena = Arena(tiny.policy(layers=1), ROWS)
-    first, gap, last = place(arena, 10, 6, 20)
-    arena.remove(gap)
-    arena.resize(first, 16)
-    assert first.start == 0 and arena.copied == 0
-    arena.resize(last, 24)
-    assert last.start == 16 and arena.copied == 0
-
-
-BITS = st.lists(st.integers(0, 1), max_size=12)
-
-
-@given(BITS.filter(bool), st.lists(BITS.filter(bool), max_size=12), st.data())
-def test_no_sequence_shares_more_of_a_prompt_than_the_one_that_is_found(prompt, sequences, data):
-    index = PrefixIndex()
-    segments = [Segment(Game(), tokens=tokens) for tokens in sequences]
-    for segment in segments:
-        index.add(prefix_key(segment.tokens), segment)
-    removed = data.draw(st.sets(st.integers(0, 11)))
-    for number in removed & set(range(len(segments))):
-        index.remove(segments[number])
-    left = [segment for number, segment in enumerate(segments) if number not in removed]
-
-    def shared(tokens: list[int]) -> int:
-        pairs = zip(tokens, prompt, strict=False)
-        return next(
-            (n for n, (one, other) in enumerate(pairs) if one != other), min(len(tokens), len(prompt))
+@pytest.mark.usefixtures("varlen")
+@pytest.mark.parametrize("attention", [_sequence_by_sequence, _flash])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("only_single", [False, True])
+def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, window, only_single):
+    pool, games = filled_pool(page_size)
+    chunks: list[Chunk] = []
+    columns = 0
+    for game, length, count in zip(games, LENGTHS, NEW, strict=True):
+        count = 1 if only_single else count
+        chunks.append(Chunk(columns, count, length, game.pages))
+        columns += count
+    batch = PagedBatch.of(chunks, pool, CPU)
+    kv_heads, dim = pool.keys.shape[3:]
+    query, keys, values = torch.randn(columns, 2 * kv_heads, dim), pool.keys[0], pool.values[0]
+    if attention is _flash:
+        found = _flash(query, keys, values, batch, 0.3, window)
+    else:
+        found = _sequence_by_sequence(0, query, batch, 0.3, window)
+    for chunk in chunks:
+        key, value = (
+            torch.stack(
+                [rows[chunk.pages[token // page_size], token % page_size] for token in range(chunk.length)], 1
+            )
+            for rows in (keys, values)
         )
-
-    best = max((shared(segment.tokens) for segment in left), default=0)
-    found = index.find(prefix_key(prompt))
-    assert (found.shared if found is not None else 0) == best
-    assert found is None or (found.segment in left and shared(found.segment.tokens) == best)
+        part = slice(chunk.column, chunk.column + chunk.count)
+        expected = naive_attention(query[part].transpose(0, 1), key, value, 0.3, window or 1000)
+        torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 
 
-class CountedKey(bytes):
-    """Counts how often keys are compared."""
-
-    comparisons = 0
-
-    def __lt__(self, other: bytes) -> bool:
-        CountedKey.comparisons += 1
-        return bytes(self) < bytes(other)
-
-    def __eq__(self, other: object) -> bool:
-        CountedKey.comparisons += 1
-        return isinstance(other, bytes) and bytes(self) == bytes(other)
-
-    __hash__ = bytes.__hash__
-
-
-def test_a_common_instruction_does_not_make_the_search_compare_every_sequence():
-    index = PrefixIndex()
-    instruction = [*range(400)]
-    for number in range(640):
-        tokens = [*instruction, 1000 + 7 * number % 640]
-        index.add(CountedKey(prefix_key(tokens)), Segment(Game(), tokens=tokens))
-    CountedKey.comparisons = 0
-    found = index.find(CountedKey(prefix_key([*instruction, 1320, 5])))
-    assert found is not None and found.shared == 401
-    assert 0 < CountedKey.comparisons <= 2 * 11
+def test_new_keys_and_values_are_written_to_their_rows():
+    pool, games = filled_pool(4)
+    chunks = [Chunk(0, 3, 37, games[0].pages), Chunk(3, 1, 5, games[2].pages)]
+    batch = PagedBatch.of(chunks, pool, CPU)
+    kv_heads, dim = pool.keys.shape[3:]
+    key, value, before = torch.randn(kv_heads, 4, dim), torch.randn(kv_heads, 4, dim), pool.keys.clone()
+    batch.attend(0, torch.randn(2 * kv_heads, 4, dim), key, value, 0.3, None)
+    places = [(games[0], 34), (games[0], 35), (games[0], 36), (games[2], 4)]
+    for column, (game, token) in enumerate(places):
+        page, row = game.pages[token // 4], token % 4
+        assert torch.equal(pool.keys[0, page, row], key[:, column])
+        assert torch.equal(pool.values[0, page, row], value[:, column])
+        before[0, page, row] = key[:, column]
+    assert torch.equal(pool.keys, before)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "count"),
-    [(0, 3, 20), (3, 0, 20), (10, 11, 29), (0, 10, 10), (10, 0, 10), (5, 5, 9), (0, 20, 0)],
-)
-def test_rows_are_copied_in_all_layers_even_if_the_ranges_overlap(source, target, count):
-    arena = Arena(tiny.policy(layers=2), ROWS)
-    caches = [*arena.keys, *arena.values]
-    for number, rows in enumerate(caches):
-        rows.copy_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(number)))
-    expected = [rows.clone() for rows in caches]
-    for rows in expected:
-        rows[:, target : target + count] = rows[:, source : source + count].clone()
-    arena.copy([Move(source, target, count)])
-    assert all(torch.equal(rows, wanted) for rows, wanted in zip(caches, expected, strict=True))
+@pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
+def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
+    pool, games = filled_pool(4, layers=2)
+    source, target, free = games[0], Game(9), len(pool.free)
+    source.tokens = [*range(37)]
+    pool.fork(source, target, length)
+    assert target.tokens == source.tokens[:length]
+    assert target.pages[:shared] == source.pages[:shared] and len(target.pages) == pool.pages_for(length)
+    assert free - len(pool.free) == len(target.pages) - shared
+    for token in range(length):
+        mine, theirs = target.pages[token // 4], source.pages[token // 4]
+        assert torch.equal(pool.keys[:, mine, token % 4], pool.keys[:, theirs, token % 4])
+    pool.truncate(target, 0)
+    assert len(pool.free) == free and pool.users[source.pages[0]] == 1
 
 
-def test_by_default_the_cache_takes_its_share_of_the_free_memory(monkeypatch):
-    """The bytes of a row are measured on a real arena."""
+def test_a_sequence_that_is_cut_inside_a_shared_page_leaves_it():
+    pool, games = filled_pool(4)
+    source, target = games[0], Game(9)
+    source.tokens = [*range(37)]
+    pool.fork(source, target, 10)
+    pool.truncate(target, 6)
+    assert target.tokens == [0, 1, 2, 3] and target.pages == source.pages[:1]
+    pool.truncate(source, 9)
+    assert source.tokens == [*range(9)] and len(source.pages) == 3
+
+
+def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):
     policy = tiny.policy()
-    arena = Arena(policy, ROWS)
-    row_bytes = sum(rows.nbytes for rows in (*arena.keys, *arena.values)) / (ROWS + 1)
-    monkeypatch.setattr("prompt_r1.agent.kv_cache.free_memory", lambda: 10**9)
-    assert affordable_rows(policy) * row_bytes == pytest.approx(MEMORY_SHARE * 10**9, rel=1e-4)
-
-
-GB = 10**9
-STAT = f"anon {3 * GB}\nactive_file {GB}\ninactive_file {2 * GB}"
-
-
-def group_v2(limit: object, used: float) -> dict[str, object]:
-    return {"memory.max": limit, "memory.current": int(used * GB), "memory.stat": STAT}
-
-
-@pytest.mark.parametrize(
-    ("membership", "groups", "gigabytes"),
-    [
-        ("0::/\n", {}, 20.48),  # no limit: MemAvailable, not MemFree
-        ("0::/\n", {"": group_v2("max", 15)}, 20.48),
-        ("0::/\n", {"": group_v2(16 * GB, 6)}, 13),  # of the 6 GB used, 3 are page cache
-        ("0::/\n", {"": group_v2(4 * GB, 8)}, 0),
-        ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2("max", 4)}, 7),  # the limit of a parent
-        ("0::/a/b\n", {"a": group_v2(8 * GB, 4), "a/b": group_v2(6 * GB, 4)}, 5),
-        ("9:cpu:/x\n0::/a/b\n", {"a/b": group_v2(6 * GB, 4)}, 5),
-    ],
-)
-def test_free_memory_is_what_the_machine_and_the_cgroups_leave(tmp_path, membership, groups, gigabytes):
-    """Fake files as Linux writes them; SC_AVPHYS_PAGES knew neither page cache nor containers."""
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 32000000 kB\nMemFree: 100 kB\nMemAvailable: 20000000 kB\n")
-    (proc / "self/cgroup").write_text(membership)
-    for name, files in groups.items():
-        (cgroups / name).mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            (cgroups / name / file).write_text(f"{content}\n")
-    assert free_memory(proc, cgroups) == pytest.approx(gigabytes * GB)
-
-
-def test_without_linuxs_files_all_memory_counts_as_free(tmp_path):
-    assert free_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < free_memory() <= free_memory(tmp_path)
+    page = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10 * page)
+    assert allocate_pool(policy, tokens=0, longest=64, games=100).count == 3
+    assert allocate_pool(policy, tokens=0, longest=64, games=2).count == 2
+    assert allocate_pool(policy, tokens=70, longest=64, games=100, page_size=10).count == 7
+    with pytest.raises(UsageError, match="a KV cache of 0 tokens, but a game may have 640: lower --max"):
+        allocate_pool(policy, tokens=0, longest=640, games=100)

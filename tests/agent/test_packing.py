@@ -1,16 +1,11 @@
 """Packed rows hold every game without padding, and attention in them equals attention game by game."""
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.decode_kernels import CacheOffsets
 from prompt_r1.agent.packing import Group, game_by_game, merged, pack, row_offsets, varlen
-from tests.agent.conftest import flash_in_plain_torch
 from tests.support.games import CPU, siblings
 
 some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
@@ -52,24 +47,9 @@ def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_h
         assert error < {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
 
 
-def varlen_on_a_cpu(query, key, value, queries, keys, *longest, scale, window_size, enable_gqa=False):
-    """The contract of torch.nn.attention.varlen.varlen_attn: a window of (-1, 0) is causal, aligned at the
-    bottom right.
-    """
-    assert enable_gqa or query.shape[1] == key.shape[1]
-    left, right = window_size
-    assert right == 0
-    offsets = CacheOffsets(queries, keys, keys.diff(), *longest)
-    window = None if left < 0 else left
-    return flash_in_plain_torch(query, key, value, offsets, causal=True, scale=scale, window=window)[0]
-
-
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_varlen_attention_equals_attention_game_by_game(monkeypatch, kv_heads):
-    """The kernel has no CPU version, so plain torch replaces it."""
-    kernel = ModuleType("torch.nn.attention.varlen")
-    kernel.varlen_attn = varlen_on_a_cpu
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", kernel)
+@pytest.mark.usefixtures("varlen")
+def test_varlen_attention_equals_attention_game_by_game(kv_heads):
     groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
