@@ -105,7 +105,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
         names.append("mini:ood")
     questions: dict[tuple[str, str], Question] = {}
     for name in names:
-        for question in sample_questions([name], "test", seed, config.limit, config.data_args):
+        for question in sample_questions([name], "test", seed, config.limit):
             key = question.dataset, question.id
             if key in questions:
                 raise UsageError(f"--data: question {key[1]!r} of {key[0]} occurs twice; give each file once")

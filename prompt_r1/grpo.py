@@ -38,9 +38,9 @@ def group_advantages(
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
     Without `use_std` it is R_i - mean (Dr. GRPO, arXiv 2503.20783): the std gives a group of nearly equal
-    rewards the same influence as one with large differences. A reward of None is a game that the environment,
-    or the verifier of its answer, broke: it says nothing about the agent, so it leaves mean, std and loss.
-    When more than a quarter of a group broke, all of it leaves: its advantages are None.
+    rewards the same influence as one with large differences. A reward of None is a game that the environment
+    broke: it says nothing about the agent, so it leaves mean, std and loss. When more than a quarter of a
+    group broke, all of it leaves: its advantages are None.
     """
     return [_advantages(rewards, use_std=use_std) for rewards in rewards_PG]
 

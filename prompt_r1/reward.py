@@ -13,7 +13,6 @@ is not empty, C_f = 1 if the last turn is a non-empty think, an answer and nothi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.types import FormatTerms, Question, Reward, Trajectory
 
@@ -59,15 +58,8 @@ TOLERANCE = 1e-9  # sums of these floats may miss the cap by a rounding error
 
 
 def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | None]:
-    """The reward of each game; None for one that the environment, or the verifier of its answer, broke."""
-    rewards = []
-    for game in games:
-        try:
-            rewards.append(None if game.stop == "env_error" else score(game, rule=rule))
-        except EnvError as error:
-            game.stop, game.error = "env_error", str(error)
-            rewards.append(None)
-    return rewards
+    """The reward of each game; None for one that the environment broke."""
+    return [None if game.stop == "env_error" else score(game, rule=rule) for game in games]
 
 
 def score(trajectory: Trajectory, *, rule: Rule) -> Reward:

@@ -145,7 +145,7 @@ class ScoredGame:
     """A game, its reward, and how much better it did than the other games of its question."""
 
     trajectory: Trajectory
-    reward: Reward | None  # None: the environment or a verifier broke the game
+    reward: Reward | None  # None: the environment broke the game
     advantage: float | None  # None: not trained on, because the game or too much of its group broke
     index: int = 0  # among all games of a training step: question by question, over all ranks
 

@@ -208,8 +208,8 @@ def preparation_questions(
     if not any(METHODS[method].training for method in methods):
         return [], []
     own = ("mini",) if all(map(is_mini_data, config.data)) else ()
-    train = find_questions(config.train_data or own, "train", seed, config.data_args)
-    return train, sample_questions(config.val_data or own, "validation", seed, 0, config.data_args)
+    train = find_questions(config.train_data or own, "train", seed)
+    return train, sample_questions(config.val_data or own, "validation", seed, 0)
 
 
 def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:

@@ -37,8 +37,8 @@ from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.config.fields import check_ranges, parse_arguments
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
+from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.data.questions import find_questions
-from prompt_r1.data.rows import BadRow, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.fine_tuning import fine_tune
@@ -116,9 +116,8 @@ def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
     """The games of a JSONL file. Raises UsageError with the row, from 1, that has another form."""
     for number, row in read_rows(path):
         try:
-            if isinstance(row, BadRow):
-                raise row
-            asked, turns = row.get("question"), row.get("turns")
+            fields = fields_of(row)
+            asked, turns = fields.get("question"), fields.get("turns")
             if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
                 raise BadRow("`turns` must be a list of objects with `text` and `reply`")
             text = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")

@@ -7,7 +7,6 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
-from prompt_r1.tasks.reasoning import Verifier, uses_verifier
 from prompt_r1.types import GameSettings
 
 
@@ -26,7 +25,7 @@ class AgentConfig(EnvironmentConfig):
         "gpt-4o-mini", "mini, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True, identifies=True
     )
     data: tuple[str, ...] = setting(
-        (), "mini, JSONL/parquet files, or hf:ORG/NAME:SPLIT of the Hub", everyday=True, identifies=True
+        (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True, identifies=True
     )
     val_data: tuple[str, ...] = setting(
         (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True
@@ -82,16 +81,9 @@ class AgentConfig(EnvironmentConfig):
         return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
 
     @property
-    def has_verifier(self) -> bool:
-        """Whether questions of this training are scored by a verifier of their own."""
-        return uses_verifier([*self.data, *self.val_data, *self.test_data])
-
-    @property
     def reward_rule(self) -> Rule:
         """The rule of the reward, with the user's own metric and reward if there are any."""
         rule = RULES[self.rule]
         if self.answer_metric:
             rule = replace(rule, metric=import_metric(self.answer_metric))
-        elif self.has_verifier:
-            rule = replace(rule, metric=Verifier())
         return replace(rule, own=import_reward(self.reward)) if self.reward else rule

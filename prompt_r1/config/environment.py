@@ -46,9 +46,6 @@ class EnvironmentConfig:
         "system message to the environment; empty: none (default: to be a helpful assistant)",
         identifies=True,
     )
-    data_args: str = setting(
-        "", 'sizes of reasoning_gym:TASK and textarena:GAME, as JSON: {"max_terms": 4}', identifies=True
-    )
     env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
     env_price: tuple[str, ...] = setting(
         (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True

@@ -16,7 +16,6 @@ from prompt_r1.config.fields import (
 )
 from prompt_r1.config.functions import import_metric, import_reward
 from prompt_r1.errors import UsageError
-from prompt_r1.tasks.packages import is_task
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,6 @@ def check(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
     check_ranges(config)
     alone = config.env == "none"
-    names = (*config.data, *config.val_data, *config.test_data)
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
     if alone != (config.rule == "alone") or (alone and config.max_turns > 1):
@@ -223,10 +221,6 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
             "give --parallel ddp (or auto) without --offload"
-        )
-    if config.data_args and not any(map(is_task, names)):
-        raise UsageError(
-            "--data-args has the sizes of --data reasoning_gym:TASK or textarena:GAME, and there is none"
         )
     if config.answer_metric:
         import_metric(config.answer_metric)

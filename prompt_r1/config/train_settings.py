@@ -12,7 +12,6 @@ from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.errors import UsageError
-from prompt_r1.tasks.packages import is_task
 
 
 def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
@@ -40,7 +39,8 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
                 "or small (for real models), --config mini (the settings of the toy agent) or a YAML file"
             )
         asked = given if source in PRESETS else {**values, **given}
-        tasks = config.data if all(map(is_task, config.data)) else ()  # they bring their own questions
+        has_splits = all(name.startswith(OBJECT_PREFIX) for name in config.data)
+        tasks = config.data if has_splits else ()  # the function makes questions for each split
         # The mini world's questions say nothing about one's own.
         config = replace(
             config,
@@ -78,10 +78,13 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     code = [name for name in ("answer_metric", "reward") if values.get(name)]
     if any(spec.strip().startswith(OBJECT_PREFIX) for spec in values.get("env", "").split(",")):
         code.append("env")
+    for name in ("data", "val_data", "test_data"):
+        if any(source.startswith(OBJECT_PREFIX) for source in values.get(name, ())):
+            code.append(name)
     for name in code:
         raise UsageError(
             f"{path}: {name} names code, which is imported only if the command line names it: give "
-            f"{flag_of(name)} {values[name]}"
+            f"{flag_of(name)} {values[name] if isinstance(values[name], str) else ' '.join(values[name])}"
         )
     return values
 

@@ -9,8 +9,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prompt_r1.data.files import without_dapo_wrapper
-from prompt_r1.data.rows import BadRow, Fields, describe, gold_answers, text_field, text_or_number
+from prompt_r1.data.files import (
+    BadRow,
+    Fields,
+    describe,
+    gold_answers,
+    text_field,
+    text_or_number,
+    without_dapo_wrapper,
+)
 
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
@@ -32,11 +39,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset: its name in the paper, how to convert a row, and from which columns."""
+    """A dataset: its name in the paper, and how to convert a row."""
 
     name: str
     convert: Callable[[Fields], Draft]
-    columns: tuple[str, ...]
     trained: bool = True  # part of the training mix; the others are out-of-distribution tests
 
 
@@ -181,20 +187,18 @@ def _id(row: Fields, *fields: str) -> str:
     return text_or_number(found[0][1], found[0][0]) if found else ""
 
 
-TWO_HOPS = ("_id", "id", "question", "answer")
-MUSIQUE = ("id", "question", "answer", "answer_aliases", "answerable")
 DATASETS = {
-    "2wiki": Dataset("2WikiMultihopQA", hotpotqa, TWO_HOPS),
-    "hotpotqa": Dataset("HotpotQA", hotpotqa, TWO_HOPS),
-    "gsm8k": Dataset("GSM8K", gsm8k, ("question", "answer")),
-    "dapo": Dataset("DAPO-Math", dapo, ("prompt", "reward_model", "solution")),
-    "musique": Dataset("MuSiQue", musique, MUSIQUE),
-    "popqa": Dataset("PopQA", popqa, ("id", "question", "possible_answers")),
-    "booksum": Dataset("BookSum", booksum, ("book_id", "summary_text")),
-    "writingprompts": Dataset("WritingPrompts", writingprompts, ("prompt", "story")),
-    "mathqa": Dataset("MathQA", mathqa, ("Problem", "options", "correct"), trained=False),
-    "squad": Dataset("SQuAD v2", squad, ("id", "question", "answers"), trained=False),
-    "triviaqa": Dataset("TriviaQA", triviaqa, ("question_id", "question", "answer"), trained=False),
-    "xsum": Dataset("XSum", xsum, ("id", "document", "summary"), trained=False),
+    "2wiki": Dataset("2WikiMultihopQA", hotpotqa),
+    "hotpotqa": Dataset("HotpotQA", hotpotqa),
+    "gsm8k": Dataset("GSM8K", gsm8k),
+    "dapo": Dataset("DAPO-Math", dapo),
+    "musique": Dataset("MuSiQue", musique),
+    "popqa": Dataset("PopQA", popqa),
+    "booksum": Dataset("BookSum", booksum),
+    "writingprompts": Dataset("WritingPrompts", writingprompts),
+    "mathqa": Dataset("MathQA", mathqa, trained=False),
+    "squad": Dataset("SQuAD v2", squad, trained=False),
+    "triviaqa": Dataset("TriviaQA", triviaqa, trained=False),
+    "xsum": Dataset("XSum", xsum, trained=False),
 }
 PAPER_MIX = tuple(dataset.name for dataset in DATASETS.values() if dataset.trained)

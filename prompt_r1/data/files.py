@@ -1,40 +1,36 @@
-"""Read and write question files."""
+"""Read and write question files.
 
+A reader refuses what it would have to guess: a surplus cell, a list written as text, a whole solution.
+"""
+
+import csv
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.rows import (
-    LONGEST_TEXT,
-    BadRow,
-    Fields,
-    gold_answers,
-    read_rows,
-    text_field,
-    text_or_number,
-)
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import json_object, replace_file
-from prompt_r1.protocol import PAPER_INSTRUCTION
+from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
 
+Fields = Mapping[str, object]
+LONGEST_TEXT = 1_000_000  # characters of a question or an answer: more takes gigabytes to tokenize
+PARQUET_ROWS = 64  # decoded at a time: of a text that many rows share, the file has one copy
+
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
-COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind", "prompt", "reward_model")
-EXTRA = "extra_info"  # the column of a parquet file that holds `Question.extra` as a JSON object
-OWN_NAMES = (
-    "`python -m prompt_r1.data convert --from questions --question-field COLUMN --answer-field COLUMN` takes "
-    "other names"
-)
-QUESTION_MARK = "Question: "
-INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
+COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
+CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
+LIST_AS_TEXT = re.compile(r"""^\s*(\[|[({]\s*["'])|\w\s?\|\s?\w""")  # ['a' 'b'], ("a", "b"), a|b
+SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
 
 # Names of the datasets in the published files, and in the paper. In the published training and validation
 # files all rows say hotpot_qa, whichever of the eight datasets they come from.
-UNNAMED = "mixed"
 PAPER_NAMES = {
     "2WikiMultihopQA": "2WikiMultihopQA",
     "hotpot": "HotpotQA",
@@ -48,11 +44,14 @@ PAPER_NAMES = {
     "squad_v2": "SQuAD v2",
     "triviaqa_train": "TriviaQA",
     "xum": "XSum",
-    "hotpotqa/hotpot_qa": UNNAMED,
+    "hotpotqa/hotpot_qa": "mixed",
 }
-MATH_DATASETS = ("gsm8k", "dapo", "mathqa")
-TEXT_DATASETS = ("booksum", "writingprompts", "xsum")
-
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("gsm8k", "dapo", "dapomath", "dapomath17k", "mathqa"), "math"),
+    **dict.fromkeys(("booksum", "writingprompts", "xsum"), "text"),
+}
+QUESTION_MARK = "Question: "
+INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
 DAPO_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -60,91 +59,63 @@ DAPO_OPENING = (
 DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 
-def load_questions(
-    path: Path | str, *, question_field: str = "question", answer_field: str = ""
-) -> list[Question]:
-    """The questions of a file, as `read_questions` reads them.
+class BadRow(Exception):
+    """A row cannot be used, and why. The caller adds the file and the row number."""
 
-    Raises UsageError with the file, the row (from 1) and the reason.
+
+def load_questions(path: Path | str) -> list[Question]:
+    """The questions of a file. Raises UsageError with the file, the row (from 1) and the reason."""
+    return as_questions(path, read_rows(Path(path)), dataset=Path(path).stem)
+
+
+def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
+    """The questions of numbered rows; `dataset` is the name for rows without one.
+
+    A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
+    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the published files. A
+    repeated question without an id gets its row number appended to its id. Raises UsageError.
     """
-    return all_questions(path, read_questions(path, question_field=question_field, answer_field=answer_field))
-
-
-def all_questions(source: Path | str, numbered: Iterable[tuple[int, Question | BadRow]]) -> list[Question]:
-    """The questions of a source. Raises UsageError for a row without one, and if there is none."""
-    questions = []
-    for number, question in numbered:
-        if isinstance(question, BadRow):
-            raise UsageError(f"{source}, row {number}: {question}")
-        questions.append(question)
-    if not questions:
-        raise UsageError(f"{source}: there are no questions in it")
-    return questions
-
-
-def read_questions(
-    path: Path | str, *, question_field: str = "question", answer_field: str = ""
-) -> Iterator[tuple[int, Question | BadRow]]:
-    """The number of each row, from 1, with its question or the reason why it has none.
-
-    A row has `question` and `answers` (or `golden_answers`, or `answer`) unless other fields are given, and
-    may have `id`, `dataset` (or `data_source`) and `kind`; or it has the columns of the published files.
-    Other fields are `extra`; published files have them in the column `extra_info`. A repeated question
-    without an id gets its row number appended to its id. Raises UsageError if the file as a whole cannot be
-    read.
-    """
-    path = Path(path)
-    return as_questions(
-        read_rows(path),
-        path.stem,
-        question_field=question_field,
-        answer_field=answer_field,
-        columnar=path.suffix == ".parquet",
-    )
-
-
-def as_questions(
-    rows: Iterable[tuple[int, Fields | BadRow]],
-    source: str,
-    *,
-    question_field: str,
-    answer_field: str,
-    columnar: bool,
-) -> Iterator[tuple[int, Question | BadRow]]:
-    """The numbered rows of a file or dataset as questions; `source` names the dataset of rows without one.
-
-    `columnar`: rows may share one long text, as in parquet files.
-    """
-    rows_by_id: dict[str, int] = {}
+    questions: dict[str, Question] = {}
+    row_of_id: dict[str, int] = {}
     for number, row in rows:
         try:
-            if isinstance(row, BadRow):
-                raise row
-            if "prompt" in row and question_field not in row:
-                question = _published_question(row)
-            else:
-                question = _question(row, source, question_field, answer_field)
-                if columnar:
-                    _check_lengths(question.extra)
-            if question.id in rows_by_id and "id" in row:
-                raise BadRow(f"row {rows_by_id[question.id]} already has the id {question.id!r}")
+            fields = fields_of(row)
+            published = "reward_model" in fields and "question" not in fields
+            question = _published_question(fields) if published else _question(fields, dataset)
+            if question.id in questions and "id" in fields:
+                raise BadRow(f"row {row_of_id[question.id]} already has the id {question.id!r}")
         except BadRow as reason:
-            yield number, reason
-            continue
-        if question.id in rows_by_id:
+            raise UsageError(f"{source}, row {number}: {reason}") from None
+        if question.id in questions:
             question = replace(question, id=f"{question.id}-{number}")
-        rows_by_id[question.id] = number
-        yield number, question
+        questions[question.id] = question
+        row_of_id[question.id] = number
+    if not questions:
+        raise UsageError(f"{source}: there are no questions in it")
+    return list(questions.values())
 
 
-def _question(row: Fields, file: str, question_field: str, answer_field: str) -> Question:
-    names = [answer_field] if answer_field else [name for name in ANSWER_FIELDS if name in row]
-    for name in (question_field, *(names or ANSWER_FIELDS[:1])):
-        if name not in row:
-            there = ", ".join(map(repr, list(row)[:20])) or "none"
-            raise BadRow(f"the field {name} is missing (there are: {there}); {OWN_NAMES}")
-    text = text_field(row, question_field)
-    dataset = file
+def fields_of(row: object) -> Fields:
+    """The fields of a row of `read_rows`. Raises BadRow."""
+    if isinstance(row, BadRow):
+        raise row
+    if not isinstance(row, Mapping):
+        raise BadRow(f"expected a JSON object, not {describe(row)}")
+    return row
+
+
+def _question(row: Fields, dataset: str) -> Question:
+    answered = [name for name in ANSWER_FIELDS if name in row]
+    if "question" not in row or not answered:
+        missing = "answers" if "question" in row else "question"
+        there = ", ".join(map(repr, list(row)[:20])) or "none"
+        raise BadRow(
+            f"the field {missing} is missing (there are: {there}): name the columns question and answer; "
+            f"{CONVERTER}"
+        )
+    filled = [name for name in answered if row[name] not in (None, "", [])]
+    answer_field = (filled or answered)[0]
+    text = text_field(row, "question")
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
@@ -156,24 +127,15 @@ def _question(row: Fields, file: str, question_field: str, answer_field: str) ->
         id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
         dataset=dataset,
         text=text,
-        answers=gold_answers(row[names[0]], names[0]),
+        answers=gold_answers(row[answer_field], answer_field),
         kind=kind,
-        extra={
-            name: row[name] for name in row if name and name not in (*COLUMNS, question_field, answer_field)
-        },
+        extra={name: value for name, value in row.items() if name not in COLUMNS},
     )
-
-
-def _check_lengths(extra: Fields) -> None:
-    """Raise BadRow for a text that is too long: a small parquet file may share one between all its rows."""
-    for name, value in extra.items():
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            raise BadRow(f"the field {name} has {len(value):,} characters, more than {LONGEST_TEXT:,}")
 
 
 def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
-    prompt, reward_model = row["prompt"], row.get("reward_model")
+    prompt, reward_model = row["prompt"], row["reward_model"]
     if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
         raise BadRow("the column prompt must contain one message, as in the published files")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
@@ -181,39 +143,185 @@ def _published_question(row: Fields) -> Question:
     content = text_field(prompt[0], "content")
     end = content.rfind(INSTRUCTION_START)
     if not content.startswith(QUESTION_MARK) or end < 0:
-        raise BadRow(f"the prompt must be {QUESTION_MARK!r}, the question and the published instruction")
+        raise BadRow(
+            f"the prompt must be {QUESTION_MARK!r}, the question and the published instruction; {CONVERTER}"
+        )
     text = text_or_number(content[len(QUESTION_MARK) : end], "question")
     dataset = paper_name(text_field(row, "data_source"))
     answers = gold_answers(reward_model["ground_truth"], "ground_truth")
-    extra = row.get(EXTRA)
-    if not isinstance(extra, dict):
-        extra = json_object(extra) if isinstance(extra, str) else {}
-    return Question(id_from_text(text), dataset, text, answers, kind_of(dataset), extra)
+    return Question(id_from_text(text), dataset, text, answers, kind_of(dataset))
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, object]]:
+    """The number of each row, from 1, with its fields or a BadRow that says why it cannot be read.
+
+    Raises UsageError if there is no such file, or none of a known format.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the files in it")
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file")
+    number = 0
+    try:
+        for number, row in _numbered_rows(path):
+            yield number, row
+    except BadRow as reason:  # the rest of the file cannot be read either
+        yield number + 1, reason
+
+
+def _numbered_rows(path: Path) -> Iterable[tuple[int, object]]:
+    match path.suffix:
+        case ".jsonl":
+            return _json_lines(path)
+        case ".json":
+            return _json(path)
+        case ".csv" | ".tsv":
+            return enumerate(_csv(path), start=1)
+        case ".parquet":
+            return enumerate(_parquet(path), start=1)
+        case ".wp_source":
+            return enumerate(_prompts_and_stories(path), start=1)
+    raise UsageError(
+        f"{path}: not a file of rows; give one that ends in .jsonl, .json, .parquet, .csv or .tsv"
+    )
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
+    # Read bytes: only "\n" ends a line, whereas str.splitlines would also split at U+2028 inside a text.
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                yield number, BadRow(f"not UTF-8 (byte {error.start + 1} of the line)")
+            except (ValueError, RecursionError) as error:
+                yield number, BadRow(f"not JSON ({error})")
+
+
+def _json(path: Path) -> Iterable[tuple[int, object]]:
+    """The rows of an array, or of JSON lines with this suffix."""
+    content = path.read_bytes()
+    if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        return _json_lines(path)
+    try:
+        return enumerate(json.loads(content.decode("utf-8-sig")), start=1)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"not JSON ({error})") from None
+
+
+def _csv(path: Path) -> Iterator[object]:
+    csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            rows = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            columns = next(rows, [])
+            if len(columns) == 1 and ";" in columns[0]:
+                raise BadRow("the columns are separated by semicolons: save the table with commas")
+            if len(set(columns)) < len(columns):
+                raise BadRow(f"two columns have one name: {', '.join(columns)}")
+            for cells in filter(None, rows):
+                if len(cells) == len(columns):
+                    yield dict(zip(columns, cells, strict=True))
+                else:
+                    yield BadRow(
+                        f"{len(cells)} cells for {len(columns)} columns: put a text that contains the "
+                        "separator in double quotes"
+                    )
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadRow(f"not readable ({error})") from None
+
+
+def _parquet(path: Path) -> Iterator[object]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                yield from batch.to_pylist()
+    # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
+    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
+        raise BadRow(f"not readable as parquet ({str(error)[:120]!r})") from None
+
+
+def _prompts_and_stories(path: Path) -> Iterator[object]:
+    """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
+    stories = path.with_suffix(".wp_target")
+    if not stories.is_file():
+        raise UsageError(f"{stories}: there is no such file; {path.name} has the prompts of its stories")
+    with path.open("rb") as prompt_lines, stories.open("rb") as story_lines:
+        for prompt, story in zip_longest(prompt_lines, story_lines):
+            if prompt is None or story is None:
+                raise BadRow(f"{path.name} and {stories.name} have different numbers of lines")
+            try:
+                yield {"prompt": prompt.decode("utf-8"), "story": story.decode("utf-8")}
+            except UnicodeDecodeError:
+                raise BadRow("not UTF-8") from None
+
+
+def text_field(row: Fields, field: str) -> str:
+    """The text of a field. Raises BadRow if it is missing, blank or not a text."""
+    if field not in row:
+        raise BadRow(f"the field {field} is missing")
+    value = row[field]
+    if not isinstance(value, str):
+        raise BadRow(f"the field {field} must be a text, not {describe(value)}")
+    return text_or_number(value, field)
+
+
+def text_or_number(value: object, field: str) -> str:
+    """A text that is not blank, or a number as a person writes it. Raises BadRow for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return format(Decimal(repr(value)), "f").removesuffix(".0")
+    if not isinstance(value, str):
+        raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+    if len(value) > LONGEST_TEXT:
+        raise BadRow(f"the field {field} has {len(value):,} characters, more than {LONGEST_TEXT:,}")
+    if not value.strip():
+        raise BadRow(f"the field {field} contains an empty text")
+    if re.search("[\ud800-\udfff]", value):
+        raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
+    return value
+
+
+def gold_answers(value: object, field: str) -> tuple[str, ...]:
+    """The gold answers in a field: one, a list, or the JSON of a list. Raises BadRow."""
+    if isinstance(value, str) and LIST_AS_TEXT.search(value):
+        value = _list_in_text(value, field)
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise BadRow(f"the field {field} has no gold answer")
+    golds = tuple(text_or_number(gold, field) for gold in values)
+    if any(map(SOLUTION.search, golds)):
+        raise BadRow(f"the field {field} holds a whole solution (####), not its answer; {CONVERTER}")
+    return golds
+
+
+def _list_in_text(text: str, field: str) -> list[object]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, list):
+        raise BadRow(
+            f"the field {field} holds {text[:40]!r}, which looks like a list: write a JSON list such as "
+            '["Paris", "City of Paris"], also for a single answer that looks like this'
+        )
+    return values
+
+
+def describe(value: object) -> str:
+    """The type and the beginning of a value, for error messages."""
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file, or a .parquet file with the published columns, which have no ids.
-
-    Both keep `extra`. The file appears under its name only when it is complete. Raises UsageError.
-    """
+    """Write a .jsonl file, which appears under its name only when it is complete. Raises UsageError."""
     check_writable(path)
-    if not questions:
-        raise UsageError(f"{path}: there are no questions to write")
-    content = _as_json_lines(questions) if path.suffix == ".jsonl" else _as_parquet(questions)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def check_writable(path: Path) -> None:
-    """Raise UsageError if `write_questions` does not support the suffix. Call it before long work."""
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise UsageError(f"{path}: only .jsonl and .parquet files can be written")
-
-
-def _as_json_lines(questions: Sequence[Question]) -> bytes:
     lines = []
     for question in questions:
         row: dict[str, object] = {
@@ -227,29 +335,19 @@ def _as_json_lines(questions: Sequence[Question]) -> bytes:
             row["kind"] = question.kind
         # A column of a table may hold dates or bytes.
         lines.append(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
-    return b"".join(lines)
+    if not lines:
+        raise UsageError(f"{path}: there are no questions to write")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, b"".join(lines))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _as_parquet(questions: Sequence[Question]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, object]] = [
-        {
-            "data_source": question.dataset,
-            "prompt": [{"content": f"{QUESTION_MARK}{question.text}\n{PAPER_INSTRUCTION}", "role": "user"}],
-            "ability": "multihop_qa",  # the published files have this value for every dataset
-            "reward_model": {"ground_truth": list(question.answers), "style": "rule"},
-        }
-        for question in questions
-    ]
-    if any(question.extra for question in questions):
-        # As JSON: the columns of several files may have one name and other types.
-        for row, question in zip(rows, questions, strict=True):
-            row[EXTRA] = json.dumps(dict(question.extra), ensure_ascii=False, default=str)
-    file = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    return file.getvalue().to_pybytes()
+def check_writable(path: Path) -> None:
+    """Raise UsageError if `write_questions` does not support the suffix. Call it before long work."""
+    if path.suffix != ".jsonl":
+        raise UsageError(f"{path}: only .jsonl files can be written")
 
 
 def id_from_text(text: str) -> str:
@@ -258,19 +356,13 @@ def id_from_text(text: str) -> str:
 
 
 def paper_name(data_source: str) -> str:
-    """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA.
-
-    Other names are returned unchanged.
-    """
+    """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA; others unchanged."""
     return PAPER_NAMES.get(re.sub(r"(-\d+)+-\w+$", "", data_source), data_source)
 
 
 def kind_of(dataset: str) -> Kind:
     """The kind of question in a dataset, by its name: math (a number), text (a long one) or qa (short)."""
-    letters = re.sub("[^a-z0-9]", "", dataset.lower())
-    if any(name in letters for name in MATH_DATASETS):
-        return "math"
-    return "text" if any(name in letters for name in TEXT_DATASETS) else "qa"
+    return KINDS.get(re.sub("[^a-z0-9]", "", dataset.lower()), "qa")
 
 
 def without_dapo_wrapper(text: str) -> str:

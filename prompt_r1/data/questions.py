@@ -1,74 +1,111 @@
 """Load questions by the names of --data."""
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prompt_r1.config.environment import HELD_OUT, is_mini_data
-from prompt_r1.data.files import load_questions
-from prompt_r1.data.hub import HUB_DATA, hub_questions
+from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
+from prompt_r1.data.files import PARQUET_ROWS, as_questions, load_questions
 from prompt_r1.data.sampler import stratified
-from prompt_r1.errors import UsageError
-from prompt_r1.tasks.packages import REASONING_GYM, is_task
-from prompt_r1.tasks.reasoning import reasoning_questions
-from prompt_r1.tasks.text_arena import arena_questions
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
     from prompt_r1.miniworld.questions import MiniWorld
 
+HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/(?P<name>[\w.-]+))(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
-def find_questions(names: Iterable[str], split: str, seed: int, args: str = "") -> list[Question]:
+
+def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
     """Concatenate the questions of the given names.
 
-    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, or a task of another
-    package (its `split`), whose sizes are `args`. Raises UsageError for a file or dataset that cannot be
-    read, and for an unknown split or task.
+    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, or
+    `py:MODULE:FUNCTION`, which is called with `split` and `seed`. Raises UsageError for a name that cannot be
+    read, and for an unknown split.
     """
     questions: list[Question] = []
     for name in names:
-        world, _, named_split = name.partition(":")
         if is_mini_data(name):
-            questions += _mini_questions(named_split or split, seed)
-        elif is_task(name):
-            make = reasoning_questions if world == REASONING_GYM else arena_questions
-            questions += make(named_split, split, seed, args)
+            questions += _mini_questions(name.partition(":")[2] or split, seed)
+        elif name.startswith(OBJECT_PREFIX):
+            questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
-            questions += hub_questions(name) if name.startswith(HUB_DATA) else load_questions(name)
+            questions += _hub_questions(name) if name.startswith("hf:") else load_questions(name)
     return questions
 
 
-def sample_questions(
-    names: Iterable[str], split: str, seed: int, limit: int, args: str = ""
-) -> list[Question]:
+def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) -> list[Question]:
     """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
 
     The sample is random and stratified by dataset, because files may be sorted. The mini world's questions
     are in random order, so their first ones are such a sample.
     """
     names = list(names)
-    questions = find_questions(names, split, seed, args)
+    questions = find_questions(names, split, seed)
     if any(not is_mini_data(name) for name in names):
         questions = stratified(questions)
     return questions[: limit or None]
 
 
 def training_and_validation(
-    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int, args: str = ""
+    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and at most `limit` to validate with.
 
     Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
     """
-    training, val_data = find_questions(data, "train", seed, args), list(val_data)
+    training, val_data = find_questions(data, "train", seed), list(val_data)
     if val_data != [HELD_OUT]:
-        return training, sample_questions(val_data, "validation", seed, limit, args)
+        return training, sample_questions(val_data, "validation", seed, limit)
     validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
     texts = {question.text for question in validation}
     rest = [question for question in training if question.text not in texts]
     if not rest:
         raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
     return rest, validation
+
+
+def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
+    """The rows that MODULE:FUNCTION yields for a split, with the fields of a question file."""
+    where = f"--data {OBJECT_PREFIX}{name}"
+    function: Any = import_object(name, where=where)
+    try:
+        rows = list(function(split, seed))
+    except UsageError:
+        raise
+    except Exception as error:  # the function is the user's
+        raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
+    return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
+
+
+def _hub_questions(name: str) -> list[Question]:
+    """The questions of a dataset on the Hub; SPLIT may be a part, such as train[:1000].
+
+    The dataset is downloaded once into the cache of `datasets`, which executes no code that comes with it.
+    """
+    found = HUB_NAME.fullmatch(name)
+    if not found:
+        raise UsageError(
+            f"{name}: as questions, hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT or "
+            "hf:ORG/NAME/CONFIG:SPLIT; give those of this machine as a FILE"
+        )
+    try:
+        from datasets import load_dataset
+
+        table = load_dataset(found["repository"], found["config"], split=found["split"])
+    except ImportError:
+        raise UsageError(f"{name}: datasets of the Hub need a package: pip install datasets") from None
+    except Exception as error:  # of the dataset's files, of datasets, or of the Hub's HTTP client
+        raise UsageError(
+            f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
+            "it is private, or give a FILE"
+        ) from error
+    # As Arrow: images and sounds among the columns are not decoded.
+    batches = table.with_format("arrow").iter(batch_size=PARQUET_ROWS)
+    rows = (row for batch in batches for row in batch.to_pylist())
+    return as_questions(name, enumerate(rows, start=1), dataset=found["name"])
 
 
 def _mini_questions(split: str, seed: int) -> list[Question]:

@@ -25,11 +25,9 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-from prompt_r1.tasks.packages import TEXTARENA
-from prompt_r1.tasks.text_arena import TextArenaEnvironment
 
 NO_ENVIRONMENT = "none"
-BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT, TEXTARENA)
+BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -64,7 +62,6 @@ class Environments:
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR                     a Hugging Face model in this process
-        textarena                  the games of TextArena, for their questions
         py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
@@ -139,10 +136,6 @@ class Environments:
 
     def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> Source:
         config, seed = self._config, self._seed
-        if name == TEXTARENA:
-            source = OwnSource(TextArenaEnvironment(config.data_args), seed=seed, samples=False)
-            source.parameters = {**source.parameters, "data_args": config.data_args}  # they shape the replies
-            return source
         if _is_local(name):
             return load_local(
                 name,

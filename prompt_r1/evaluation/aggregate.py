@@ -1,12 +1,10 @@
 """Score predictions, and average them with confidence intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from prompt_r1.config.functions import Metric
-from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
@@ -127,6 +125,5 @@ def text_metrics(
     extracted = max(scores.em, score_text(read, question.answers, rules=rules).em)
     metrics = {"em": scores.em, EXTRACTED: extracted, "sm": scores.sm, "f1": scores.f1}
     if own is not None:
-        with suppress(EnvError):  # a verifier failed: the answer has no score, as after a failed call
-            metrics[OWN] = own(answer, question)
+        metrics[OWN] = own(answer, question)
     return metrics

@@ -10,6 +10,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import HELD_OUT, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import identifying_values
+from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.methods import METHODS
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions
@@ -80,7 +81,7 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
         return max(config.seed, 0)
-    if len(seeds) > 1 and any(map(is_mini_data, config.data)):
+    if len(seeds) > 1 and any(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
         raise UsageError(
             f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
             "--seed, or evaluate them one by one"
@@ -96,12 +97,16 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
 def leak_warnings(
     questions: Sequence[Question], config: EvaluateConfig, agents: Mapping[str, AgentSpec]
 ) -> list[str]:
-    """A sentence for each file that agents or methods learn from and that contains some of the questions."""
+    """A sentence for each file that agents or methods learn from and that contains some of the questions.
+
+    The splits of the mini world share no question. A function named by an agent's folder is not called,
+    because the folder may come from anyone.
+    """
     trained = [agents[name].config for name in trained_with(agents)]
     names = [name for run in trained for name in (*run.data, *run.val_data) if name != HELD_OUT]
     warnings = []
     for name in dict.fromkeys([*names, *config.train_data, *config.val_data]):
-        if is_mini_data(name):  # its splits share no question
+        if is_mini_data(name) or name.startswith(OBJECT_PREFIX):
             continue
         try:
             keys = {question_key(question.text) for question in find_questions([name], "train", 0)}

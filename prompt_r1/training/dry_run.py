@@ -22,9 +22,9 @@ LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
 def estimate(config: TrainConfig) -> str:
     """The table of --dry-run. Reads the questions, but no model. Raises UsageError for unreadable files."""
     _, validation = training_and_validation(
-        config.data, config.val_data, seed=config.seed, limit=config.val_limit, args=config.data_args
+        config.data, config.val_data, seed=config.seed, limit=config.val_limit
     )
-    test = len(find_questions(config.test_data, "test", config.seed, config.data_args))
+    test = len(find_questions(config.test_data, "test", config.seed))
     games = games_of_run(config, validation=len(validation), test=test)
     low, high = (spending_of_game(config, high=high) for high in (False, True))
     return cost_table(games, low, high, priced=bool(config.env_price) or config.env == "none")

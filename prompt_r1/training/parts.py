@@ -46,9 +46,9 @@ class RunQuestions:
         """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
         config = run.config
         training, validation = training_and_validation(
-            config.data, config.val_data, seed=config.seed, limit=config.val_limit, args=config.data_args
+            config.data, config.val_data, seed=config.seed, limit=config.val_limit
         )
-        test = find_questions(config.test_data, "test", config.seed, config.data_args)
+        test = find_questions(config.test_data, "test", config.seed)
         check_question_lengths([*training, *validation, *test], codec, config.game)
         return cls(training, validation, test, config.questions, config.seed, digest_of(training))
 

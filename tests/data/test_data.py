@@ -1,5 +1,6 @@
 """Question files are read as documented, bad rows are named, and steps take questions in a fixed order."""
 
+import csv
 import datetime
 import hashlib
 import json
@@ -7,6 +8,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
@@ -15,9 +18,9 @@ from prompt_r1.data.questions import sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
-from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.types import Question
 from tests.support.paths import PUBLISHED
+from tests.support.published import parquet, published_row
 
 
 def jsonl(folder: Path, *rows: object) -> Path:
@@ -53,33 +56,22 @@ def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
     assert digest_of([plain]) != digest_of([found])  # a reward may depend on them
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_other_fields_survive_writing_converting_and_mixing(tmp_path: Path, suffix: str) -> None:
+def test_other_fields_survive_writing_and_mixing(tmp_path: Path) -> None:
     """They were lost, and a reward that reads them then raised in the first step."""
     rows = [{"question": f"{number}?", "answer": "a", "level": number, "é": [None]} for number in range(4)]
-    own, table, mixed = (tmp_path / f"{name}.{suffix}" for name in ("own", "table", "mixed"))
+    own, mixed = tmp_path / "own.jsonl", tmp_path / "mixed.jsonl"
     write_questions(own, load_questions(jsonl(tmp_path, *rows)))
-    data_main(["convert", "--from", "questions", "--in", str(own), "--out", str(table)])
-    data_main(["mix", "--in", str(table), "--out", str(mixed), "--per-dataset", "4"])
+    data_main(["mix", "--in", str(own), "--out", str(mixed), "--per-dataset", "4"])
     found = {question.text: question.extra for question in load_questions(mixed)}
     assert found == {row["question"]: {"level": row["level"], "é": [None]} for row in rows}
 
 
-def test_other_columns_of_a_parquet_table_are_extra_and_bounded(tmp_path: Path) -> None:
-    row = {"question": "Why?", "answer": "Because", "day": datetime.date(1, 2, 3), "level": 3}
-    [question] = load_questions(parquet(tmp_path, row))
-    assert question.extra == {"day": datetime.date(1, 2, 3), "level": 3} and digest_of([question])
-    write_questions(tmp_path / "own.jsonl", [question])
-    assert load_questions(tmp_path / "own.jsonl")[0].extra == {"day": "0001-02-03", "level": 3}
-    with pytest.raises(UsageError, match="the field book has 1,000,001 characters, more than 1,000,000"):
-        load_questions(parquet(tmp_path, row | {"book": "x" * 1_000_001}))
-
-
 def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: Path) -> None:
+    """A name that only contains a dataset's, as tax_summary contains xsum, was scored as that dataset."""
     names = {
         "math": ("gsm8k", "DAPO-Math", "math_qa"),
         "text": ("BookSum", "WritingPrompts", "xsum"),
-        "qa": ("hotpotqa", "anything"),
+        "qa": ("hotpotqa", "anything", "tax_summary", "not_gsm8k"),
     }
     for kind, datasets in names.items():
         rows = [{"question": "Q?", "answer": "A", "dataset": dataset} for dataset in datasets]
@@ -99,7 +91,11 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"answers": ["x"]}, "question is missing"),
+        (
+            {"answers": ["x"]},
+            r"question is missing \(there are: 'answers'\): name the columns question and answer",
+        ),
+        ({"prompt": "Q?", "answer": "x"}, "question is missing .*name the columns question and answer"),
         ({"question": None, "answers": ["x"]}, "question must be a text, not null"),
         ({"question": " \n", "answers": ["x"]}, "question contains an empty text"),
         ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
@@ -150,33 +146,125 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
             load_questions(tmp_path / name)
 
 
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder: name the files in it"):
+        load_questions(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "parquet"])
+def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suffix: str) -> None:
+    rows = [{"question": 'Who, "then"?', "answer": "Anna", "kind": "math", "day": datetime.date(1, 2, 3)}]
+    path = tmp_path / f"own.{suffix}"
+    if suffix == "parquet":
+        parquet(path, *rows)
+    elif suffix == "json":
+        path.write_text(json.dumps(rows, default=str))
+    else:
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.writer(file, delimiter="\t" if suffix == "tsv" else ",")
+            writer.writerows([rows[0].keys(), rows[0].values()])
+    [question] = load_questions(path)
+    assert (question.text, question.answers, question.kind) == ('Who, "then"?', ("Anna",), "math")
+    assert list(question.extra) == ["day"] and digest_of([question])
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("question,answer\nWhere?,Paris, France\n", "row 1: 3 cells for 2 columns: .*double quotes"),
+        ("question,answer,id\nWhere?,Paris\n", "row 1: 2 cells for 3 columns"),
+        ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable"),
+        ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
+        ("question,answer,answer\nA?,B,C\n", "row 1: two columns have one name"),
+        ("question;answer\nA?;B\n", "row 1: the columns are separated by semicolons"),
+        ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
+        ("question,answer\n", "there are no questions in it"),
+    ],
+)
+def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp_path, table, reason) -> None:
+    """`Where?,Paris, France` had the gold Paris, and nothing was said."""
+    (tmp_path / "own.csv").write_text(table)
+    with pytest.raises(UsageError, match=reason):
+        load_questions(tmp_path / "own.csv")
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds"),
+    [
+        ('["Paris", "City of Paris"]', ("Paris", "City of Paris")),
+        ('["[0, 1)"]', ("[0, 1)",)),
+        (1945.0, ("1945",)),
+        (-0.5, ("-0.5",)),
+        (1e-05, ("0.00001",)),
+        (["1945.0", "a|b"], ("1945.0", "a|b")),
+        ("(0, 1)", ("(0, 1)",)),
+    ],
+)
+def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path: Path, answer, golds) -> None:
+    """A JSON list in a cell was one gold, and the year 1945.0 did not equal 1945."""
+    [question] = load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer}))
+    assert question.answers == golds
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("['London' 'City of London']", "looks like a list: write a JSON list"),
+        ("['London', 'City of London']", "looks like a list"),
+        ("('London', 'City of London')", "looks like a list"),
+        ("helicase|DNA helicase", "looks like a list"),
+        ("[]", "has no gold answer"),
+        ('[["a"]]', "not list"),
+        ("He has 3 + 3 = 6.\n#### 6", r"holds a whole solution \(####\), not its answer; .*data convert"),
+    ],
+)
+def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: str, reason: str) -> None:
+    """Each was one literal gold, which no answer equals."""
+    with pytest.raises(UsageError, match=f"row 1: .*{reason}"):
+        load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer}))
+
+
+def test_an_empty_list_of_answers_gives_way_to_the_answer_beside_it(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"question": "Q?", "answers": [], "answer": "London"})
+    assert load_questions(path)[0].answers == ("London",)
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([2**62], pa.timestamp("us")), "row 1: not readable as parquet"),
+        # Timestamp: with pandas
+        (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "as parquet|not Timestamp"),
+        (pa.array([2**62], pa.duration("s")), "row 1: not readable as parquet"),
+        (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
+    ],
+)
+def test_dates_and_durations_that_are_no_answers_are_refused(tmp_path, column, reason):
+    """Those that Python cannot hold ended with "internal error"."""
+    pq.write_table(pa.table({"question": ["When?"], "answer": column}), tmp_path / "own.parquet")
+    with pytest.raises(UsageError, match=reason):
+        load_questions(tmp_path / "own.parquet")
+
+
+def test_a_text_that_many_rows_of_a_small_parquet_file_share_is_bounded(tmp_path):
+    """2,000 rows of one text of ten million characters take 1 kB in the file, and 20 GB as texts."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000, pa.int32()), pa.array(["x" * 10_000_000]))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"question": texts, "answer": ["a"] * 2_000}), path, compression="zstd")
+    with pytest.raises(UsageError, match="row 1: the field question has 10,000,000 characters"):
+        load_questions(path)
+
+
 # --- Published parquet ----------------------------------------------------------------------------
-
-
-def published_row(
-    question: str, answers: list[str] | None, source: str = "PopQA-256-test"
-) -> dict[str, object]:
-    return {
-        "data_source": source,
-        "prompt": [{"content": f"Question: {question}\n{PAPER_INSTRUCTION}", "role": "user"}],
-        "ability": "multihop_qa",
-        "reward_model": {"ground_truth": answers, "style": "rule"},
-    }
-
-
-def parquet(folder: Path, *rows: dict[str, object]) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = folder / "published.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
 
 
 def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
     tricky = "What begins with\nFirst, provide a simple explanation of the question"
     path = parquet(
-        tmp_path,
+        tmp_path / "published.parquet",
         published_row("Where?", ["Paris", "$"]),
         published_row("Where?", ["Rome"]),
         published_row(tricky, ["a"], "w-book-6600-256-test"),
@@ -207,7 +295,7 @@ def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
 def test_the_error_for_a_bad_published_row_names_file_row_and_reason(
     tmp_path: Path, row: dict[str, object], reason: str
 ) -> None:
-    path = parquet(tmp_path, published_row("Where?", ["Paris"]), row)
+    path = parquet(tmp_path / "published.parquet", published_row("Where?", ["Paris"]), row)
     with pytest.raises(UsageError, match=rf"published\.parquet, row 2: .*{reason}"):
         load_questions(path)
 
@@ -284,14 +372,13 @@ def test_a_sample_of_the_mini_world_is_its_first_questions() -> None:
     assert sample_questions(["mini"], "validation", 0, 100) == mini_world(0).validation[:100]
 
 
-@pytest.mark.parametrize("name", ["own.jsonl", "own.parquet"])
-def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path, name):
+def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path):
     target = tmp_path / "target"
     target.write_text("precious")
-    (tmp_path / f".{name}.partial").symlink_to(target)
-    write_questions(tmp_path / name, [Question("1", "own", "Wer ist Ägidius?", ("Anna",))])
+    (tmp_path / ".own.jsonl.partial").symlink_to(target)
+    write_questions(tmp_path / "own.jsonl", [Question("1", "own", "Wer ist Ägidius?", ("Anna",))])
     assert target.read_text() == "precious"
-    assert [question.text for question in load_questions(tmp_path / name)] == ["Wer ist Ägidius?"]
+    assert [question.text for question in load_questions(tmp_path / "own.jsonl")] == ["Wer ist Ägidius?"]
 
 
 def test_a_tenth_is_held_out_by_dataset_and_no_text_of_it_is_trained_on(tmp_path):

@@ -1,104 +1,78 @@
-"""Questions of datasets on the Hub, by the real `datasets` against a Hub in memory."""
+"""Datasets of the Hub become questions; a stand-in for the package `datasets` reads from memory."""
 
-import json
-from collections import Counter
+import sys
+from types import SimpleNamespace
 
-import huggingface_hub.constants
+import pyarrow as pa
 import pytest
 
-from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train_settings import train_config
-from prompt_r1.data.__main__ import main
-from prompt_r1.data.files import load_questions
-from prompt_r1.data.hub import hub_questions
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import leak_warnings
-from tests.support.fake_hub import FakeHub, answered_by, httpx2
-
-datasets = pytest.importorskip("datasets")
-ROWS = [
-    {"question": "Who?", "answers": ["Anna", "A. Berg"], "id": "one", "dataset": "PopQA", "level": 3},
-    {"question": "2 + 2?", "answers": ["4"], "id": "two", "dataset": "GSM8K", "level": 1},
-]
-OTHER = [{"frage": "Where?", "antwort": "Rome"}]
+from prompt_r1.types import Question
 
 
-def json_lines(rows) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+class Table:
+    """A loaded dataset."""
+
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self.rows = rows
+
+    def with_format(self, name: str) -> "Table":
+        assert name == "arrow"
+        return self
+
+    def iter(self, batch_size: int) -> list[pa.Table]:
+        starts = range(0, len(self.rows), batch_size)
+        return [pa.Table.from_pylist(self.rows[start : start + batch_size]) for start in starts]
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    hub = FakeHub()
-    with answered_by(hub.answer):
-        yield hub
+def hub(monkeypatch):
+    tables: dict[tuple[str, str | None, str], list[dict[str, object]]] = {}
+
+    def load_dataset(name: str, config: str | None, split: str) -> Table:
+        if (name, config, split) not in tables:
+            raise ValueError(f"Unknown split {split!r}.\nShould be another.")
+        return Table(tables[name, config, split])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return tables
 
 
-def test_a_dataset_of_the_hub_has_the_columns_of_a_question_file(hub, tmp_path):
-    content = json_lines(ROWS)
-    hub.files["datasets/org/columns"] = {"train.jsonl": content, "test.jsonl": json_lines(ROWS[:1])}
-    (tmp_path / "columns.jsonl").write_bytes(content)
-    expected = load_questions(tmp_path / "columns.jsonl")
-    assert find_questions(["hf:org/columns:train"], "test", 0) == expected
-    assert hub_questions("hf:org/columns:train[1:]") == expected[1:]
-    assert hub_questions("hf:org/columns/default:test") == expected[:1]
-    assert Counter(one.kind for one in expected) == {"qa": 1, "math": 1} and expected[0].extra == {"level": 3}
-    [warning] = leak_warnings(expected[:1], EvaluateConfig(train_data=("hf:org/columns:train",)), {})
-    assert "1 of the 1 test questions also occur in hf:org/columns:train" in warning
+def test_a_dataset_of_the_hub_has_the_columns_of_a_question_file(hub):
+    row = {"question": "2 + 2?", "answers": ["4"], "id": "two", "level": 1}
+    hub["openai/gsm8k", "main", "test[:1]"] = [row]
+    expected = Question("two", "gsm8k", "2 + 2?", ("4",), "math", {"level": 1})
+    assert find_questions(["hf:openai/gsm8k/main:test[:1]"], "train", 0) == [expected]
 
 
 def test_a_run_holds_out_a_part_of_a_dataset_of_the_hub(hub):
-    rows = [{"question": f"Who is {n}?", "answer": str(n)} for n in range(30)]
-    hub.files["datasets/org/held"] = {"train.jsonl": json_lines(rows)}
+    hub["org/held", None, "train"] = [{"question": f"Who is {n}?", "answer": str(n)} for n in range(130)]
     config, folder = train_config(["--data", "hf:org/held:train"])
     assert folder == "mini-held-train" and config.test_data == ()
     training, validation = training_and_validation(config.data, config.val_data, seed=0, limit=100)
-    assert (len(training), len(validation)) == (27, 3)
+    assert (len(training), len(validation)) == (117, 13)
     assert {one.dataset for one in training} == {"held"}
-
-
-def test_other_column_names_are_said_and_converted(hub, tmp_path, capsys):
-    hub.files["datasets/org/other"] = {"train.jsonl": json_lines(OTHER)}
-    with pytest.raises(
-        UsageError, match=r"hf:org/other:train, row 1: the field question is missing"
-    ) as error:
-        hub_questions("hf:org/other:train")
-    assert "--question-field COLUMN" in str(error.value)
-    out = tmp_path / "other.jsonl"
-    line = f"convert --from questions --in hf:org/other:train --out {out} --question-field frage"
-    main([*line.split(), "--answer-field", "antwort"])
-    assert [(one.text, one.answers) for one in load_questions(out)] == [("Where?", ("Rome",))]
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("hf:org/wrong:valid", 'Unknown split "valid". Should be one of'),
-        ("hf:org/wrong/b:train", "BuilderConfig 'b' not found"),
-        ("hf:org/absent:train", "'org/absent' doesn't exist on the Hub or cannot be accessed"),
+        ("hf:org/wrong:valid", r"could not be loaded from the Hub \(.*Unknown split 'valid'"),
+        ("hf:org/other:train", "hf:org/other:train, row 1: the field question is missing"),
         ("hf:org/wrong", "hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT"),
         ("hf:./folder", "give those of this machine as a FILE"),
     ],
 )
-def test_a_wrong_name_or_split_is_refused_in_one_sentence(hub, name, sentence):
-    hub.files["datasets/org/wrong"] = {"train.jsonl": json_lines(ROWS)}
-    with pytest.raises(UsageError) as error:
-        hub_questions(name)
-    assert sentence in str(error.value) and "\n" not in str(error.value)
+def test_a_wrong_name_split_or_column_is_refused_in_one_sentence(hub, name, sentence):
+    hub["org/other", None, "train"] = [{"frage": "Where?", "antwort": "Rome"}]
+    with pytest.raises(UsageError, match=sentence) as error:
+        find_questions([name], "train", 0)
+    assert "\n" not in str(error.value)
 
 
-def test_without_network_the_hub_is_asked_once():
-    """`datasets` tried six times, for 24 seconds, with a line for each."""
-    requests = []
-
-    def no_network(request):
-        requests.append(request)
-        raise httpx2.ConnectError("Name or service not known", request=request)
-
-    with answered_by(no_network), pytest.raises(UsageError, match="the Hub cannot be reached"):
-        hub_questions("hf:org/offline:train")
-    assert len(requests) == 1
+def test_a_missing_package_is_one_sentence_that_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="pip install datasets"):
+        find_questions(["hf:org/name:train"], "train", 0)

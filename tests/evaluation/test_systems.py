@@ -52,11 +52,12 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     assert answering == {name: own.get(name, "") for name in METHODS}
 
 
-def test_agents_with_other_seeds_have_other_questions_of_the_mini_world(agents):
+@pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
+def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, name):
     agents["runs/b"] = replace(agents["runs/b"], config=TrainConfig(seed=1))
     with pytest.raises(UsageError, match="were trained with other seeds"):
-        common_seed(EvaluateConfig(data=("mini",)), agents)
-    assert common_seed(EvaluateConfig(data=("mini",), seed=7), agents) == 7
+        common_seed(EvaluateConfig(data=(name,)), agents)
+    assert common_seed(EvaluateConfig(data=(name,), seed=7), agents) == 7
     assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
 
 

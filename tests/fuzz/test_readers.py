@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,6 +17,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
 from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.environments.sources import Verdict
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.report.page import page
@@ -25,6 +27,7 @@ from tests.support import tiny
 from tests.support.damage import RANDOM, nest_deeply
 from tests.support.played import group_of, write_run
 from tests.support.providers import body_of, classify_body
+from tests.support.published import parquet, published_row
 
 QUESTION = Question("q", "a", "Who?", ("Anna",), extra={"level": 3})
 
@@ -33,8 +36,8 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
     """A file of each kind, with its reader."""
     run = write_run(folder / "run", [[group_of(QUESTION)]])
     [games] = (run / "trajectories").iterdir()
-    for name in ("own.jsonl", "published.parquet"):
-        write_questions(folder / name, [QUESTION])
+    write_questions(folder / "own.jsonl", [QUESTION])
+    parquet(folder / "published.parquet", published_row("Who?", ["Anna"]))
     answer = Prediction(QUESTION, "Anna", system=System("direct", "mini"))
     (folder / "predictions.jsonl").write_text(json.dumps(to_row(answer)) + "\n")
     write_yaml(TrainConfig(agent="mini", env="mini", data=("mini",), val_data=()), folder / "settings.yaml")
@@ -76,7 +79,7 @@ def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
             rng = random.Random(f"{damage.__name__} {seed}")
             file.write_text(json.dumps(body_of("Anna.")))
             damage(file, rng)
-            assert classify_body(200, file.read_bytes()).verdict in ("ok", "outcome", "retry", "fatal")
+            assert classify_body(200, file.read_bytes()).outcome.verdict in get_args(Verdict)
             file.write_text(json.dumps(request))
             damage(file, rng)
             try:

@@ -143,9 +143,9 @@ def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "best"),
-    [({}, 1), ({"reward": "my_code:reward"}, 2), ({"data": ("reasoning_gym:chain_sum",)}, 2)],
+    [({}, 1), ({"reward": "my_code:reward"}, 2), ({"answer_metric": "my_code:metric"}, 2)],
 )
-def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward_or_a_verifier(
+def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward_or_metric(
     base, tmp_path, settings, best
 ):
     run = ScriptedRun(tmp_path, base, **settings)

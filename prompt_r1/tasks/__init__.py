@@ -1,1 +1,0 @@
-"""Questions, verifiers and games of other people's packages."""
