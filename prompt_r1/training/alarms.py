@@ -1,4 +1,4 @@
-"""Alarms for collapsing metrics; docs/failures.md says what to do after each."""
+"""Alarms for collapsing metrics; docs/running.md says what to do after each."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -229,7 +229,7 @@ class Lifecycle:
             raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
         alarms = ranks.from_first(lambda: self.watchdog.see(line))
         for alarm in alarms:
-            self.run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/failures.md says what to do)")
+            self.run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/running.md says what to do)")
         if alarms and on_collapse == "stop":
             raise Resumable(
                 f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"

@@ -358,4 +358,4 @@ def test_a_sign_in_a_single_step_is_an_alarm_that_names_the_page_on_failures(bas
     run = ScriptedRun(tmp_path, base)
     run.step(**{"update/kl": 0.15})
     said = capsys.readouterr().out
-    assert said.count("Alarm at step 0: update/kl is 0.15") == said.count("docs/failures.md") == 1
+    assert said.count("Alarm at step 0: update/kl is 0.15") == said.count("docs/running.md") == 1
