@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def installed_version(package: str) -> str:
