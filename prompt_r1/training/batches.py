@@ -86,7 +86,8 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     while True:
         batches: list[list[int]] = [[] for _ in range(ranks * per_rank)]
         for part in parts:
-            smallest = min(batches, key=lambda batch: size([*batch, *part]))
+            # Of equal ones the emptiest: else games without tokens of their own would never be spread.
+            smallest = min(batches, key=lambda batch: (size([*batch, *part]), len(batch)))
             smallest += part
         if all(len(batch) == 1 or size(batch) <= tokens_per_batch for batch in batches):
             batches.sort(key=size, reverse=True)  # those of one time are about equally large

@@ -69,6 +69,12 @@ def test_ranks_wait_little_for_each_other_in_mini_batches_of_64_games(ranks, lea
     assert ideal / critical >= least
 
 
+def test_games_that_end_with_their_opening_are_spread_over_the_ranks():
+    """A bug: games longer than a micro-batch that add no column were put together again and again."""
+    games = [game(0, 10, 0) for _ in range(4)]
+    assert sorted(divide(games, ranks=2, tokens_per_batch=5)) == [[[0], [2]], [[1], [3]]]
+
+
 def test_one_rank_keeps_groups_whole_and_several_ranks_split_what_they_would_wait_for():
     groups = [game(question, 10, 5) for question in (0, 0, 1, 1)]
     assert divide(groups, ranks=1, tokens_per_batch=40) == [[[0, 1, 2, 3]]]
