@@ -80,7 +80,7 @@ def play(engine: Engine, games: int, new: int) -> list[tuple[list[int], Tensor]]
 
     async def one(number: int) -> tuple[list[int], Tensor]:
         tokens, found = [100 + number // 5] * 60, []
-        with engine.game() as game:
+        with engine.new_game() as game:
             for turn in range(2):
                 seed = f"{number}/{turn}"
                 completion = await engine.generate(tokens, max_new=new, seed=seed, game=game)

@@ -212,7 +212,7 @@ async def play_async(
 @contextmanager
 def greedy_game(engine: Engine) -> Iterator[Generate]:
     """A game of our engine, for `play_async`."""
-    with engine.game() as game:
+    with engine.new_game() as game:
 
         async def generate(tokens: list[int], max_new: int) -> list[int]:
             completion = await engine.generate(tokens, max_new=max_new, seed="", game=game, temperature=0.0)

@@ -187,7 +187,7 @@ async def play_question(
     begin = time.perf_counter()
     async with limits.timed():
         rules = replace(agent.game, max_turns=turns)
-        with agent.engine.game() as handle:
+        with agent.engine.new_game() as handle:
             trajectory = await play(question, generate, ask, codec, rules, seed=seed)
     if interrupted:
         trajectory.stop, trajectory.error = "env_error", INTERRUPTED

@@ -80,7 +80,7 @@ class Engine:
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
-    def game(self) -> Iterator[Game]:
+    def new_game(self) -> Iterator[Game]:
         """The handle of a new game. What is cached of the game is dropped at the end of the context."""
         self._games += 1
         game = Game(self._games)
@@ -117,7 +117,7 @@ class Engine:
         if self._pool is None:
             self._allocate()
         if game is None:
-            with self.game() as own:
+            with self.new_game() as own:
                 return await self._sample_turn(
                     own, tokens, max_new, Sampling(temperature, top_p), random.Random(seed), watch
                 )

@@ -44,7 +44,7 @@ def play(capture: Capture | None, *, page_size: int = 0) -> tuple[list[list[list
 
     async def game(number: int) -> list[list[int]]:
         tokens, turns = tiny.random_tokens(20 + number // 3, seed=number // 3), []
-        with engine.game() as handle:
+        with engine.new_game() as handle:
             for turn in range(3):
                 drawn = await engine.generate(
                     tokens, max_new=5 + number, seed="0", game=handle, temperature=0.0

@@ -126,7 +126,7 @@ def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tu
     async def game(number: int) -> None:
         opening = number % len(openings)
         tokens = tiny.random_tokens(openings[opening], seed=opening)
-        with engine.game() as handle:
+        with engine.new_game() as handle:
             for index, turn in enumerate(turns[number]):
                 for _ in range(turn.pause):
                     await asyncio.sleep(0)
@@ -248,7 +248,7 @@ def test_the_full_pages_of_an_opening_are_held_once(page_size, pages):
     used: list[int] = []
 
     async def game(number: int, others: asyncio.Barrier) -> None:
-        with engine.game() as handle:
+        with engine.new_game() as handle:
             await engine.generate(prompt, max_new=4, seed=str(number), game=handle)
             await others.wait()
             used.append(engine._pool.count - len(engine._pool.free))
@@ -285,7 +285,7 @@ def test_a_game_that_waits_does_not_lock_the_pages():
     engine = make_engine(tiny.policy(), capacity=100, kv_tokens=100)
 
     async def play() -> Completion:
-        with engine.game() as waiting:
+        with engine.new_game() as waiting:
             await engine.generate(tiny.random_tokens(60, seed=0), max_new=10, seed="0", game=waiting)
             calls = [engine.generate(tiny.random_tokens(70, seed=n), max_new=20, seed="0") for n in (1, 2)]
             return (await asyncio.gather(*calls))[0]
@@ -300,7 +300,7 @@ def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_s
 
     async def game(number: int, waiting: asyncio.Event) -> int:
         tokens = tiny.random_tokens(60, seed=number)
-        with engine.game() as handle:
+        with engine.new_game() as handle:
             tokens += (await engine.generate(tokens, max_new=10, seed="0", game=handle)).tokens
             await waiting.wait()
             before = engine.prefilled
@@ -325,7 +325,7 @@ def test_a_game_may_go_on_with_other_tokens_than_it_had():
     engine, shared = make_engine(policy, page_size=8), tiny.random_tokens(20, seed=0)
 
     async def play() -> list[Completion]:
-        with engine.game() as handle, engine.game() as sibling:
+        with engine.new_game() as handle, engine.new_game() as sibling:
             calls = []
             for game, tail in ((handle, 1), (sibling, 1), (handle, 2), (handle, 3)):
                 tokens = [*shared, *tiny.random_tokens(4, seed=tail)]
@@ -529,7 +529,7 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
 
     async def game(engine: Engine, number: int) -> list[Completion]:
         text, turns = tiny.random_tokens(20, seed=number // 3), []
-        with engine.game() as handle:
+        with engine.new_game() as handle:
             for turn in range(3):
                 turns.append(await engine.generate(text, max_new=12, seed=f"{number}/{turn}", game=handle))
                 text = [*text, *turns[-1].tokens, *tiny.random_tokens(9, seed=50 + turn)]

@@ -3,7 +3,9 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
+from prompt_r1.agent.kv_cache import Game
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Call, Outcome
@@ -28,6 +30,10 @@ class EchoAgent:
         self.seconds = seconds  # of a turn
         self.running = self.peak = 0
 
+    def new_game(self) -> AbstractContextManager[Game]:
+        """The handle of a game, which this agent does not need."""
+        return nullcontext(Game(0))
+
     async def generate(
         self,
         tokens: list[int],
@@ -36,6 +42,7 @@ class EchoAgent:
         seed: str,
         temperature: float,
         top_p: float = 1.0,
+        game: Game | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         self.running += 1

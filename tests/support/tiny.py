@@ -2,6 +2,7 @@
 
 import copy
 import random
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -144,7 +145,11 @@ class ScriptedAgent:
         self.limits: list[int] = []  # max_new of each call
         self.seeds: list[str] = []
 
-    async def generate(self, tokens: list[int], *, max_new: int, seed: str, **sampling: object) -> Completion:
+    def new_game(self) -> AbstractContextManager[None]:
+        """The handle of a game, which a script does not need."""
+        return nullcontext()
+
+    async def generate(self, tokens: list[int], *, max_new: int, seed: str, **options: object) -> Completion:
         self.read.append(list(tokens))
         self.limits.append(max_new)
         self.seeds.append(seed)
