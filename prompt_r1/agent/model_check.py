@@ -11,12 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.kv_cache import PAGE_SIZE, Game, PagePool
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.paged_attention import Chunk, PagedBatch
 from prompt_r1.agent.policy import Policy
@@ -70,6 +71,20 @@ def check_model(policy: Policy) -> float:
                 f"the log-probabilities of {what} differ by up to {difference.max():.2g} nats from its own",
             )
     return largest
+
+
+def add_checked_lora(policy: Policy, *, rank: int, alpha: float, seed: int) -> list[nn.Parameter]:
+    """Add adapters to a policy's model; returns the parameters to train.
+
+    Raises UsageError for a model that adapters do not fit, such as one that reads the weights of a linear
+    layer itself.
+    """
+    trainable = add_lora(policy.model, rank=rank, alpha=alpha, seed=seed)
+    try:
+        check_model(policy)
+    except UsageError as error:
+        raise UsageError(f"adapters of rank {rank}: {error}") from None
+    return trainable
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.agent.lora import add_lora, merge_lora
-from prompt_r1.agent.model_check import check_model
+from prompt_r1.agent.lora import merge_lora
+from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import exported_step, find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -146,8 +146,7 @@ def fine_tune_agent(
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
     if config.rank:
-        trainable = add_lora(policy.model, rank=config.rank, alpha=config.alpha, seed=config.seed)
-        check_model(policy)  # some models read the weights of a linear layer themselves
+        trainable = add_checked_lora(policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
     else:
         policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload=False)
         trainable = policy.trained_parameters()

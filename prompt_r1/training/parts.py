@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent, load_codec
 from prompt_r1.agent.frame_file import keep_frame, kept_frame
 from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off, add_lora
-from prompt_r1.agent.model_check import check_model
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off
+from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
@@ -122,8 +122,7 @@ def load_learner(
     `--offload` without sharding, and for a model that adapters do not fit.
     """
     if adapter_rank:
-        add_lora(agent.policy.model, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
-        check_model(agent.policy)  # some models read the weights of a linear layer themselves
+        add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
         return agent.policy
     if ranks.mesh is None and offload:
         raise UsageError("--offload is for sharded weights: give --parallel fsdp")
