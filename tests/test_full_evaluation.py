@@ -60,6 +60,7 @@ class KnowingServer(FaultyServer):
         }  # the paper's numbers are shown beside this model's
         rows = [row for path in FILES for row in published(path)]
         self.replies = {text: golds[0] if known(text) else UNKNOWN for text, golds in rows}
+        self.replies["Hi"] = "Hello"  # the start check
         self.last, self.reached, self.released = last, asyncio.Event(), asyncio.Event()
         self.asked: Counter[str] = Counter()
 
@@ -121,7 +122,7 @@ async def run_kill_and_finish(server: KnowingServer, folder: Path) -> None:
     try:
         process = await evaluate(server, folder)
         await server.reached.wait()
-        while len((folder / "journal/rank0.jsonl").read_text().splitlines()) < 700:
+        while (folder / "journal/rank0.jsonl").read_text().count('"verdict"') < 700:
             await asyncio.sleep(0.1)  # the last replies are still on their way
         process.kill()
         await process.wait()

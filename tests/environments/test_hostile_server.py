@@ -223,13 +223,12 @@ def test_all_calls_share_the_connections_of_one_client() -> None:
 def test_a_call_that_hangs_does_not_block_other_calls() -> None:
     async def both() -> None:
         async with HostileServer().running() as server:
-            bad = endpoint(base_url=f"{server.base_url}/hang", attempt_timeout=1, call_deadline=1)
+            bad = endpoint(base_url=f"{server.base_url}/hang", attempt_timeout=60, call_deadline=60)
             good = endpoint(base_url=f"{server.base_url}/good")
             waiting = asyncio.create_task(reply(bad))
             assert await asyncio.gather(*(reply(good) for _ in range(50))) == ["Paris"] * 50
             assert not waiting.done()
-            with pytest.raises(EnvError):
-                await waiting
+            waiting.cancel()
 
     asyncio.run(both())
 
