@@ -12,7 +12,7 @@ import pytest
 
 from prompt_r1.environments.client import MOST_LOST
 from prompt_r1.environments.sources import Outcome
-from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.errors import UsageError
 from tests.support.providers import (
     HELLO,
     KEY,
