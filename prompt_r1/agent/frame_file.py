@@ -4,6 +4,7 @@ A training keeps it in its run folder and in the folder of every exported agent,
 tomorrow, and the trained agent, go on with the prompts of the training.
 """
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, fields
@@ -20,8 +21,14 @@ LARGEST_FRAME = 1_000_000  # bytes
 
 def keep_frame(frame: Frame, folder: Path) -> None:
     """Write the frame into a folder."""
-    text = json.dumps(asdict(frame), indent=1, ensure_ascii=False) + "\n"
+    content = asdict(frame) | {"checksum": checksum_of(frame)}
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     (folder / FRAME_FILE).write_text(text, "utf-8")
+
+
+def checksum_of(frame: Frame) -> str:
+    """What tells that no text of a frame has changed."""
+    return hashlib.sha256(json.dumps(asdict(frame)).encode()).hexdigest()
 
 
 def kept_frame(folder: Path | str) -> Frame | None:
@@ -34,9 +41,10 @@ def kept_frame(folder: Path | str) -> Frame | None:
     names = [f.name for f in fields(Frame)]
     found = [texts.get(name) for name in names]
     kept = [text for text in found if isinstance(text, str) and not HALF_A_CHARACTER.search(text)]
-    if len(kept) < len(names):
+    # A run must not go on with other prompts. Files of older versions have no checksum.
+    if len(kept) < len(names) or texts.get("checksum") not in (None, checksum_of(Frame(*kept))):
         raise UsageError(
-            f"{file} does not hold the texts {', '.join(names)}: restore it, or delete it to render the chat "
-            "template anew"
+            f"{file} does not hold the texts {', '.join(names)} as they were written: restore it, or delete "
+            "it to render the chat template anew"
         )
     return Frame(*kept)

@@ -86,3 +86,12 @@ def test_a_file_that_is_no_frame_is_refused(content, tmp_path):
     (tmp_path / FRAME_FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError, match="does not hold the texts before_user, between, generation"):
         kept_frame(tmp_path)
+
+
+def test_a_frame_whose_text_has_changed_is_refused(tmp_path):
+    """A bug: a run with a flipped bit in this file went on with other prompts, without a word."""
+    keep_frame(FRAME, tmp_path)
+    file = tmp_path / FRAME_FILE
+    file.write_text(file.read_text().replace("im_start", "im_stort", 1))
+    with pytest.raises(UsageError, match="as they were written: restore it, or delete it"):
+        kept_frame(tmp_path)
