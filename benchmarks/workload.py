@@ -155,14 +155,14 @@ def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame
     """Games of the planned lengths to train on, with random tokens and advantages."""
     rng = random.Random(0)
     games = []
-    for game in planned:
+    for number, game in enumerate(planned):
         trajectory = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
         trajectory.add_context(game.prompt)
         for turn in game.turns:
             new = [rng.randrange(vocabulary) for _ in range(turn.new_tokens)]
             trajectory.add_sampled(Completion(new, [0.0] * len(new), True))
             trajectory.add_context(turn.reply)
-        games.append(ScoredGame(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1)))
+        games.append(ScoredGame(trajectory, Reward(0, 0, 0), rng.gauss(0.2, 1), index=number))
     return games
 
 
