@@ -20,8 +20,9 @@ from prompt_r1.agent.attention import attention_shape
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
-# Tokens of a page. On a CPU: at most so many, and a longer sequence is copied together in every step.
-PAGE_SIZE = {"cpu": 1024, "cuda": 256}
+# Tokens of a page. On a CPU a page holds a whole game, which attention reads as a view: the keys and values of
+# a sequence over several pages are copied in every step and layer, which takes longer than the attention.
+PAGE_SIZE = {"cpu": 4096, "cuda": 256}
 # Share of the free memory that the cache takes if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
 
