@@ -259,14 +259,17 @@ def test_a_kept_frame_is_used_as_it_is():
 
 
 @pytest.mark.slow
-def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tmp_path):
+def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tmp_path, monkeypatch):
     """The whole way: engine, environment, reward, update and the recorded games."""
+    environment = "class Letters:\n    async def ask(self, messages):\n        return 'abc def. abc'\n"
+    (tmp_path / "letters.py").write_text(environment)  # replies like those of the agent's training
+    monkeypatch.syspath_prepend(tmp_path)
     start = "{{- '<|im_start|>assistant\\n"
     template = tiny.QWEN3_LIKE_TEMPLATE.replace(f"{start}' }}}}", f"{start}<think>\\n' }}}}")
     agent = tiny.save_asking_agent(tmp_path / "agent", template=template, steps=600)
     (tmp_path / "own.jsonl").write_text('{"id": "1", "question": "abc def?", "answer": "Anna"}\n')
     settings = """
-        --env mini --val-data none --test-data none --device cpu --steps 1 --questions 1 --group-size 32
+        --env py:letters:Letters --val-data none --test-data none --device cpu --steps 1 --questions 1 --group-size 32
         --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release
         --instruction short --temperature 0.6
     """
