@@ -16,6 +16,10 @@ from prompt_r1.types import Message
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
+# Templates write this date as today's: a run that resumes on another day, and the trained agent, keep the
+# prompts of the training.
+ONE_DAY = "{% macro strftime_now(format) %}1 January 2025{% endmacro %}"
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -47,7 +51,12 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) ->
     """
     dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
     try:
-        text = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            dialogue,
+            chat_template=ONE_DAY + tokenizer.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
     except Exception as error:  # a template is a program of its own: anything can go wrong in it
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
@@ -67,35 +76,30 @@ def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
 def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     """Find the frame by rendering marked messages, and compare it with the rendered `first_message`.
 
-    Raises UsageError for a template without a frame.
+    Raises UsageError for a template that has none: whose turns differ, or that changes a message.
     """
     where = name_of(tokenizer)
     if not tokenizer.chat_template:
         raise UsageError(
             f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
         )
-    marks = [f"\u2402{letter}\u2402" for letter in "abcdefghi"]
+    marks = [f"\u2402{letter}\u2402" for letter in "abcde"]
     messages: list[Message] = [
         {"role": "assistant" if number % 2 else "user", "content": mark} for number, mark in enumerate(marks)
     ]
     mark = re.compile("\u2402.\u2402")
-    # Five turns: some templates write the third message of the user, or a later one, in another way.
-    dialogues = [render(tokenizer, messages[:end]) for end in range(1, len(marks) + 1, 2)]
-    if any(mark.findall(dialogue) != marks[: 2 * turn + 1] for turn, dialogue in enumerate(dialogues)):
-        raise UsageError(
-            f"the chat template of {where} does not keep the messages' texts in order: not supported"
-        )
-    (before_user, generation), *later = map(mark.split, dialogues)
-    between, *others = {gap for gaps in later for gap in gaps[2:-1:2]}
-    if others or any((gaps[0], gaps[-1]) != (before_user, generation) for gaps in later):
-        raise UsageError(
-            f"the chat template of {where} changes earlier messages when new ones come, or writes later ones "
-            "in another way: not supported"
-        )
+    dialogues = [render(tokenizer, messages[:turns]) for turns in (3, 5)]
+    in_order = all(mark.findall(text) == marks[:turns] for text, turns in zip(dialogues, (3, 5), strict=True))
+    gaps = [mark.split(text) for text in dialogues]
+    frames = {Frame(one[0], between, one[-1]) for one in gaps for between in one[2:-1:2]}
+    frame = frames.pop() if in_order and len(frames) == 1 else None
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
-    if rendered != before_user + first_message + generation:
-        raise UsageError(f"the chat template of {where} changes the text of the first message: not supported")
-    return Frame(before_user, between, generation)
+    if frame is None or rendered != frame.before_user + first_message + frame.generation:
+        raise UsageError(
+            f"the chat template of {where} does not write the same text around every message, or changes the "
+            "messages: not supported"
+        )
+    return frame
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

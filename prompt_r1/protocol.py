@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import Frame, PieceEncoder, check_pieces, frame_of, position_of_turn_end, text_of
+from prompt_r1.chat_template import PieceEncoder, check_pieces, frame_of, position_of_turn_end, text_of
 from prompt_r1.types import Action
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
@@ -138,12 +138,9 @@ class Codec:
     Raises UsageError if the tokenizer or its chat template cannot be used.
     """
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", instruction: str, frame: Frame | None = None
-    ) -> None:
-        """`frame` is the one that a run has kept; None: render the chat template now."""
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
-        self.frame = frame or frame_of(tokenizer, f"Question: Who?\n{instruction}")
+        self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
         self._generation = self.frame.generation
         self._encoder = PieceEncoder(tokenizer)
         between = self.encode_trusted(self.frame.between + "<interaction_response>")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tokenizers import AddedToken, decoders, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import train
-from prompt_r1.chat_template import Frame, PieceEncoder, frame_of, text_of
+from prompt_r1.chat_template import ONE_DAY, PieceEncoder, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
@@ -34,7 +34,9 @@ def codec_of(name: str, tokenizer_name: str) -> Codec:
 
 def template_tokens(tokenizer, messages: list[dict[str, str]]) -> list[int]:
     """What the template writes, encoded as a whole by the tokenizer."""
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    rendered = tokenizer.apply_chat_template(
+        messages, chat_template=ONE_DAY + tokenizer.chat_template, tokenize=False, add_generation_prompt=True
+    )
     return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
 
@@ -188,25 +190,18 @@ def test_a_tokenizer_that_writes_blanks_into_tags_is_refused():
         Codec(tokenizer, INSTRUCTION)
 
 
+ALTERED = "does not write the same text around every message, or changes the messages: not supported"
 REFUSED = {
-    "{% for m in messages %}{{ 'THIRD ' if loop.index == 5 }}{{ m.content }}</s>{% endfor %}": (
-        "writes later ones in another way"
-    ),
+    "{% for m in messages %}{{ 'THIRD ' if loop.index == 5 }}{{ m.content }}</s>{% endfor %}": ALTERED,
+    "{% for m in messages %}{{ m.content | replace('<think>', '') }}</s>{% endfor %}": ALTERED,
+    "{% for m in messages | sort(attribute='role', reverse=true) %}{{ m.content }}</s>{% endfor %}": ALTERED,
+    "{% for m in messages[-4:] %}{{ m.content }}</s>{% endfor %}": ALTERED,
+    "{{ 'FIRST ' if messages | length == 1 }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": ALTERED,
     "{{ raise_exception('A system message, please.') }}": (
-        r"cannot render a dialogue of user \(A system message, please.\): give"
+        r"cannot render a dialogue of user, assistant, user \(A system message, please.\): give"
     ),
-    "{{ messages[0].content.parts[0] }}": "cannot render a dialogue of user .*has no",
-    "{% for m in messages %}{{ m.content | replace('<think>', '') }}</s>{% endfor %}": (
-        "changes the text of the first message"
-    ),
-    "{% for m in messages | sort(attribute='role', reverse=true) %}{{ m.content }}</s>{% endfor %}": (
-        "does not keep the messages' texts in order"
-    ),
-    "{% for m in messages[-8:] %}{{ m.content }}</s>{% endfor %}": "does not keep the messages' texts",
-    "{{ 'FIRST ' if messages | length == 1 }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": (
-        "changes earlier messages"
-    ),
-    "{% for": "cannot render a dialogue of user",
+    "{{ messages[0].content.parts[0] }}": "cannot render a dialogue of user, assistant, user .*has no",
+    "{% for": "cannot render a dialogue of user, assistant, user",
 }
 
 
@@ -246,16 +241,18 @@ def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monke
         Codec(tiny.tokenizer(), INSTRUCTION)
 
 
-def test_a_kept_frame_is_used_as_it_is():
-    """The template writes today's date; a game that goes on tomorrow keeps the date of its run."""
-    tokenizer = tokenizer_of(KINDS["SmolLM3, with a date"], "byte level")
-    today = frame_of(tokenizer, "Question: Who?\n")
-    kept = Frame(
-        "<|im_start|>system\n1 May 1999<|im_end|>\n<|im_start|>user\n", today.between, today.generation
-    )
-    assert Codec(tokenizer, "").frame == today
-    codec = Codec(tokenizer, "", kept)
-    assert text_of(tokenizer, codec.opening("Who?")).startswith("<|im_start|>system\n1 May 1999<|im_end|>")
+def test_a_template_that_writes_todays_date_writes_the_same_one_on_any_day():
+    codec = codec_of("SmolLM3, with a date", "byte level")
+    assert "Today is 1 January 2025." in text_of(codec.tokenizer, codec.opening("Who?"))
+
+
+def test_a_character_that_the_tokenizer_does_not_know_stays_in_text_from_outside():
+    """Without byte fallback it becomes unk, as in the template: it must not vanish."""
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.add_special_tokens([added("<unk>")])
+    encoder = PieceEncoder(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
+    assert encoder.untrusted("aжb") == [1, 0, 2]
 
 
 @pytest.mark.slow
@@ -269,9 +266,9 @@ def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tm
     agent = tiny.save_asking_agent(tmp_path / "agent", template=template, steps=600)
     (tmp_path / "own.jsonl").write_text('{"id": "1", "question": "abc def?", "answer": "Anna"}\n')
     settings = """
-        --env py:letters:Letters --val-data none --test-data none --device cpu --steps 1 --questions 1 --group-size 32
-        --mini-batch 32 --max-new 80 --max-turns 3 --max-tokens 900 --rule release
-        --instruction short --temperature 0.6
+        --env py:letters:Letters --val-data none --test-data none --device cpu
+        --steps 1 --questions 1 --group-size 32 --mini-batch 32 --max-new 80 --max-turns 3
+        --max-tokens 900 --rule release --instruction short --temperature 0.6
     """
     folders = [
         "--config",

@@ -43,7 +43,7 @@ def newest_checkpoint(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_folder_has_the_documented_files_and_metrics(trained):
     run = trained / "runs/small"
     names = "config.yaml metrics.jsonl trajectories journal checkpoints agent report.html test.md"
-    names += " chat_frame.json .lock"
+    names += " .lock"
     assert {path.name for path in run.iterdir()} == set(names.split())
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]

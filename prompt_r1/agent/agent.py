@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
-from prompt_r1.chat_template import Frame, special_ids
+from prompt_r1.chat_template import special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.errors import QuestionTooLong
@@ -45,23 +44,18 @@ def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: i
 
 
 def load_agent(
-    path: str | Path,
-    config: AgentConfig,
-    device: torch.device,
-    *,
-    weights: torch.dtype | None = None,
-    frame: Frame | None = None,
+    path: str | Path, config: AgentConfig, device: torch.device, *, weights: torch.dtype | None = None
 ) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    `weights` is the dtype of its weights; None: the compute dtype. `frame` is that of its run; None: the one
-    in its folder, or its chat template's of today. With a mini agent, torch computes in one thread from now
-    on: more hardly help a tiny model, and hurt on a busy CPU. Raises UsageError if there is no agent.
+    `weights` is the dtype of its weights; None: the compute dtype. With a mini agent, torch computes in one
+    thread from now on: more hardly help a tiny model, and hurt on a busy CPU. Raises UsageError if there is
+    no agent.
     """
     if config.agent == MINI_AGENT:
         torch.set_num_threads(1)
     compute = compute_dtype(config.dtype, device)
-    codec = load_codec(path, config, frame)
+    codec = load_codec(path, config)
     policy = load_policy(
         path,
         device=device,
@@ -74,9 +68,9 @@ def load_agent(
     return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
 
 
-def load_codec(path: str | Path, config: AgentConfig, frame: Frame | None = None) -> Codec:
-    """The codec of the tokenizer of a folder or hub id; `frame` as in `load_agent`."""
-    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction], frame or kept_frame(path))
+def load_codec(path: str | Path, config: AgentConfig) -> Codec:
+    """The codec of the tokenizer of a folder or hub id."""
+    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
 
 
 def codec_of(spec: AgentSpec) -> Codec:

@@ -20,8 +20,8 @@ from prompt_r1.agent.attention import attention_shape
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
-# Tokens of a page. On a CPU a page holds a whole game, which attention reads as a view: the keys and values of
-# a sequence over several pages are copied in every step and layer, which takes longer than the attention.
+# Tokens of a page. On a CPU a page holds a whole game, which attention reads as a view: the keys and values
+# of a sequence over several pages are copied in every step and layer, which takes longer than the attention.
 PAGE_SIZE = {"cpu": 4096, "cuda": 256}
 # Share of the free memory that the cache takes if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}

@@ -167,7 +167,6 @@ def fine_tune_agent(
         out / "agent",
         metrics=line,
         ranks=alone,
-        frame=agent.codec.frame,
         card=lambda base: f"# A fine-tuned agent\n\nFine-tuned from {config.agent} by Prompt-R1: {what}.\n",
     )
     if error:

@@ -16,10 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 from yaml import YAMLError
 
-from prompt_r1.agent.frame_file import keep_frame
 from prompt_r1.agent.lora import adapters_removed
 from prompt_r1.agent.policy import Policy
-from prompt_r1.chat_template import Frame
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
@@ -72,14 +70,13 @@ def export_agent(
     *,
     metrics: Mapping[str, float],
     ranks: Ranks,
-    frame: Frame | None = None,
     card: Callable[[Path], str],
 ) -> str:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
     Adapters are merged into the weights, and written beside them to the folder `adapter`.
 
-    `metrics` is the metric line of the agent's step; `frame` is that of its games; `card` writes the model
+    `metrics` is the metric line of the agent's step; `card` writes the model
     card, given the folder of its base. Called by every rank. Returns "", or why it failed.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -102,8 +99,6 @@ def export_agent(
                 if path.is_file():
                     shutil.copyfile(path, temporary / path.name)
         write_yaml(config, temporary / GAME_FILE)
-        if frame is not None:
-            keep_frame(frame, temporary)
         (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
         (temporary / "README.md").write_text(card(home), "utf-8")
         if adapted:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prompt_r1.agent.frame_file import FRAME_FILE
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
@@ -87,7 +86,7 @@ def _remove_unused(run: Path) -> None:
     """Remove the folder of a run that was refused before it began, unless it holds a paid call."""
     with suppress(OSError):
         files = {path.name for path in run.rglob("*") if path.is_file() and path.stat().st_size}
-        if files <= {LOCK, FRAME_FILE} and {path.name for path in run.iterdir()} <= {*files, "journal"}:
+        if files <= {LOCK} and {path.name for path in run.iterdir()} <= {*files, "journal"}:
             shutil.rmtree(run)
             if run.parent == Path("runs"):
                 run.parent.rmdir()  # only if it is empty

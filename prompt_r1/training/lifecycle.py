@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.distributed import RankLost, stop_ranks
@@ -181,7 +180,6 @@ class Lifecycle:
                 run.folder / "agent",
                 metrics=lines[-1] if lines else {},  # only the first rank may see the file
                 ranks=run.ranks,
-                frame=kept_frame(run.folder),
                 card=lambda base: model_card(
                     config.agent, config.env, config.described(step), seed=config.seed, base=base
                 ),

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent, load_codec
-from prompt_r1.agent.frame_file import keep_frame, kept_frame
+from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
-from prompt_r1.chat_template import Frame
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import assign_questions, digest_of, questions_of_step
 from prompt_r1.distributed import Ranks
@@ -24,7 +22,6 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import Codec
-from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update
 from prompt_r1.types import Question
@@ -90,8 +87,7 @@ def load_models(run: Run) -> Models:
     """The models of a training. Called by every rank. Raises UsageError without models."""
     config, ranks = run.config, run.ranks
     start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
-    frame = ranks.from_first(lambda: _frame_of_run(run, start))
-    agent = load_agent(start, config, ranks.device, frame=frame)
+    agent = load_agent(start, config, ranks.device)
     policy = load_learner(
         start, agent, ranks, adapter_rank=config.adapter_rank, seed=config.seed, offload=config.offload
     )
@@ -102,15 +98,6 @@ def load_models(run: Run) -> Models:
         adapted = config.adapter_rank > 0
         reference = policy if adapted else load_reference(start, agent, ranks, offload=config.offload)
     return Models(start, agent, policy, reference)
-
-
-def _frame_of_run(run: Run, start: Path | str) -> Frame:
-    """The frame that a resumed run keeps; a new one keeps that of its agent's chat template."""
-    frame = kept_frame(run.folder) if checkpoints_of(run.folder) else None
-    if frame is None:
-        frame = load_codec(start, run.config).frame
-        keep_frame(frame, run.folder)
-    return frame
 
 
 def load_learner(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.frame_file import kept_frame
 from prompt_r1.cli.fitted_table import fitted_table
 from prompt_r1.cli.markdown import markdown_table
 from prompt_r1.environments.environment import Environment, Game
@@ -48,7 +47,7 @@ def compare_on_test(run: Run, parts: Parts) -> str:
         mine = questions[run.ranks.rank :: run.ranks.count]
         rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment)))
     for name, path in [("untrained agent", parts.models.start), ("trained agent", run.folder / "agent")]:
-        agent = load_agent(path, run.config, run.ranks.device, frame=kept_frame(run.folder))
+        agent = load_agent(path, run.config, run.ranks.device)
         rows[name] = play_share(run, agent, questions, environment, name=f"test-{name.partition(' ')[0]}")
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory

@@ -11,7 +11,6 @@ from typing import get_args
 
 import pytest
 
-from prompt_r1.agent.frame_file import FRAME_FILE, kept_frame
 from prompt_r1.baselines.sft import read_games
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.train_settings import train_config
@@ -43,14 +42,12 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
     write_yaml(TrainConfig(agent="mini", env="mini", data=("mini",), val_data=()), folder / "settings.yaml")
     agent = tiny.save_agent(folder / "agent")
     write_yaml(TrainConfig(agent="mini"), agent / GAME_FILE)
-    (agent / FRAME_FILE).write_text(json.dumps({"before_user": "a", "between": "b", "generation": "c"}))
     return {
         folder / "own.jsonl": load_questions,
         folder / "published.parquet": load_questions,
         folder / "predictions.jsonl": read_predictions,
         folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
         agent / GAME_FILE: read_agent_config,
-        agent / FRAME_FILE: lambda path: kept_frame(path.parent),
         games: read_games,
         run / "metrics.jsonl": lambda path: page(path.parent),
     }

@@ -569,8 +569,7 @@ def test_the_model_card_names_the_base_model_and_its_licence_for_the_hub(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("file", "kept"),
-    [("", False), ("chat_frame.json", False), ("config.yaml", True), ("journal/rank0.jsonl", True)],
+    ("file", "kept"), [("", False), ("config.yaml", True), ("journal/rank0.jsonl", True)]
 )
 def test_a_refused_run_leaves_a_folder_only_if_it_has_begun_or_paid(file, kept, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
