@@ -36,7 +36,6 @@ from prompt_r1.baselines.make import MethodContext, make_method, preparation_que
 from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
-from prompt_r1.config.functions import Metric, import_metric
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.environments.environment import Environment
@@ -64,9 +63,8 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = evaluate_config(arguments)
-    own = import_metric(config.answer_metric) if config.answer_metric else None
     rules: Rules = "official" if config.metrics == "official" else "strict"
-    score = partial(score_predictions, rules=rules, own=own)
+    score = partial(score_predictions, rules=rules)
     if config.ssim_model:  # a missing encoder is reported before any call is made
         given = "" if config.ssim_model == "auto" else config.ssim_model
         encoder = SentenceEncoder(find_encoder(given), device=pick_device(config.device))
@@ -86,7 +84,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
     with closing(PredictionFile(folder / FILE)) as file:
         keep_settings(folder, settings_of(config, seed), contents_of(config, systems))
-        evaluation = Evaluation(config, systems, questions, seed, folder, file, own)
+        evaluation = Evaluation(config, systems, questions, seed, folder, file)
         predictions = asyncio.run(evaluation.run())
         print(write_results(folder, score(predictions), trained_with(agents), notes=leaks))
     failed = sum(bool(prediction.error) for prediction in predictions)
@@ -125,7 +123,6 @@ class Evaluation:
     seed: int
     folder: Path
     file: PredictionFile
-    user_metric: Metric | None
     _opened: tuple[str, Mapping[str, object], Environment] | None = (
         None  # SPEC, fields of its requests, environment
     )
@@ -184,7 +181,7 @@ class Evaluation:
             answer_seed = f"evaluation/{self.seed}/{question.id}/{sample}"
             answer = await method.answer(question, sample=sample, seed=answer_seed)
             answer = replace(answer, sample=sample, system=system)
-            self.file.add(replace(answer, metrics=text_metrics(answer, own=self.user_metric)))
+            self.file.add(replace(answer, metrics=text_metrics(answer)))
             bar.update()
 
         with tqdm(total=len(missing), desc=str(system), disable=None, leave=False) as bar:

@@ -1,16 +1,16 @@
 """A task of reasoning-gym (`pip install reasoning-gym`) with its own verifier and a calculator to ask.
 
     python train.py --config mini --agent AGENT --data py:examples.reasoning_task:questions \
-        --env py:examples.reasoning_task:Calculator --answer-metric examples.reasoning_task:score
+        --env py:examples.reasoning_task:Calculator --reward examples.reasoning_task:reward
 
 reasoning-gym is by Stojanovski et al. 2025, arXiv 2505.24760.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from prompt_r1.types import Message, Question
+from prompt_r1.types import Message, Reward, Trajectory
 
 TASK = "chain_sum"
 SETTINGS = {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 2}
@@ -35,9 +35,12 @@ def questions(split: str, seed: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def score(prediction: str, golds: Sequence[str], question: Question) -> float:
-    """The score of the task's own verifier, from 0 to 1."""
-    return dataset_of(seed=0, size=1).score_answer(answer=prediction, entry=question.extra["entry"])
+def reward(game: Trajectory, paper: Reward) -> float:
+    """The reward of the paper, with the score of the task's own verifier (0 to 1) in place of F1."""
+    if not paper.gate_is_open:
+        return paper.total
+    score = dataset_of(seed=0, size=1).score_answer(answer=game.answer, entry=game.question.extra["entry"])
+    return paper.total - paper.answer + score
 
 
 def dataset_of(seed: int, size: int) -> Any:

@@ -14,17 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.types import FormatTerms, Question, Reward, Trajectory
-
-
-def best_f1(answer: str, question: Question) -> float:
-    """F1 with the best gold answer (eqs 13-14)."""
-    return f1(answer, question.answers)
+from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The coefficients of eq. 12, and the metric of eqs 13-14."""
+    """The coefficients of eq. 12."""
 
     alpha: float  # of M_t
     beta: float  # of A_p
@@ -32,7 +27,6 @@ class Rule:
     delta: float  # of C_f
     epsilon: float  # cap of the format reward; the gate opens when it is reached
     unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
-    metric: Callable[[str, Question], float] = best_f1  # of the answer to a question: 0 to 1
     own: Callable[[Trajectory, Reward], float] | None = None  # a user's R, of the game and its R of eq. 15
 
 
@@ -83,7 +77,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     )
     cap = rule.unanswered_cap if answer is None else rule.epsilon
     format_reward = min(cap, terms.sum)
-    answer_reward = 0.0 if answer is None else rule.metric(answer, trajectory.question)
+    answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
     reward = Reward(format_reward, answer_reward, total, terms, gate_is_open)

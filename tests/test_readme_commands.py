@@ -26,9 +26,6 @@ OWN_TEXT = """{"question": "Who is the mother of the director of Silent Valley?"
 {"question": "Any idea who made Hollow Empire?", "answers": ["David Fischer", "D. Fischer"]}
 """
 OWN_CODE = """
-def function(prediction, answers):
-    return 0.5
-
 def reward(game, paper):
     return paper.total - len(game.turns)
 """
@@ -50,9 +47,8 @@ COMMANDS = {
     "--env gpt-4o-mini": "OPENAI_API_KEY=k OPENAI_BASE_URL={URL} python infer.py --question Who? {SAME}",
     "--env MODEL@http://host:port/v1": "python infer.py --question Who? --env gpt-4o-mini@{URL}",
     "--env hf:DIR": "python infer.py --agent path/to/model --question Who? --env hf:path/to/model",
-    "--reward": f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward",
-    "--answer-metric MODULE:FUNCTION": (
-        f"python train.py {TINY} --agent path/to/model --answer-metric my_code:function --out runs/metric"
+    "--reward MODULE:FUNCTION": (
+        f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward"
     ),
     "python train.py --config paper --data mine.jsonl --env-price 0.15,0.60 --dry-run": (
         "{SAME} --agent path/to/model"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
-from prompt_r1.config.functions import import_metric, import_reward
+from prompt_r1.config.functions import import_reward
 from prompt_r1.protocol import INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
@@ -55,10 +55,7 @@ class AgentConfig(EnvironmentConfig):
         choices=("paper", "release", "alone"),
         identifies=True,
     )
-    answer_metric: str = setting(
-        "", "MODULE:FUNCTION in place of F1 in the reward (eq. 13): 0 to 1", identifies=True
-    )
-    reward: str = setting("", "MODULE:FUNCTION in place of the whole reward (eq. 15)", identifies=True)
+    reward: str = setting("", "MODULE:FUNCTION in place of the reward (eq. 15)", identifies=True)
     temperature: float = setting(
         1.0,
         "sampling temperature of training games; validation is greedy",
@@ -82,8 +79,6 @@ class AgentConfig(EnvironmentConfig):
 
     @property
     def reward_rule(self) -> Rule:
-        """The rule of the reward, with the user's own metric and reward if there are any."""
+        """The rule of the reward, with the user's own reward if there is one."""
         rule = RULES[self.rule]
-        if self.answer_metric:
-            rule = replace(rule, metric=import_metric(self.answer_metric))
         return replace(rule, own=import_reward(self.reward)) if self.reward else rule

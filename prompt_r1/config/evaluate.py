@@ -39,7 +39,6 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
         "rules of EM, SM and F1: ours, or those of the released code",
         choices=("strict", "official"),
     )
-    answer_metric: str = setting("", "MODULE:FUNCTION, a metric of yours as one more column: 0 to 1")
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)

@@ -5,15 +5,14 @@ import math
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Question, Reward, Trajectory
+from prompt_r1.types import Reward, Trajectory
 
-Metric = Callable[[str, Question], float]
 OwnReward = Callable[[Trajectory, Reward], float]
 OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
 
@@ -37,40 +36,27 @@ def import_object(name: str, *, where: str) -> Any:
     return found
 
 
-def import_metric(name: str) -> Metric:
-    """The metric of answers called MODULE:FUNCTION, which also gets the `question` if it takes it.
-
-    Raises UsageError if it cannot be imported.
-    """
-    where = f"--answer-metric {name}"
-    function = _import_function(name, "--answer-metric", takes=("prediction", "gold answers"))
-
-    def metric(prediction: str, question: Question) -> float:
-        golds = list(question.answers)
-        what = f"{where}, question {question.id!r}, answer {prediction[:80]!r} with golds {golds[:3]!r:.200},"
-        call = partial(function, question=question) if takes_question else function
-        value = _call(call, prediction, golds, where=what)
-        if not 0 <= value <= 1:
-            raise UsageError(f"{where} returned {value} for {prediction!r}, not 0 to 1")
-        return value
-
-    takes_question = "question" in parameters_of(function)
-    return metric
-
-
 def import_reward(name: str) -> OwnReward:
-    """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be imported."""
+    """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be called."""
     where = f"--reward {name}"
-    function = _import_function(name, "--reward", takes=("game", "reward of the paper"))
+    function = import_object(name, where="--reward")
+    if not callable(function) or inspect.isclass(function):
+        raise UsageError(f"{where}: not a function")
+    with suppress(ValueError):  # some that are written in C have no signature
+        try:
+            inspect.signature(function).bind("game", "paper")
+        except TypeError:
+            raise UsageError(f"{where}: must take 2 arguments, game and reward of the paper") from None
 
     def reward(game: Trajectory, paper: Reward) -> float:
         end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
         what = f"{where}, question {game.question.id!r} (game: {end}),"
-        value = _call(function, game, paper, where=what)
+        try:
+            value = float(function(game, paper))
+        except Exception as error:
+            raise UsageError(f"{what} raised {described(error)}") from error
         if not math.isfinite(value):
-            raise UsageError(
-                f"{where} returned {value} for question {game.question.id!r}, not a finite number"
-            )
+            raise UsageError(f"{what} returned {value}, not a finite number")
         return value
 
     return reward
@@ -91,32 +77,3 @@ def parameters_of(function: Callable[..., object]) -> set[str]:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # some that are written in C have none
         return set()
-
-
-def _import_function(name: str, flag: str, *, takes: tuple[str, ...]) -> Callable[..., object]:
-    """Import a function and check that it can be called with these arguments, before anything is paid."""
-    function: Any = import_object(name, where=flag)
-    if not callable(function) or inspect.isclass(function):
-        raise UsageError(f"{flag} {name}: not a function")
-    if inspect.iscoroutinefunction(function):
-        raise UsageError(f"{flag} {name}: an asynchronous function; give a plain one")
-    also = {"question": None} if "question" in parameters_of(function) else {}
-    try:
-        inspect.signature(function).bind(*takes, **also)
-    except TypeError:
-        raise UsageError(f"{flag} {name}: must take {len(takes)} arguments, {' and '.join(takes)}") from None
-    except ValueError:
-        pass  # built in, without a signature
-    return function
-
-
-def _call(function: Callable[..., object], *arguments: object, where: str) -> float:
-    """The number that a user's function returns. Raises UsageError."""
-    try:
-        value: Any = function(*arguments)
-    except Exception as error:
-        raise UsageError(f"{where} raised {described(error)}") from error
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{where} returned {type(value).__name__}, not a number") from None

@@ -14,7 +14,7 @@ from prompt_r1.config.fields import (
     check_ranges,
     setting,
 )
-from prompt_r1.config.functions import import_metric, import_reward
+from prompt_r1.config.functions import import_reward
 from prompt_r1.errors import UsageError
 
 
@@ -222,7 +222,5 @@ def check(config: TrainConfig) -> None:
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
             "give --parallel ddp (or auto) without --offload"
         )
-    if config.answer_metric:
-        import_metric(config.answer_metric)
     if config.reward:
         import_reward(config.reward)

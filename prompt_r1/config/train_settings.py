@@ -75,7 +75,7 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     The file may come from a stranger. Raises UsageError if it names code to import.
     """
     values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
-    code = [name for name in ("answer_metric", "reward") if values.get(name)]
+    code = ["reward"] if values.get("reward") else []
     if any(spec.strip().startswith(OBJECT_PREFIX) for spec in values.get("env", "").split(",")):
         code.append("env")
     for name in ("data", "val_data", "test_data"):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from prompt_r1.config.functions import Metric
 from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
@@ -13,7 +12,7 @@ from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}  # the paper's
-EXTRACTED, OWN = "em_read", "own"  # EM after `extract_answer`, and the metric of --answer-metric
+EXTRACTED = "em_read"  # EM after `extract_answer`
 
 Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
 """The predictions and the gold answers of each in, the SSim of each out."""
@@ -46,7 +45,7 @@ class Results:
         self.kinds = {name: kinds[name] for name in sorted(kinds, key=_position)}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
         measured = {metric for prediction in predictions for metric in prediction.metrics}
-        all_labels = {"em": "EM", EXTRACTED: "EM read", **LABELS, OWN: OWN}
+        all_labels = {"em": "EM", EXTRACTED: "EM read", **LABELS}
         self.labels = {metric: label for metric, label in all_labels.items() if metric in measured}
         self.lacks_similarity = "text" in self.kinds.values() and "ssim" not in measured
 
@@ -93,17 +92,13 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
 
 
 def score_predictions(
-    predictions: Sequence[Prediction],
-    *,
-    rules: Rules = "strict",
-    similarity: Similarity | None = None,
-    own: Metric | None = None,
+    predictions: Sequence[Prediction], *, rules: Rules = "strict", similarity: Similarity | None = None
 ) -> Results:
     """Score predictions by EM, SM and F1 and, given a `similarity`, texts by SSim.
 
-    `own` is a metric of the user's. A missing answer is scored as an empty one; failed calls are not scored.
+    A missing answer is scored as an empty one; failed calls are not scored.
     """
-    scored = [replace(one, metrics=text_metrics(one, rules=rules, own=own)) for one in predictions]
+    scored = [replace(one, metrics=text_metrics(one, rules=rules)) for one in predictions]
     texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
     if similarity is not None and texts:
         answers = [scored[number].answer or "" for number in texts]
@@ -113,9 +108,7 @@ def score_predictions(
     return Results(scored)
 
 
-def text_metrics(
-    prediction: Prediction, *, rules: Rules = "strict", own: Metric | None = None
-) -> dict[str, float]:
+def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str, float]:
     """The metrics that need no encoder; none after an error. From a free text no answer is extracted."""
     if prediction.error:
         return {}
@@ -123,7 +116,4 @@ def text_metrics(
     scores = score_text(answer, question.answers, rules=rules)
     read = answer if question.kind == "text" else extract_answer(answer, question.text, question.kind)
     extracted = max(scores.em, score_text(read, question.answers, rules=rules).em)
-    metrics = {"em": scores.em, EXTRACTED: extracted, "sm": scores.sm, "f1": scores.f1}
-    if own is not None:
-        metrics[OWN] = own(answer, question)
-    return metrics
+    return {"em": scores.em, EXTRACTED: extracted, "sm": scores.sm, "f1": scores.f1}

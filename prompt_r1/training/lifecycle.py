@@ -148,8 +148,8 @@ class Lifecycle:
         due = last or (state.step > 0 and state.step % config.save_every == 0)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
-        # A reward or metric of the user's comes first: EM may know only one of several right answers.
-        order = -1 if config.reward or config.answer_metric else 1
+        # A reward of the user's comes first: EM may know only one of several right answers.
+        order = -1 if config.reward else 1
         best = (state.best_em, state.best_reward)
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         export = better or (due and not config.val_data)  # without validation, the newest agent counts

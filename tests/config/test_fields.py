@@ -37,7 +37,7 @@ def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the
     """A resumed run must agree on each of them."""
     assert names(TrainConfig, "identifies") == set(
         "agent env env_args env_thinking env_system route data seed instruction max_turns max_new "
-        "max_tokens max_reply_tokens rule answer_metric reward questions group_size "
+        "max_tokens max_reply_tokens rule reward questions group_size "
         "mini_batch lr beta2 weight_decay grad_clip clip clip_high advantages "
         "drop_even_groups adapter_rank kl_coef importance_cap loss temperature".split()
     )

@@ -14,7 +14,7 @@ from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import means_of, note_preparation, results_table, write_results
+from prompt_r1.evaluation.results_folder import means_of, note_preparation, write_results
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
@@ -273,20 +273,3 @@ def test_the_cost_of_a_preparation_is_kept_when_results_are_written_again(tmp_pa
         write_results(tmp_path, score_predictions([predict()]), {})
     [row] = json.loads((tmp_path / "results.json").read_text()).values()
     assert row["preparation"] == {"task_calls": 3} and row["n"] == 1
-
-
-def test_the_users_metric_is_one_more_column_only_where_it_was_measured(tmp_path):
-    predictions = [predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")]
-    without = score_predictions(predictions)
-    assert "| own |" not in results_table(without)
-    seen = []
-
-    def own(prediction, question):
-        seen.append((prediction, question.answers))
-        return len(prediction) / 8
-
-    results = score_predictions(predictions, own=own)
-    assert seen == [("Paris", ("Paris", "P.")), ("Lyon", ("Paris", "P."))]  # once each; not for failed calls
-    header, _, row = cells_of(results_table(results))
-    assert row[header.index("own")].startswith("0.562 [")
-    assert re.search(r"^method .* own ", write_results(tmp_path, results, {}), re.M)

@@ -135,20 +135,6 @@ DIFFERENT = {
 }  # fmt: skip
 
 
-# What our rules do not read: functions, powers, roots, sets and units.
-ONLY_BY_MATH_VERIFY = [
-    ("f(2) = 34", "34"),
-    ("There are 34 apples.", "34"),
-    ("10^3", "1000"),
-    ("\\sqrt{16}", "4"),
-    ("2\\sqrt{3}", "\\sqrt{12}"),
-    ("\\{1, 2\\}", "\\{2, 1\\}"),
-    ("27.6 miles", "27.6"),
-    ("$1,200", "1200 dollars"),
-    ("30°", "30"),
-]
-
-
 @pytest.mark.parametrize("kind", SAME)
 def test_spellings_of_the_same_number_or_formula_are_equal(kind: str) -> None:
     assert not [(answer, gold) for answer, gold in SAME[kind] if not math_match(answer, [gold])]
@@ -158,12 +144,3 @@ def test_spellings_of_the_same_number_or_formula_are_equal(kind: str) -> None:
 def test_different_answers_are_not_equal_in_either_direction(kind: str) -> None:
     pairs = [pair for answer, gold in DIFFERENT[kind] for pair in ((answer, gold), (gold, answer))]
     assert not [(answer, gold) for answer, gold in pairs if math_match(answer, [gold])]
-
-
-def test_math_verify_finds_what_our_rules_do_not() -> None:
-    pytest.importorskip("math_verify", reason="not installed: pip install '.[math]'")
-    from prompt_r1.metrics.with_math_verify import same_answer
-
-    for answer, gold in ONLY_BY_MATH_VERIFY:
-        assert (math_match(answer, [gold]), same_answer(answer, ["x", gold])) == (0, 1), (answer, gold)
-    assert same_answer("35", ["34"]) == same_answer("", ["34"]) == 0

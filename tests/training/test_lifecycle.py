@@ -141,13 +141,8 @@ def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
-@pytest.mark.parametrize(
-    ("settings", "best"),
-    [({}, 1), ({"reward": "my_code:reward"}, 2), ({"answer_metric": "my_code:metric"}, 2)],
-)
-def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward_or_metric(
-    base, tmp_path, settings, best
-):
+@pytest.mark.parametrize(("settings", "best"), [({}, 1), ({"reward": "my_code:reward"}, 2)])
+def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward(base, tmp_path, settings, best):
     run = ScriptedRun(tmp_path, base, **settings)
     for em, mean in ((0.2, -0.9), (0.5, -0.5), (0.4, -0.1), (0.4, -0.1)):
         run.step(val_em=em, val_reward=mean)
