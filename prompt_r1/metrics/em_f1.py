@@ -1,77 +1,90 @@
-"""Score an answer by EM, SM, F1 and math.
+"""Score an answer by EM, SM and F1.
 
 Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
-are strict: a number keeps its sign, point and slash, an empty prediction scores 0, and a gold answer of which
-normalisation leaves nothing ("a", "$") is matched only by the same text. The official rules are those of the
-released code, for comparison with its tables; they are too lenient in places: "-5" = "5", "1/2" = "12", SM is
-1 for an empty prediction and for "a". The release has no `math`, so it has one set of rules. SSim, which
-needs a model, is in `similarity.py`.
+are strict: typographic variants of a character are equal, a number keeps its sign, point and slash, an empty
+prediction scores 0, and a gold answer of which normalisation leaves nothing ("a", "$") is matched only by the
+same text. The official rules are those of the released code, for comparison with its tables; they are too
+lenient in places: "-5" = "5", "1/2" = "12", SM is 1 for an empty prediction and for "a". SSim, which needs a
+model, is in `similarity.py`.
 """
 
 import operator
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
-
-from prompt_r1.metrics.numbers import remove_layout, same_number, without_lead
 
 Rules = Literal["strict", "official"]
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
-UNICODE_MINUS = "\N{MINUS SIGN}"
+
+# Quotes, primes and accents that stand alone; dashes and the minus; characters without a width.
+TYPOGRAPHIC = {
+    "'": "‘’‚‛“”„‟‹›«»´\u02b9\u02bb\u02bc\u2032\u2033",
+    "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58",
+    "/": "\u2044",
+    "": "\xad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff",
+}
+PLAIN = {ord(one): plain for plain, variants in TYPOGRAPHIC.items() for one in variants}
+# "10³" is 10^3 and not 103, "3½" is 3 1/2. By the tag of the character's decomposition in Unicode.
+WRITTEN_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
 
 FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 # "18-20", "3:2", "(1,2)" and "10^5" are two numbers each. Without a blank they would become one other number.
-BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:\N{EN DASH}-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
+BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
 NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
 NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
 NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
 LEADING_SIGN = re.compile(r"^([\s$(]*)-\s+(?=\$?\s*\.?\d)")
-BLANKS = re.compile(r"\s+(?!\d)|(?<!\d)\s+")
-OPERATORS = re.compile(r"[-+*/^!<>=|:±%$€£¥₹\\()\[\]]")
 # Group 1 is the punctuation that is kept.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
 
 
 @dataclass(frozen=True)
 class TextScores:
-    """The four metrics of one prediction, each from 0 to 1."""
+    """The metrics of one prediction, each from 0 to 1."""
 
     em: float
     sm: float
     f1: float
-    math: float
 
 
 def score_text(prediction: str, answers: Sequence[str], *, rules: Rules = "strict") -> TextScores:
-    """EM, SM, F1 and math of a prediction."""
+    """EM, SM and F1 of a prediction."""
     official = rules == "official"
     return TextScores(
         em=exact_match(prediction, answers, official=official),
         sm=substring_match(prediction, answers, official=official),
         f1=f1(prediction, answers, official=official),
-        math=math_match(prediction, answers),
     )
 
 
 def normalise(text: str, *, official: bool = False) -> str:
     """Lower the case, drop punctuation and articles, and collapse white space (SQuAD).
 
-    With the strict rules numbers keep their sign, point and slash.
+    With the strict rules typographic characters are plain, and numbers keep their sign, point and slash.
     """
-    text = text.lower()
     if official:
-        text = text.translate(DROP_PUNCTUATION)
+        text = text.lower().translate(DROP_PUNCTUATION)
     else:
-        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.replace(UNICODE_MINUS, "-")))
+        text = text if text.isascii() else _plain(text)
+        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.lower()))
         text = BETWEEN_NUMBERS.sub(" ", THOUSANDS.sub("", text))
         text = PUNCTUATION.sub(r"\1", text)
     return " ".join(ARTICLES.sub(" ", text).split())
+
+
+def _plain(text: str) -> str:
+    """Replace quotes, dashes and compatibility forms by plain characters, and compose accents (NFKC)."""
+    runs = groupby(text.translate(PLAIN), lambda one: unicodedata.decomposition(one).partition(" ")[0])
+    marked = "".join(WRITTEN_BEFORE.get(tag, "") + "".join(run) for tag, run in runs)
+    return unicodedata.normalize("NFKC", marked).translate(PLAIN)
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -90,22 +103,6 @@ def substring_match(prediction: str, answers: Sequence[str], *, official: bool =
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
     """F1 over the multisets of words (eq. 14). Official rules: 1 if both texts are empty."""
     return _best(_f1, prediction, answers, official)
-
-
-def math_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the prediction equals a gold answer as text, as LaTeX without layout, or as a number; else 0."""
-    return float(any(_same_text(prediction, gold) or same_number(prediction, gold) for gold in answers))
-
-
-def _same_text(prediction: str, gold: str) -> bool:
-    """Whether two answers are equal as formulas, or as texts with the same operators.
-
-    Blanks do not count, except between digits: "3 1/2" is not "31/2".
-    """
-    predicted, wanted = (without_lead(remove_layout(text).lower()) for text in (prediction, gold))
-    if predicted and BLANKS.sub("", predicted) == BLANKS.sub("", wanted):
-        return True
-    return OPERATORS.findall(predicted) == OPERATORS.findall(wanted) and exact_match(predicted, [wanted]) == 1
 
 
 def _best(

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_r1.metrics.em_f1 import exact_match, math_match
+from prompt_r1.metrics.em_f1 import exact_match
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -114,14 +114,8 @@ def _read_file(
 
 
 def is_right(answer: str | None, question: Row) -> bool | None:
-    """Whether an answer equals a gold answer: exactly (EM), in mathematics also as a number.
-
-    None for long texts such as summaries, for which only F1 means something.
-    """
-    if question["kind"] == "text":
-        return None
-    match = math_match if question["kind"] == "math" else exact_match
-    return match(answer or "", question["answers"]) == 1
+    """Whether an answer equals a gold answer; None for long texts, for which only F1 means something."""
+    return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
 
 
 def _turns(row: Row, tokenizer: "PreTrainedTokenizerBase | None") -> list[ShownTurn]:

@@ -53,11 +53,12 @@ def random_pairs(count: int, pieces: list[str]) -> list[tuple[str, str]]:
 
 
 WORDS = ["a", "A", "an", "the", "The", "Paris", "paris", "Zürich", "café", "x", "banana", "theatre", "5",
-         "12", "ı", "\u3000", "€", "日本", "“"]  # fmt: skip
+         "12", "ı", "\u3000", "€", "日本"]  # fmt: skip
 
 
 def test_official_rules_equal_squad_on_random_pairs() -> None:
-    for prediction, gold in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION)]):
+    typographic = ["“", "’s", "…", "–", "½", "１"]
+    for prediction, gold in random_pairs(4_000, [*WORDS, *typographic, *sorted(ASCII_PUNCTUATION)]):
         p, g = oracle_words(prediction), oracle_words(gold)
         assert normalise(prediction, official=True) == " ".join(p)
         assert exact_match(prediction, [gold], official=True) == (p == g)
@@ -69,9 +70,9 @@ def test_official_rules_equal_squad_on_random_pairs() -> None:
 def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
     """Texts without "-./,:" and without punctuation between digits: the strict rules keep nothing."""
     between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
-    pairs = random_pairs(12_000, [*WORDS, *sorted(ASCII_PUNCTUATION - set("-./,:"))])
-    pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)][:10_000]
-    assert len(pairs) == 10_000
+    pairs = random_pairs(5_000, [*WORDS, *sorted(ASCII_PUNCTUATION - set("-./,:"))])
+    pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)]
+    assert len(pairs) > 4_000
     agreed = 0
     for prediction, gold in pairs:
         p, g = oracle_words(prediction), oracle_words(gold)
@@ -83,13 +84,13 @@ def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
         contained = any(p[start : start + len(g)] == g for start in range(len(p))) and bool(g)
         assert substring_match(prediction, [gold]) == contained
         agreed += contained
-    assert agreed > 100
+    assert agreed > 40
 
 
 def test_strict_rules_differ_from_squad_only_at_numbers() -> None:
     """They differ only at a digit next to one of "-./,:", or at punctuation between two digits."""
     texts = {
-        text for pair in random_pairs(10_000, [*WORDS, *sorted(ASCII_PUNCTUATION), "\u2212"]) for text in pair
+        text for pair in random_pairs(4_000, [*WORDS, *sorted(ASCII_PUNCTUATION), "\u2212"]) for text in pair
     }
     different = [text for text in texts if normalise(text) != " ".join(oracle_words(text))]
     assert len(different) > 100
@@ -119,6 +120,28 @@ def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
 def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
     assert exact_match(left, [right]) == exact_match(right, [left]) == 1
     assert f1(left, [right]) == substring_match(left, [right]) == 1
+
+
+@pytest.mark.parametrize(
+    ("typographic", "plain"),
+    [("Schindler’s List", "Schindler's List"), ("“Heroes”", "Heroes"), ("«Heroes»", "Heroes"),
+     ("Heroes…", "Heroes..."), ("Beyonce\u0301", "Beyonc\xe9"), ("Coca‐Cola", "Coca-Cola"),
+     ("Spider‑Man", "Spider-Man"), ("1914—1918", "1914-1918"), ("１９４５", "1945"), ("ＮＡＴＯ", "NATO"),
+     ("ﬁre", "fire"), ("New\u202fYork", "New York"), ("soft\xadware", "software"), ("3½", "3 1/2"),
+     ("H₂O", "H2O"), ("m²", "m^2"), ("10³", "10^3"), ("‒5", "-5"), ("6′2″", "6'2\""),
+     ("rock ʼn’ roll", "rock 'n' roll")],
+)  # fmt: skip
+def test_strict_rules_read_typographic_characters_as_plain_ones(typographic: str, plain: str) -> None:
+    """Each of these scored 0, though a reader sees the same answer. The official rules are not changed."""
+    for answer, gold in ((typographic, plain), (plain, typographic)):
+        assert exact_match(answer, [gold]) == f1(answer, [gold]) == substring_match(answer, [gold]) == 1
+    assert normalise(typographic, official=True) == " ".join(oracle_words(typographic))
+
+
+@pytest.mark.parametrize(("left", "right"), [("10³", "103"), ("5²", "52"), ("3½", "31/2"), ("log₂8", "28"),
+                                             ("7–8", "78"), ("–5", "5")])  # fmt: skip
+def test_typographic_numbers_are_not_joined(left: str, right: str) -> None:
+    assert exact_match(left, [right]) == exact_match(right, [left]) == 0
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "the", "...", "$", "A"])
@@ -171,17 +194,13 @@ def test_f1_counts_a_repeated_word_as_often_as_both_texts_contain_it() -> None:
 
 
 def test_score_text_returns_all_metrics_by_both_rules() -> None:
-    assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5, math=1)
-    assert score_text("0.5", ["1/2"]) == TextScores(em=0, sm=0, f1=0, math=1)
-    assert score_text("-5", ["5"], rules="official") == TextScores(em=1, sm=1, f1=1, math=0)
-    assert score_text("", ["Canada"], rules="official") == TextScores(em=0, sm=1, f1=0, math=0)
-    assert score_text("", ["Canada"]) == score_text("", [""]) == TextScores(em=0, sm=0, f1=0, math=0)
+    assert score_text("It is 0.50", ["1/2", "0.50"]) == TextScores(em=0, sm=1, f1=0.5)
+    assert score_text("-5", ["5"], rules="official") == TextScores(em=1, sm=1, f1=1)
+    assert score_text("", ["Canada"], rules="official") == TextScores(em=0, sm=1, f1=0)
+    assert score_text("", ["Canada"]) == score_text("", [""]) == TextScores(em=0, sm=0, f1=0)
 
 
-PIECES = ["a ", "5/", "5 /", r"\\frac{", r"\\text{", "(5 ", "5,000", "1,", "-", ".5", "5  ", "the", "日", "−"]
-
-
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("piece", ["a ", "5/", "5 /", "(5 ", "5,000", "-", "5  ", "½", "…", "−"])
 @pytest.mark.parametrize("official", [False, True])
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
     text = piece * 10_000
