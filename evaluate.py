@@ -211,7 +211,7 @@ class Evaluation:
 
     async def _environment(self, spec: str, method: str) -> Environment:
         """The environment with the request fields of a method; one at a time is open."""
-        fields = request_fields(method, self.config, self.config.env_args)
+        fields = request_fields(method, self.config.env_args)
         if self._opened is None or self._opened[:2] != (spec, fields):
             self._opened = None  # a local model is in memory once
             pool = self._environments.open(spec, fields=fields)

@@ -1,8 +1,6 @@
 """Make methods by name."""
 
-import json
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.imitation import FineTuned, Imitation, RejectionSampling
 from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.opro import opro
-from prompt_r1.baselines.optimise import OptimisedPrompt, PromptSearch
+from prompt_r1.baselines.optimise import Algorithm, OptimisedPrompt, PromptSearch, file_name
 from prompt_r1.baselines.sft import one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
@@ -26,16 +24,15 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import Environments, parse_fields, parse_json_object
+from prompt_r1.environments.specs import Environments, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
-ALGORITHMS: dict[str, Callable[..., Awaitable[str]]] = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
-OPTIMIZER = "optimizer"  # in --method-args, the model that writes prompts
+ALGORITHMS: dict[str, Algorithm] = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 # Request fields of the environment that answers, and of the model that writes prompts, as in the authors'
-# code or paper; other methods: --env-args.
+# code or paper.
 TASK_FIELDS: dict[str, Mapping[str, object]] = {
     "cot": {"temperature": 0.0},
     "opro": {"temperature": 0.0, "max_tokens": 1024},
@@ -62,6 +59,10 @@ class MethodContext:
     folder: Path  # prepared results are in folder/SPEC/METHOD
     agents: dict[str, Agent] = field(default_factory=dict)  # those that are loaded, by path
 
+    def prepared(self, name: str) -> Path:
+        """The folder of what a method prepares for this environment."""
+        return self.folder / file_name(self.spec) / name
+
     def load(self, spec: AgentSpec) -> Agent:
         """An agent, ready to play."""
         path = str(spec.path)
@@ -87,23 +88,9 @@ class MethodContext:
         return AgentMethod(load, environment, RULES[rule or self.agent.config.rule], how, thinks)
 
 
-def request_fields(name: str, config: MethodConfig, env_args: str) -> dict[str, object]:
-    """The request fields of a method's environment: --env-args, then its authors', then --method-args.
-
-    A field that --method-args sets to null is not sent.
-    """
-    fields = {**parse_fields(env_args), **TASK_FIELDS.get(name, {}), **own_fields(config).get(name, {})}
-    return {field: value for field, value in fields.items() if value is not None}
-
-
-def own_fields(config: MethodConfig) -> dict[str, dict[str, object]]:
-    """The request fields of --method-args, by method. Raises UsageError."""
-    flag, example = "--method-args", '{"cot": {"temperature": 0.5}}'
-    given = parse_json_object(config.method_args, flag=flag, example=example)
-    for name, values in given.items():
-        if name not in (*METHODS, OPTIMIZER) or not isinstance(values, dict):
-            raise UsageError(f"{flag} takes a JSON object such as {example}, not {name!r}: {values!r}")
-    return {name: parse_fields(json.dumps(values), flag=flag) for name, values in given.items()}
+def request_fields(name: str, env_args: str) -> dict[str, object]:
+    """The request fields of a method's environment: --env-args, then those of its authors."""
+    return {**parse_fields(env_args), **TASK_FIELDS.get(name, {})}
 
 
 def make_method(name: str, context: MethodContext) -> Method:
@@ -155,14 +142,13 @@ def fine_tuned(name: str, context: MethodContext) -> Method:
         data=config.train_data,
         seed=context.seed,
         lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
-        checkpointing=context.device.type == "cuda",
         device=str(context.device),
     )
     if name == "sft":
         game = one_turn_config(settings)
     else:
-        settings = replace(settings, rank=16, alpha=32.0)
-    folder = context.folder / folder_name(context.spec) / name
+        settings = replace(settings, rank=16)
+    folder = context.prepared(name)
     learned = partial(context.load, AgentSpec(folder / "agent", game, start))
     if name == "sft":
         return FineTuned(settings, game, folder, context.player(learned, None, game.rule, thinks=False))
@@ -177,28 +163,16 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
     """A search for a prompt, with the model that writes prompts."""
     config = context.config
     spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
-    fields = {**OPTIMIZER_FIELDS.get(name, {}), **own_fields(config).get(OPTIMIZER, {})}
-    fields = {field: value for field, value in fields.items() if value is not None}
-    optimizer = context.environments.open(spec, fields=fields, prices=config.optimizer_price)
-    folder = context.folder / folder_name(context.spec) / name
+    optimizer = context.environments.open(
+        spec, fields=OPTIMIZER_FIELDS.get(name, {}), prices=config.optimizer_price
+    )
 
     def open_search(dataset: str) -> PromptSearch:
-        return PromptSearch(
-            f"{name} ({dataset})" if dataset else name,
-            context.environment,
-            optimizer,
-            answer_format,
-            folder / folder_name(dataset or "all"),
-            config.optimize_calls,
-        )
+        described = f"{name} ({dataset})"
+        return PromptSearch(described, context.environment, optimizer, answer_format, config.optimize_calls)
 
     algorithm = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=context.seed)
-    return OptimisedPrompt(algorithm, open_search, context.datasets)
-
-
-def folder_name(text: str) -> str:
-    """A text as the name of a folder."""
-    return re.sub(r"[^\w.-]+", "-", text)
+    return OptimisedPrompt(algorithm, open_search, context.datasets, context.prepared(name))
 
 
 def preparation_questions(

@@ -10,14 +10,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 
-from prompt_r1.baselines.optimise import (
-    SEED_PROMPT,
-    PromptSearch,
-    SearchPart,
-    draw_questions,
-    mean_score,
-    text_between,
-)
+from prompt_r1.baselines.optimise import SEED_PROMPT, PromptSearch, draw_questions, mean_score, text_between
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
@@ -38,9 +31,11 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(search: PromptSearch, part: SearchPart, *, examples: int, seed: int) -> str:
+async def opro(
+    search: PromptSearch, train: Sequence[Question], _: Sequence[Question], *, examples: int, seed: int
+) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
-    train = draw_questions(part.train, examples or SCORED_ON, seed)
+    train = draw_questions(train, examples or SCORED_ON, seed)
     if not train:
         raise UsageError("opro needs training questions: give --train-data")
     scores: dict[str, float] = {}
@@ -50,7 +45,6 @@ async def opro(search: PromptSearch, part: SearchPart, *, examples: int, seed: i
             if not search.can_afford(len(train)):
                 return best_of(scores)
             scores[instruction] = mean_score(await search.try_prompt(instruction, train))
-            search.record(step=step, prompt=instruction, train=scores[instruction])
         last = step == STEPS and not search.max_calls
         if last or not search.can_afford(PER_STEP + len(train)):
             return best_of(scores)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import merge_lora
 from prompt_r1.agent.model_check import add_checked_lora
-from prompt_r1.agent.names import exported_step, find_agent
+from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.command_line import command, run_program
@@ -65,12 +65,11 @@ def main(arguments: list[str]) -> None:
         raise UsageError("give training questions (--data FILE …, or --data mini), or --games FILE")
     if config.games:
         folder = learn_games(Path(config.games), config, out)
-        then = command("train", "--config", preset_of(config), "--agent", folder)
-        print(f"The agent is saved in {folder}. Train it:\n{then}")
-        return
-    folder = learn_answers(find_questions(config.data, "train", config.seed), config, out)
-    then = command("evaluate", "--method", "sft", "--sft-agent", folder)
-    print(f"The agent is saved in {folder}. Score it:\n{then}")
+        then = command("train", "--config", preset_of(config, config.preset), "--agent", folder)
+    else:
+        folder = learn_answers(find_questions(config.data, "train", config.seed), config, out)
+        then = command("evaluate", "--method", "sft", "--sft-agent", folder)
+    print(f"The agent is saved in {folder}. Use it:\n{then}")
 
 
 def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
@@ -79,7 +78,7 @@ def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -
         raise UsageError("sft needs training questions: give --train-data")
 
     def examples(codec: Codec) -> list[Trajectory]:
-        return [example_of(question, codec, config.cutoff) for question in questions]
+        return [example_of(question, codec) for question in questions]
 
     return fine_tune_agent(examples, config, one_turn_config(config), out)
 
@@ -89,48 +88,42 @@ def learn_games(path: Path, config: SftConfig, out: Path) -> Path:
     games = list(read_games(path))
 
     def examples(codec: Codec) -> list[Trajectory]:
-        recorded = [
-            record(question, [_sampled(turn, codec) for turn in turns], codec) for question, turns in games
-        ]
-        kept = [game for game in recorded if len(game.tokens) <= config.cutoff]
-        if len(kept) < len(recorded):
-            print(f"{path}: {len(recorded) - len(kept)} games of more than {config.cutoff} tokens left out")
-        return kept
+        return [record(question, _sampled(turns, codec), codec) for question, turns in games]
 
-    trained_as = replace(agent_preset(preset_of(config)), agent=config.agent, seed=config.seed)
-    return fine_tune_agent(examples, config, trained_as, out)
+    preset = agent_preset(preset_of(config, config.preset))
+    return fine_tune_agent(examples, config, replace(preset, agent=config.agent, seed=config.seed), out)
 
 
-def preset_of(config: SftConfig) -> str:
-    """The preset of a warm start's game. That of the mini agent has a learning rate that destroys others."""
-    return "small" if config.preset == "mini" and config.agent != MINI_AGENT else config.preset
+def preset_of(config: SftConfig, preset: str) -> str:
+    """The preset of an agent's game: the mini agent has its own."""
+    return "mini" if config.agent == MINI_AGENT else preset
 
 
-def _sampled(turn: Turn, codec: Codec) -> Turn:
-    """A turn without the <think> that the chat template opens for the agent."""
-    text = turn.text.lstrip().removeprefix("<think>").lstrip() if codec.frame.opened else turn.text
-    return replace(turn, text=text)
+def _sampled(turns: list[Turn], codec: Codec) -> list[Turn]:
+    """The turns without the <think> that the chat template opens for the agent."""
+    if not codec.frame.opened:
+        return turns
+    return [replace(turn, text=turn.text.lstrip().removeprefix("<think>").lstrip()) for turn in turns]
 
 
 def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
-    """The games of a JSONL file. Raises UsageError with the row, from 1, that has another form."""
+    """The games of a JSONL file. Raises UsageError with the row, from 1, that holds none."""
     for number, row in read_rows(path):
         try:
-            fields = fields_of(row)
-            asked, turns = fields.get("question"), fields.get("turns")
-            if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
-                raise BadRow("`turns` must be a list of objects with `text` and `reply`")
-            text = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")
-            texts = [text_field(turn, "text") for turn in turns]
-            replies = [turn.get("reply") for turn in turns]
-            if not all(reply is None or isinstance(reply, str) for reply in replies):
-                raise BadRow("`reply` must be a text or null")
-            if None in replies[:-1]:
-                raise BadRow("every turn but the last needs a `reply`")
-        except BadRow as reason:
-            raise UsageError(f"{path}, row {number}: {reason}") from None
-        played = [Turn(*each) for each in zip(texts, map(parse, texts), replies, strict=True)]
-        yield Question(str(number), path.stem, text, ()), played
+            fields, turns = fields_of(row), list[Turn]()
+            asked, played = fields["question"], fields["turns"]
+            if not isinstance(played, list):
+                raise BadRow("`turns` is no list")
+            for turn in played:
+                text, reply = text_field(turn, "text"), turn["reply"]
+                turns.append(Turn(text, parse(text), None if reply is None else text_field(turn, "reply")))
+            question = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")
+        except (BadRow, KeyError, TypeError) as reason:
+            raise UsageError(
+                f"{path}, row {number}: a game has `question`, a text, and `turns`, a list of objects with "
+                f"`text` and `reply`: {reason}"
+            ) from None
+        yield Question(str(number), path.stem, question, ()), turns
 
 
 def fine_tune_agent(
@@ -141,24 +134,23 @@ def fine_tune_agent(
     Writes metrics.jsonl beside it.
     """
     check_ranges(config)
-    make_folder(out, _holds_result, "a fine-tuning")
+    ours = {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
+    make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
     if config.rank:
-        trainable = add_checked_lora(policy, rank=config.rank, alpha=config.alpha, seed=config.seed)
+        trainable = add_checked_lora(policy, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
     else:
         policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload=False)
         trainable = policy.trained_parameters()
-    if config.checkpointing:
+    if policy.device.type == "cuda":
         policy.checkpoint_activations()
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in train_weights(policy, trainable, examples(agent.codec), config):
             file.write(json.dumps(line) + "\n")
     if config.rank:
         merge_lora(policy.model)
-    if not math.isfinite(alone.weight_norm(policy)):
-        raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     what = f"LoRA of rank {config.rank}, merged into the weights" if config.rank else "all weights"
     error = export_agent(
         policy,
@@ -174,27 +166,20 @@ def fine_tune_agent(
     return out / "agent"
 
 
-def _holds_result(out: Path) -> bool:
-    """Whether a fine-tuning has written all that is in a folder."""
-    agent, ours = out / "agent", {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
-    return {path.name for path in out.iterdir()} <= ours and not (agent.exists() and exported_step(agent) < 0)
-
-
 def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
-    preset = agent_preset("mini" if config.agent == MINI_AGENT else "paper")
+    preset = agent_preset(preset_of(config, "paper"))
     game = replace(preset, env="none", rule="alone", max_turns=1, instruction="answer")
     return replace(game, agent=config.agent, seed=config.seed, data=config.data)
 
 
-def example_of(question: Question, codec: Codec, cutoff: int) -> Trajectory:
-    """A question and its first gold answer as a game of one turn, cut off at `cutoff` tokens."""
+def example_of(question: Question, codec: Codec) -> Trajectory:
+    """A question and its first gold answer as a game of one turn."""
     tags = ("</think>\n" if codec.frame.opened else "") + ANSWER_TAGS[0], ANSWER_TAGS[1]
     opening, end = map(codec.encode_trusted, tags)
     answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end, codec.turn_end]
     example = Trajectory(question)
-    example.add_context(codec.opening(question.text)[:cutoff])
-    answer = answer[: cutoff - len(example.tokens)]
+    example.add_context(codec.opening(question.text))
     example.add_sampled(Completion(answer, [0.0] * len(answer), finished=True))
     return example
 
@@ -203,9 +188,12 @@ def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
     """AdamW steps; yields the metrics of each."""
-    examples = [example for example in examples if any(example.sampled)]
+    count, most = len(examples), config.cutoff
+    examples = [example for example in examples if len(example.tokens) <= most]
     if not examples:
-        raise UsageError(f"nothing is left to train on: all examples take {config.cutoff} tokens or more")
+        raise UsageError(f"nothing is left to train on: all examples have more than --cutoff {most} tokens")
+    if len(examples) < count:
+        logger.warning("%d examples of more than %d tokens are left out", count - len(examples), most)
     per_step = config.batch_size or batch_size_for(len(examples) * config.epochs)
     rng = random.Random(f"sft {config.seed}")
     batches = []

@@ -15,7 +15,6 @@ from prompt_r1.baselines.optimise import (
     SEED_PROMPT,
     VALIDATED_ON,
     PromptSearch,
-    SearchPart,
     draw_questions,
     mean_score,
     text_between,
@@ -38,30 +37,34 @@ You are part of a system that improves texts step by step. You get a text, its r
 write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
 
 
-async def textgrad(search: PromptSearch, part: SearchPart, *, examples: int, seed: int) -> str:
+async def textgrad(
+    search: PromptSearch,
+    train: Sequence[Question],
+    validation: Sequence[Question],
+    *,
+    examples: int,
+    seed: int,
+) -> str:
     """The last prompt that validation did not reject."""
-    if not part.train or not part.validation:
+    if not train or not validation:
         raise UsageError("textgrad needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(f"textgrad {seed}")
-    held_out = draw_questions(part.validation, examples or VALIDATED_ON, seed)
+    held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
     prompt = SEED_PROMPT
     if not search.can_afford(len(held_out)):
         return prompt
     best = mean_score(await search.try_prompt(prompt, held_out))
-    search.record(epoch=0, update=0, prompt=prompt, validation=best)
     epoch = 0
     while epoch < EPOCHS or search.max_calls:
         epoch += 1
-        order = rng.sample(list(part.train), len(part.train))
+        order = rng.sample(list(train), len(train))
         batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-        for number, batch in enumerate(batches[:UPDATES], start=1):
+        for batch in batches[:UPDATES]:
             if not search.can_afford(3 * len(batch) + REWRITE_ATTEMPTS + len(held_out)):
                 return prompt
             proposed = await rewrite(search, prompt, batch)
             value = mean_score(await search.try_prompt(proposed, held_out))
-            kept = value >= best
-            search.record(epoch=epoch, update=number, prompt=proposed, validation=value, kept=kept)
-            if kept:
+            if value >= best:
                 prompt, best = proposed, value
     return prompt
 

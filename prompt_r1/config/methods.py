@@ -59,12 +59,6 @@ class MethodConfig:
         identifies=True,
     )
     optimizer_price: tuple[str, ...] = setting((), "IN,OUT in dollars per million tokens (--env-price)")
-    method_args: str = setting(
-        "",
-        "request fields by method, as JSON, in place of those of its authors; of a search, `optimizer` are "
-        'those of the model that writes prompts: {"cot": {"temperature": 0.5}, "optimizer": {}}',
-        identifies=True,
-    )
     optimize_calls: int = setting(
         0,
         "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",
@@ -96,13 +90,12 @@ class SftConfig:
     )
     preset: str = setting(
         "paper",
-        "game of the warm start: instruction and limits of this preset",
-        choices=("paper", "small", "mini"),
+        "game of the warm start: instruction and limits of this preset (that of the agent mini: mini)",
+        choices=("paper", "small"),
     )
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
-    rank: int = setting(8, "rank of the adapters; 0: train all weights", range=NOT_NEGATIVE)
-    alpha: float = setting(16.0, "scale of the adapters, alpha / rank", range=POSITIVE)
+    rank: int = setting(8, "rank of the adapters (scale 2); 0: train all weights", range=NOT_NEGATIVE)
     lr: float = setting(
         1e-4,
         "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)",
@@ -113,6 +106,5 @@ class SftConfig:
         0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps", range=NOT_NEGATIVE
     )
     micro_batch: int = setting(4, "examples in memory at a time", range=POSITIVE)
-    cutoff: int = setting(2048, "most tokens of an example; the rest is cut off", range=POSITIVE)
-    checkpointing: bool = setting(True, "gradient checkpointing")
+    cutoff: int = setting(2048, "most tokens of an example; longer ones are left out", range=POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")

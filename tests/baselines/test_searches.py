@@ -11,9 +11,7 @@ import pytest
 import evaluate
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.make import request_fields
-from prompt_r1.baselines.optimise import MIXTURE, OptimisedPrompt, PromptSearch, SearchPart, parts_of
-from prompt_r1.config.methods import MethodConfig
-from prompt_r1.errors import UsageError
+from prompt_r1.baselines.optimise import ALL, OptimisedPrompt, PromptSearch
 from prompt_r1.types import Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced
@@ -29,67 +27,53 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     source = PricedSource(lambda _: "<answer>x</answer>")
     environment = priced(source)
 
-    async def name_datasets(search: PromptSearch, part: SearchPart) -> str:
+    async def name_datasets(search, train, validation) -> str:
         await search.ask_optimizer("", "write")
-        return " and ".join(sorted({question.dataset for question in part.train}))
+        return " and ".join(sorted({question.dataset for question in train}))
 
     def open_search(dataset: str) -> PromptSearch:
-        return PromptSearch("opro", environment, environment, FORMATS["tags"], tmp_path / (dataset or "all"))
+        return PromptSearch("opro", environment, environment, FORMATS["tags"])
 
-    method = OptimisedPrompt(name_datasets, open_search, ["a", "b", "ood"])
+    method = OptimisedPrompt(name_datasets, open_search, ["a", "b", "ood"], tmp_path)
     asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
-    assert method.prompts == {"a": "a", "b": "b", MIXTURE: "a and b and c"}
+    assert method.prompts == {"a": "a", "b": "b", ALL: "a and b and c"}
     assert method.ledger.row["optimizer_calls"] == 3 and method.ledger.row["tokens_in"] == 30
     source.asked.clear()
     for dataset in ("a", "b", "ood"):
         asyncio.run(method.answer(questions(dataset)[0], sample=0, seed=""))
     assert [messages[0]["content"] for messages in source.asked] == ["a", "b", "a and b and c"]
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all"}
-    assert (tmp_path / "all/prompt.txt").read_text() == "a and b and c"
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.txt", "all-questions.txt"}
 
 
 @pytest.mark.parametrize(
-    ("datasets", "validation", "searched"),
+    ("validation", "searched"),
     [
-        (["a", "b"], ["a", "b"], ["a", "b"]),
-        (["a", "b"], ["a"], ["a", MIXTURE]),  # no validation questions for b
-        (["a", "b"], [], ["a", "b"]),  # opro needs none
+        (["a", "b"], ["a", "b"]),
+        (["a"], ["a", ALL]),  # no validation questions for b
+        ([], ["a", "b"]),  # opro needs none
     ],
 )
 def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_own(
-    datasets, validation, searched
+    validation, searched, tmp_path
 ):
-    parts = parts_of(datasets, questions("a", "b"), questions(*validation))
-    assert [part.dataset for part in parts] == searched
-    for part in parts:
-        wanted = {part.dataset} if part.dataset else {"a", "b"}
-        assert {question.dataset for question in part.train} == wanted
+    async def find(search, train, validation) -> str:
+        return "found"
+
+    def open_search(dataset: str) -> PromptSearch:
+        return PromptSearch(dataset, priced(PricedSource(str)), priced(PricedSource(str)), FORMATS["tags"])
+
+    method = OptimisedPrompt(find, open_search, ["a", "b"], tmp_path)
+    asyncio.run(method.prepare(questions("a", "b"), questions(*validation)))
+    assert list(method.prompts) == searched
 
 
-def test_each_method_has_the_request_fields_of_its_authors_unless_the_user_gives_others():
-    fields = partial(request_fields, config=MethodConfig(), env_args='{"temperature": 0.9, "top_p": 0.8}')
+def test_each_method_has_the_request_fields_of_its_authors():
+    fields = partial(request_fields, env_args='{"temperature": 0.9, "top_p": 0.8}')
     assert fields("direct") == fields("prompt-r1") == {"temperature": 0.9, "top_p": 0.8}
     assert fields("cot") == {"temperature": 0.0, "top_p": 0.8}
     assert fields("opro") == {"temperature": 0.0, "max_tokens": 1024, "top_p": 0.8}
     assert fields("textgrad") == {"temperature": 0.0, "max_tokens": 2000, "top_p": 0.8}
     assert fields("gepa") == {"temperature": 0.9, "top_p": 0.8}
-    own = MethodConfig(method_args='{"opro": {"temperature": 0.5, "max_tokens": null}}')
-    assert request_fields("opro", own, "") == {"temperature": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "--method-args is not JSON"),
-        ("[]", "--method-args takes a JSON object"),
-        ('{"magic": {}}', "not 'magic'"),
-        ('{"opro": 3}', "not 'opro': 3"),
-        ('{"opro": {"model": "x"}}', "--method-args may not set 'model'"),
-    ],
-)
-def test_bad_method_args_are_a_usage_error(text, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        request_fields("opro", MethodConfig(method_args=text), "")
 
 
 @pytest.fixture
