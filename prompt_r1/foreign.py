@@ -6,7 +6,6 @@ exported agent; writing through it would destroy the file. A pipe would block th
 
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ from typing import Any, TypeGuard
 
 from prompt_r1.errors import UsageError
 
-SAFETENSORS = re.compile(r"[\w-][\w.-]*\.safetensors")
-LARGEST_INDEX = 100_000_000  # bytes; that of a model of a trillion weights has 10 million
 LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
 
 
@@ -71,35 +68,6 @@ def make_folder(folder: Path, holds: Callable[[Path], bool], what: str, *, skip:
             )
     except OSError as error:
         raise UsageError(f"--out {folder}: {error.strerror}; give a folder that can be written") from None
-
-
-def check_links_stay_inside(folder: Path, others: Sequence[Path] = ()) -> None:
-    """Raise UsageError for a special file in a folder, and a link to anything outside it and `others`."""
-    homes = [home.resolve() for home in (folder, *others)]
-    for entry in _entries(folder, ()):
-        target = Path(entry.path).resolve()
-        if not target.exists():
-            continue  # a link to nothing: whoever needs the file says that it is missing
-        if entry.is_symlink() and not any(target.is_relative_to(home) for home in homes):
-            raise UsageError(f"{entry.path} is a link to {target}, outside its folder: put the file there")
-        _check_kind(entry.path, target.stat().st_mode)
-
-
-def check_weight_index(folder: Path) -> None:
-    """Raise UsageError for an index of a model's weights that names anything but safetensors files beside it.
-
-    transformers would read a path that leaves the folder, and unpickle a file of another format.
-    """
-    for path in folder.glob("*.safetensors.index.json"):
-        fits = path.stat().st_size <= LARGEST_INDEX
-        files = json_object(path.read_bytes()).get("weight_map") if fits else None
-        if not isinstance(files, dict) or not files:
-            raise UsageError(f"{path} is not an index of weights: download the model again")
-        for file in files.values():
-            if not isinstance(file, str) or not SAFETENSORS.fullmatch(file):
-                raise UsageError(
-                    f"{path} names {str(file)[:80]!r}: an index may name only .safetensors files beside it"
-                )
 
 
 def _entries(folder: Path, skip: Sequence[str]) -> Iterator["os.DirEntry[str]"]:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.baselines.sft import main as fine_tune
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import PredictionFile
-from prompt_r1.foreign import check_links_stay_inside, check_no_links, json_object
+from prompt_r1.foreign import check_no_links, json_object
 from prompt_r1.report.page import write_report
 from prompt_r1.storage.run_folder import open_run
 
@@ -34,7 +33,6 @@ def test_plain_folders_absent_ones_and_links_to_folders_are_accepted(folder, tmp
     (tmp_path / "link").symlink_to(folder)
     for path in (folder, tmp_path / "link", tmp_path / "absent", folder / "inner/file"):
         check_no_links(path)
-        check_links_stay_inside(path)
 
 
 @pytest.mark.parametrize("name", ["link", "inner/link"])
@@ -49,33 +47,8 @@ def test_a_link_anywhere_in_a_folder_is_refused(folder, secret, name):
 
 def test_a_pipe_is_refused_because_reading_it_would_never_end(folder):
     os.mkfifo(folder / "inner/pipe")
-    for check in (check_no_links, check_links_stay_inside):
-        with pytest.raises(UsageError, match="inner/pipe is neither a file nor a folder"):
-            check(folder)
-    (folder / "inner/pipe").unlink()
-    (folder / "device").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="device"):
-        check_links_stay_inside(folder)
-
-
-def test_links_of_an_agent_may_lead_to_its_own_files_but_not_to_others(folder, secret):
-    (folder / "tokenizer.json").symlink_to("inner/file")
-    (folder / "gone").symlink_to("absent")
-    check_links_stay_inside(folder)
-    (folder / "vocab-secret").symlink_to(secret)
-    with pytest.raises(UsageError, match=r"vocab-secret is a link to .*secret.yaml, outside its folder"):
-        check_links_stay_inside(folder)
-    check_links_stay_inside(folder, [secret.parent])
-
-
-def test_the_links_of_the_hubs_cache_are_followed(asking_agent, tmp_path):
-    model = tmp_path / "models--owner--name"
-    snapshot = model / "snapshots/0123abc"
-    snapshot.mkdir(parents=True)
-    shutil.copytree(asking_agent, model / "blobs")
-    for path in (model / "blobs").iterdir():
-        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
-    assert load_tokenizer(snapshot).chat_template
+    with pytest.raises(UsageError, match="inner/pipe is neither a file nor a folder"):
+        check_no_links(folder)
 
 
 def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(secret, asking_agent, tmp_path):
@@ -84,7 +57,6 @@ def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(sec
     shutil.copytree(asking_agent, run / "agent")
     (run / "config.yaml").symlink_to(secret)
     (run / "metrics.jsonl").write_text("{}\n")
-    (run / "agent/vocab-secret").symlink_to(secret)
     (tmp_path / "results").mkdir()
     (tmp_path / "results/predictions.jsonl").symlink_to(secret)
     (tmp_path / "tuned/agent").mkdir(parents=True)
@@ -92,7 +64,6 @@ def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(sec
     for use in (
         lambda: open_run(str(run), "auto", "mini"),
         lambda: write_report(run),
-        lambda: load_tokenizer(run / "agent"),
         lambda: PredictionFile(tmp_path / "results/predictions.jsonl"),
         lambda: fine_tune(["--agent", str(asking_agent), "--data", "mini", "--out", str(tmp_path / "tuned")]),
     ):

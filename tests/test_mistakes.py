@@ -84,6 +84,7 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent untokenized", "there is no tokenizer.json in it"),
     ("infer.py --question Who? --agent evaluation", "is a folder of evaluate.py"),
     ("infer.py --question Who? --agent begun", "this run has saved no agent yet"),
+    ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
     ("train.py --out used", "used is in use by process 7"),
 ]
@@ -98,7 +99,6 @@ SEEN_LATER = [
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
-    ("train.py --agent no/such/agent", "there is no such folder"),
     ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
     ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
     (

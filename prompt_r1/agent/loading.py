@@ -2,12 +2,10 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.constants import HF_HUB_CACHE
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -17,19 +15,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import check_links_stay_inside, check_weight_index
-from prompt_r1.hub import hub_is_reachable
 
 # Kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-NOT_REPLACEABLE = "its attention cannot be replaced (by transformers' AttentionInterface)"
 
 
 def load_policy(
@@ -50,12 +44,18 @@ def load_policy(
     """
     attention.register()
     transformers_logging.disable_progress_bar()
-    options = loading_options(path)
-    config = _load_config(path, options)
-    if getattr(config, "transformers_weights", None):  # an index elsewhere, of any files
-        raise UsageError(f"{str(path)!r}: its config.json names the weight files itself: remove that key")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # a foreign folder may raise anything
+        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     if any(getattr(part, "quantization_config", None) for part in _parts(config)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if unknown := kinds - {
+        "full_attention",
+        "sliding_attention",
+    }:  # our check's games may be too short for it
+        raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
     for part in _parts(config):
         for name, value in vars(part).items():
             if "drop" in name and (isinstance(value, float) or (type(value) is int and value == 1)):
@@ -66,13 +66,10 @@ def load_policy(
             f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
             f"train it with --max-tokens {limit} or less"
         )
-    model = _load_weights(path, config, weights, options)
+    model = _load_weights(path, config, weights)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    cause = _known_cause(model)
-    if cause:
-        raise unsupported(config, cause)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
     if check:
@@ -80,20 +77,8 @@ def load_policy(
     return policy
 
 
-def _load_config(path: str | Path, options: dict[str, bool]) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
-    except Exception as error:  # a foreign folder may raise anything
-        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
-
-
-def _load_weights(
-    path: str | Path, config: PretrainedConfig, weights: torch.dtype, options: dict[str, bool]
-) -> PreTrainedModel:
+def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
     """The model with its weights. Pickled files are refused, because loading them may execute code."""
-    if not Path(path).is_dir():  # `loading_options` has checked the index of a folder
-        with suppress(OSError):  # a model in one file has none
-            check_weight_index(Path(str(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **options))).parent)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
     try:
@@ -106,13 +91,12 @@ def _load_weights(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
-            **options,
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a foreign folder may raise anything
         if error.args == (attention.NAME,):  # a table of attention classes
-            raise unsupported(config, NOT_REPLACEABLE) from None
+            raise unsupported(config, "its attention cannot be replaced") from None
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -127,11 +111,6 @@ def _load_weights(
         if names:
             example = names[0] if isinstance(names[0], str) else names[0][0]
             raise UsageError(f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {example}")
-    for name, weight in model.named_parameters():
-        if not weight.sum(dtype=torch.float32).isfinite():  # a sum keeps nan and inf, and needs no memory
-            raise UsageError(
-                f"the weights at {str(path)!r} are not finite, such as {name}: download them again"
-            )
     return model
 
 
@@ -165,37 +144,12 @@ def longest_game(config: PretrainedConfig) -> int | None:
     return min(limits, default=None)
 
 
-def _known_cause(model: PreTrainedModel) -> str:
-    """Why we cannot compute a model, where it is known without computing; "" if nothing is."""
-    text = model.config.get_text_config()
-    if hasattr(text, "encoder_layers") or model.config.is_encoder_decoder:
-        return "it is part of an encoder-decoder"
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return f"it has layers of the kind {', '.join(sorted(kinds))}"
-    if getattr(text, "kv_lora_rank", None):
-        return "it has latent attention (MLA)"
-    if getattr(model, "_is_stateful", False):
-        return "it has recurrent layers, whose state is not in our KV cache"
-    if not model._can_set_attn_implementation():
-        return NOT_REPLACEABLE
-    try:
-        attention.attention_shape(model.config)
-    except Exception:  # of configs that we know nothing about
-        return "its config does not give one size of attention for all layers"
-    head = model.get_output_embeddings()
-    if head is None:
-        return "it has no output head"
-    return "its output head has a bias" if getattr(head, "bias", None) is not None else ""
-
-
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
-    options = loading_options(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a foreign folder may raise anything
-        reason = _missing(Path(path), error)
+        reason = first_line(error)
         if (Path(path) / "config.json").exists() and not (Path(path) / "tokenizer.json").exists():
             reason = (
                 "there is no tokenizer.json, and its other files cannot be read (is sentencepiece installed?)"
@@ -217,32 +171,3 @@ def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None
             f"{tokenizer.name_or_path!r}: the tokenizer has {largest + 1} tokens, and the model embeds "
             f"{rows}: resize the model's embeddings, or give it its own tokenizer"
         )
-
-
-def _missing(path: Path, error: Exception) -> str:
-    """Why a name that a user gave holds no model."""
-    if (path / "metrics.jsonl").exists():
-        return "this run has saved no agent yet"
-    if not path.exists():
-        return f"there is no such folder, and on the hub it was not found ({first_line(error)})"
-    return first_line(error)
-
-
-def loading_options(path: str | Path) -> dict[str, bool]:
-    """Options of `from_pretrained` for a folder or hub id: only cached files if the hub is unreachable.
-
-    Raises UsageError for a folder with links to files elsewhere.
-    """
-    folder = Path(path)
-    if folder.is_dir():
-        # The hub's cache consists of links: snapshots/COMMIT/FILE → ../../blobs/HASH.
-        model = [folder.parent.parent] if folder.parent.name == "snapshots" else []
-        check_links_stay_inside(folder, [Path(HF_HUB_CACHE), *model])
-        check_weight_index(folder)
-        if (folder / "adapter_config.json").exists():
-            raise UsageError(
-                f"{str(path)!r} holds an adapter of peft: merge it into its model (merge_and_unload), and "
-                "give the folder of the merged model"
-            )
-        return {}
-    return {} if hub_is_reachable(str(path)) else {"local_files_only": True}

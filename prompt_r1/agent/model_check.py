@@ -52,13 +52,19 @@ def check_model(policy: Policy) -> float:
         for begin, length in zip(begins, LENGTHS, strict=True)
     ]
     with _short_windows(model):
-        with _refusing(model.config, "its own forward fails"):
+        try:
             expected = torch.cat([_own_logprobs(policy, game) for game in games])
-        with _refusing(model.config, "its layers do not take our rows"):
             computed = {
                 "turns over the KV cache": _cached_logprobs(policy, games),
                 "games packed into one row": _packed_logprobs(policy, games),
             }
+        except torch.OutOfMemoryError:
+            raise
+        except UnsupportedAttention as error:
+            raise unsupported(model.config, str(error)) from None
+        except Exception as error:  # of a model that we know nothing about
+            cause = f"{type(error).__name__}: {first_line(error)[:200]}"
+            raise unsupported(model.config, f"its forward fails ({cause})") from None
     largest = 0.0
     for what, found in computed.items():
         difference = (found - expected).abs()
@@ -85,20 +91,6 @@ def add_checked_lora(policy: Policy, *, rank: int, alpha: float, seed: int) -> l
     except UsageError as error:
         raise UsageError(f"adapters of rank {rank}: {error}") from None
     return trainable
-
-
-@contextmanager
-def _refusing(config: PretrainedConfig, what: str) -> Iterator[None]:
-    """Refuse a model whose forward fails in any way: we know nothing about it."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except UnsupportedAttention as error:
-        raise unsupported(config, str(error)) from None
-    except Exception as error:
-        cause = f"{type(error).__name__}: {first_line(error)[:200]}"
-        raise unsupported(config, f"{what} ({cause})") from None
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:

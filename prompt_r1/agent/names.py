@@ -39,7 +39,9 @@ def find_agent(name: str, seed: int) -> str | Path:
     if (folder / "agent" / "config.json").exists():
         folder /= "agent"
     elif not folder.exists():
-        return name  # perhaps of the hub
+        if name.count("/") > 1 or name.startswith((".", "/", "~")):
+            raise UsageError(f"--agent {name}: there is no such folder, and it is no name of the Hub")
+        return name
     _check_agent_folder(folder)
     return folder
 
@@ -50,6 +52,11 @@ def _check_agent_folder(folder: Path) -> None:
         raise UsageError(f"--agent {folder} is a file: give the folder of a model")
     if (folder / "predictions.jsonl").exists():
         raise UsageError(f"--agent {folder} is a folder of evaluate.py: give the agent that it evaluated")
+    if (folder / "adapter_config.json").exists():
+        raise UsageError(
+            f"--agent {folder} holds an adapter of peft: merge it into its model (merge_and_unload), and "
+            "give the folder of the merged model"
+        )
     if (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
         raise UsageError(f"--agent {folder}: this run has saved no agent yet")
     if not (folder / "config.json").exists():

@@ -85,52 +85,18 @@ def additional_bias(folder: Path) -> str:
     return "computes without: 1, such as model.layers.0.mlp.up_proj.bias"
 
 
-def infinite_weights(folder: Path) -> str:
-    """One number of a token that no check draws."""
-    tensors = load_file(folder / WEIGHTS)
-    tensors["model.embed_tokens.weight"][200, 3] = torch.inf
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    return "are not finite, such as model.embed_tokens.weight"
-
-
-def adapter_beside_the_model(folder: Path) -> str:
-    """transformers ignores it without peft, and with peft adds empty layers."""
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    return "holds an adapter of peft"
-
-
 def quantised_weights(folder: Path) -> str:
     """With accelerate they were trained, and exported in a form that loads as other weights."""
     change_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     return "are quantised"
 
 
-def weights_named_by_the_config(folder: Path) -> str:
-    """An index in a subfolder was read without a look at its files."""
-    change_config(folder, transformers_weights="sub/x.safetensors.index.json")
-    return "names the weight files itself"
-
-
-def index_to_elsewhere(folder: Path) -> str:
-    return write_index(folder, "../evil/x.safetensors")
-
-
 def index_to_a_pickle(folder: Path) -> str:
     (folder / "x.bin").write_bytes(pickle.dumps(Attack(folder / "executed")))
-    return write_index(folder, "x.bin")
-
-
-def damaged_index(folder: Path) -> str:
-    write_index(folder, "x.safetensors")
-    (folder / f"{WEIGHTS}.index.json").write_text("[" * 100_000)
-    return "is not an index of weights"
-
-
-def write_index(folder: Path, file: str) -> str:
-    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / WEIGHTS), file)}
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / WEIGHTS), "x.bin")}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     (folder / WEIGHTS).unlink()
-    return f"names {file!r}"
+    return "no causal language model"
 
 
 def foreign_code(folder: Path) -> str:
@@ -147,9 +113,8 @@ def change_config(folder: Path, **changes: object) -> None:
 
 BROKEN = [
     no_config, ugly_config, unknown_type, no_weights, cut_weights, empty_weights, pickled_weights,
-    misshapen_weights, missing_weights, additional_bias, quantised_weights, weights_named_by_the_config,
-    infinite_weights, adapter_beside_the_model, index_to_elsewhere, index_to_a_pickle, damaged_index,
-    foreign_code,
+    misshapen_weights, missing_weights, additional_bias, quantised_weights,
+    index_to_a_pickle, foreign_code,
 ]  # fmt: skip
 
 

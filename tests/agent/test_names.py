@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.agent.loading import load_tokenizer
 from prompt_r1.agent.names import find_agent, resolve_agent
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
@@ -54,12 +53,16 @@ def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
     assert resolve_agent(str(tmp_path), kv_tokens=0).config.seed == 3
 
 
-def test_an_agent_that_does_not_exist_is_reported_as_such(tmp_path):
-    with pytest.raises(UsageError, match="there is no such folder, and on the hub it was not found"):
-        load_tokenizer(str(tmp_path / "nosuch"))
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(UsageError, match="this run has saved no agent yet"):
-        load_tokenizer(tmp_path)
+@pytest.mark.parametrize("name", ["no/such/agent", "./nosuch", "/nosuch"])
+def test_a_name_that_cannot_be_one_of_the_hub_is_refused_without_asking_it(name):
+    with pytest.raises(UsageError, match="there is no such folder"):
+        find_agent(name, seed=0)
+
+
+def test_an_adapter_of_peft_is_named_as_such(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UsageError, match="holds an adapter of peft"):
+        find_agent(str(tmp_path), seed=0)
 
 
 @pytest.fixture
