@@ -44,11 +44,10 @@ def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
     config = infer_config(arguments)
     questions = given_questions(question=config.question.strip(), file=config.questions)
-    spec = resolve_agent(config.agent, kv_tokens=0)
+    spec = resolve_agent(config.agent)
     game = spec.config
     game = replace(game, max_turns=config.max_turns or game.max_turns, max_new=config.max_new or game.max_new)
-    # One game at a time needs no more KV cache than one game.
-    spec = replace(spec, config=replace(game, kv_tokens=game.max_tokens))
+    spec = replace(spec, config=game)
     with asyncio.Runner() as runner:
         try:
             pair = open_pair(spec, config.env, config, seed=config.seed, device=config.device, run=runner.run)

@@ -187,7 +187,7 @@ def load(
     """
     prices = (env_price,) if env_price else ()
     calls = EnvironmentConfig(env_args=env_args, env_price=prices, max_env_usd=max_env_usd)
-    spec, loop = resolve_agent(str(agent), kv_tokens=0), _start_loop()
+    spec, loop = resolve_agent(str(agent)), _start_loop()
     try:
         pair = open_pair(spec, env, calls, seed=seed, device=device, run=partial(_call, loop))
     except BaseException:

@@ -217,7 +217,7 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
 
 
 def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
-    spec = resolve_agent(str(asking_agent), kv_tokens=0)
+    spec = resolve_agent(str(asking_agent))
     hostile = replace(spec, config=replace(spec.config, env="py:os:environ"))
     with pytest.raises(prompt_r1.UsageError, match="runs code: give it as --env"):
         open_for_agent("", hostile.config, EnvironmentConfig(), seed=0, device=torch.device("cpu"))

@@ -45,7 +45,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --rule alone", "--env none and --rule alone go together"),
     ("train.py --env none --max-turns 3", "the agent answers at once"),
     ("train.py --env mini,mini-b --route uniform", "the same environment"),
-    ("train.py --kv-tokens 319", "--kv-tokens 319 does not hold one game: --max-tokens is 320"),
     ("train.py --importance-cap 0.99", "give 1 or more, or 0"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --config paper", "no training questions"),

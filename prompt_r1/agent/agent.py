@@ -32,14 +32,14 @@ class Agent:
         return self.engine.policy
 
 
-def make_agent(policy: Policy, codec: Codec, game: GameSettings, *, kv_tokens: int = 0) -> Agent:
-    """Give a policy an engine for its games; `kv_tokens` as in `Engine`.
+def make_agent(policy: Policy, codec: Codec, game: GameSettings) -> Agent:
+    """Give a policy an engine for its games.
 
     Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
     no generation config, transformers takes a number that may be that of an ordinary token.
     """
     codec = codec.ending_at(policy.end_ids & special_ids(codec.tokenizer))
-    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=game.max_tokens, kv_tokens=kv_tokens)
+    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
     return Agent(engine, codec, game)
 
 
@@ -65,7 +65,7 @@ def load_agent(
         max_tokens=config.max_tokens,
     )
     check_vocabulary(policy, codec.tokenizer)
-    return make_agent(policy, codec, config.game, kv_tokens=config.kv_tokens)
+    return make_agent(policy, codec, config.game)
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:

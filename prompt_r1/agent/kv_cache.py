@@ -134,5 +134,5 @@ def allocate_pool(policy: Policy, *, tokens: int, longest: int, games: int, page
         return PagePool(policy, pages=pages, page_size=page_size)
     except RuntimeError:
         raise UsageError(
-            f"not enough memory for a KV cache of {pages * page_size:,} tokens: lower --kv-tokens"
+            f"not enough memory for a KV cache of {pages * page_size:,} tokens: lower --max-tokens"
         ) from None

@@ -1,6 +1,6 @@
 """Find the agent that a user names, and its game."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_r1.cli.command_line import command
@@ -110,7 +110,7 @@ class AgentSpec:
         return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
 
 
-def resolve_agent(name: str, *, kv_tokens: int) -> AgentSpec:
+def resolve_agent(name: str) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the paper preset, the mini agent that of the mini
@@ -121,4 +121,4 @@ def resolve_agent(name: str, *, kv_tokens: int) -> AgentSpec:
     trained = trained_config(path)
     config = trained or agent_preset("mini" if local == MINI_AGENT else "paper")
     start = trained.agent if trained else name
-    return AgentSpec(path, replace(config, kv_tokens=kv_tokens), start, is_newest=not name)
+    return AgentSpec(path, config, start, is_newest=not name)

@@ -106,7 +106,7 @@ def make_method(name: str, context: MethodContext) -> Method:
         case "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
         case "sft" if config.sft_agent:
-            load = partial(context.load, resolve_agent(config.sft_agent, kv_tokens=0))
+            load = partial(context.load, resolve_agent(config.sft_agent))
             return context.player(load, None, "alone", thinks=False)
         case "sft" | "bc" | "rft":
             return fine_tuned(name, context)
@@ -123,7 +123,7 @@ def make_method(name: str, context: MethodContext) -> Method:
 
 def trained_alone(name: str) -> AgentSpec:
     """The agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
-    spec = resolve_agent(name, kv_tokens=0) if name else None
+    spec = resolve_agent(name) if name else None
     if spec is None or spec.config.env != "none":
         raise UsageError(
             "grpo-only needs an agent that was trained without environment: run "

@@ -31,7 +31,7 @@ MORE_CPU_MEMORY = (
     "from the last checkpoint; otherwise take a smaller agent"
 )
 MORE_GPU_MEMORY = (
-    "give a smaller --tokens-per-batch or --kv-tokens, --parallel fsdp --offload, or more GPUs, and "
+    "give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and "
     "resume from the last checkpoint; otherwise take a smaller agent or --device cpu"
 )
 

@@ -68,9 +68,6 @@ class AgentConfig(EnvironmentConfig):
         choices=("float32", "bfloat16"),
         group="the machine",
     )
-    kv_tokens: int = setting(
-        0, "tokens of the KV cache on each rank; 0: as memory allows", range=NOT_NEGATIVE
-    )
 
     @property
     def game(self) -> GameSettings:

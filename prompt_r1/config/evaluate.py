@@ -58,7 +58,6 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
         0, "most new tokens of a turn; 0: as in the agent's training", range=NOT_NEGATIVE, identifies=True
     )
     device: str = setting("auto", "auto, cpu or cuda")
-    kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)
 
 
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:

@@ -28,4 +28,3 @@ class ServeConfig(EnvironmentConfig):
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
     temperature: float = setting(0.0, "of the agent, unless a request has its own", range=NOT_NEGATIVE)
     device: str = setting("auto", "auto, cpu or cuda")
-    kv_tokens: int = setting(0, "tokens of the KV cache; 0: as memory allows", range=NOT_NEGATIVE)

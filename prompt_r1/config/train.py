@@ -208,10 +208,6 @@ def check(config: TrainConfig) -> None:
             "all games of a question must meet the same environment, because training compares them: give "
             "one environment, or --route session"
         )
-    if 0 < config.kv_tokens < config.max_tokens:
-        raise UsageError(
-            f"--kv-tokens {config.kv_tokens} does not hold one game: --max-tokens is {config.max_tokens}"
-        )
     if 0 < config.importance_cap < 1:
         raise UsageError(
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "

@@ -57,7 +57,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
         return {}
     agents = {}
     for name in config.agent or (str(newest_mini_run()),):
-        spec = resolve_agent(name, kv_tokens=config.kv_tokens)
+        spec = resolve_agent(name)
         trained = spec.config
         game = replace(
             trained,

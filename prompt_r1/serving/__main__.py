@@ -52,7 +52,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     from prompt_r1.playing import Limits, open_pair
     from prompt_r1.serving.app import ChatServer
 
-    spec = resolve_agent(config.agent, kv_tokens=config.kv_tokens)
+    spec = resolve_agent(config.agent)
     pair = open_pair(
         spec,
         config.env,

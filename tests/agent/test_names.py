@@ -30,7 +30,7 @@ def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tm
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/mini-seed0"), seed=0, step=60, saved=1)
     save_run(Path("runs/mini-seed7"), seed=7, step=80, saved=2)
-    newest, named = resolve_agent("", kv_tokens=0), resolve_agent("runs/mini-seed0", kv_tokens=0)
+    newest, named = resolve_agent(""), resolve_agent("runs/mini-seed0")
     where = "agent runs/mini-seed7, step 80, environment mini, seed 7"
     assert (
         newest.describe(environment="mini", seed=7) == f"{where} (the newest mini run; --agent names another)"
@@ -43,14 +43,14 @@ def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(t
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/asks"), seed=0, step=60, saved=1)
     save_run(Path("runs/alone"), seed=0, step=60, saved=2, env="none")
-    assert resolve_agent("", kv_tokens=0).path == Path("runs/asks/agent")
+    assert resolve_agent("").path == Path("runs/asks/agent")
 
 
 def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
     save_run(tmp_path, seed=3, step=60, saved=1)
     with (tmp_path / "agent" / GAME_FILE).open("a") as file:
         file.write("gone: 0.5\n")
-    assert resolve_agent(str(tmp_path), kv_tokens=0).config.seed == 3
+    assert resolve_agent(str(tmp_path)).config.seed == 3
 
 
 @pytest.mark.parametrize("name", ["no/such/agent", "./nosuch", "/nosuch"])

@@ -28,7 +28,7 @@ def arguments(asking_agent, tmp_path_factory) -> list[str]:
     settings = """
         --config mini --env mini --out run --steps 5 --questions 4 --group-size 2 --mini-batch 4 --lr 0.001
         --max-turns 3 --max-new 60 --max-tokens 900 --val-every 2 --val-limit 2 --save-every 1
-        --device cpu --kv-tokens 20000
+        --device cpu
     """
     data = ["--data", str(file), "--val-data", str(file), "--test-data", str(file)]
     return ["--agent", str(asking_agent), *data, *settings.split()]
