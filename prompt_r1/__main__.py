@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import prompt_r1
-from prompt_r1.cli.command_line import CONSOLE_COMMAND, did_you_mean
+from prompt_r1.cli.command_line import CONSOLE_COMMAND
 
 PACKAGE = Path(__file__).parent
 # The scripts are at the top of a checkout, and in this folder of an installed package.
@@ -45,11 +45,8 @@ def main() -> None:
         sys.argv = [f"{CONSOLE_COMMAND} {first}", *rest]
         run_script(PROGRAMS[first][0])
     else:
-        hint = did_you_mean(first, PROGRAMS)
-        print(
-            f"{CONSOLE_COMMAND}: there is no program {first!r}{hint}; `{CONSOLE_COMMAND} --help` lists them",
-            file=sys.stderr,
-        )
+        hint = f"`{CONSOLE_COMMAND} --help` lists them"
+        print(f"{CONSOLE_COMMAND}: there is no program {first!r}; {hint}", file=sys.stderr)
         sys.exit(2)
 
 

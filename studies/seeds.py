@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, read_predictions
 from prompt_r1.metrics.em_f1 import exact_match, f1

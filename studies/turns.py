@@ -16,7 +16,7 @@ import torch
 from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import find_agent, trained_config
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.distributed import pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import exact_match

@@ -34,7 +34,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
-from prompt_r1.config.fields import check_ranges, parse_arguments
+from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
@@ -133,7 +133,6 @@ def fine_tune_agent(
 
     Writes metrics.jsonl beside it.
     """
-    check_ranges(config)
     ours = {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
     make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
     start = find_agent(config.agent, config.seed)

@@ -9,15 +9,13 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
 from prompt_r1.errors import NO_CPU_MEMORY, FatalEnvError, Interrupted, Resumable, UsageError, out_of_memory
 from prompt_r1.terminal import SHORTEST_SECRET, escape_unprintable_output, printable, scrub
-from prompt_r1.version import __version__
 
 CONSOLE_COMMAND = "prompt-r1"
 SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}  # `prompt-r1 NAME` runs them
@@ -113,12 +111,6 @@ def command(program: str, *arguments: object) -> str:
     return shlex.join([*start, *map(str, arguments)])
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: a known name that resembles it, if there is one."""
-    similar = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {similar[0]}?)" if similar else ""
-
-
 def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
@@ -139,16 +131,6 @@ def _exit(code: int, reason: object) -> NoReturn:
 
 class Parser(argparse.ArgumentParser):
     """Explains a wrong command line in one sentence."""
-
-    def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
-        """The values of the flags. Raises UsageError."""
-        version = f"{CONSOLE_COMMAND} {__version__}"
-        self.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
-        given, unknown = self.parse_known_args(arguments)
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            self.error(f"unknown argument {flag}{did_you_mean(flag, self._option_string_actions)}")
-        return given
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

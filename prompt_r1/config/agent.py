@@ -14,6 +14,11 @@ from prompt_r1.types import GameSettings
 class AgentConfig(EnvironmentConfig):
     """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
 
+    dtype: str = setting(
+        "bfloat16",
+        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
+        choices=("float32", "bfloat16"),
+    )
     agent: str = setting(
         "Qwen/Qwen3-4B",
         "model folder, hub id, or mini",
@@ -61,12 +66,6 @@ class AgentConfig(EnvironmentConfig):
         "sampling temperature of training games; validation is greedy",
         range=Range(at_least=1e-6),
         identifies=True,
-    )
-    dtype: str = setting(
-        "bfloat16",
-        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
-        choices=("float32", "bfloat16"),
-        group="the machine",
     )
 
     @property

@@ -18,7 +18,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     )
     method: tuple[str, ...] = setting(
         (),
-        "methods to score (direct untrained prompt-r1; with --tables the paper's)",
+        f"{', '.join(METHODS)} (default: direct untrained prompt-r1; with --tables the paper's)",
         choices=tuple(METHODS),
         everyday=True,
     )

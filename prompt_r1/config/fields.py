@@ -1,9 +1,7 @@
 """Settings as dataclass fields, and their values from flags and YAML files."""
 
 import argparse
-import math
 import reprlib
-import textwrap
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar, get_origin
@@ -12,15 +10,24 @@ from prompt_r1.cli.command_line import Parser, program_name
 from prompt_r1.errors import UsageError
 
 Config = TypeVar("Config")
+LARGEST = 1e15  # of any setting; larger integers overflow those of torch
+TYPE_NAMES: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a numeric setting may take. None: no bound."""
+    """The values that a numeric setting may take."""
 
-    above: float | None = None
-    at_least: float | None = None
-    below: float | None = None
+    above: float = -LARGEST
+    at_least: float = -LARGEST
+    below: float = LARGEST
+
+    def __contains__(self, value: float) -> bool:
+        return self.above < value < self.below and value >= self.at_least  # not for NaN
+
+    def __str__(self) -> str:
+        lowest = f"above {self.above:g}" if self.above > self.at_least else f"{self.at_least:g} or more"
+        return f"{lowest} and below {self.below:g}"
 
 
 ANY = Range()
@@ -28,7 +35,6 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
-LARGEST_INTEGER, LARGEST_FLOAT = 10**15, 1e30  # of any setting: the 64 bits of torch, and its float32
 
 
 def setting(
@@ -63,41 +69,29 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
     A text and a list of texts stand for a tuple. Raises UsageError, which calls the setting `name`, for a
     value of another type, out of range or not among the choices.
     """
-    typed: Any = value if type(value) is f.type else None
+    typed: Any = value if type(value) is f.type or (f.type is float and type(value) is int) else None
     if get_origin(f.type) is tuple:
         parts = value if isinstance(value, list) else [value]
         typed = tuple(parts) if all(isinstance(part, str) for part in parts) else None
     elif isinstance(value, str):
         typed = _from_text(f.type, value)
-    elif f.type is float and type(value) is int:
-        typed = value  # checked before it is converted: it may be too large for a float
     if typed is None:
-        hint = "; write it in quotes" if _type_name(f) in ("NAME", "TEXT") else ""
-        raise UsageError(f"{name} takes {_type_name(f)}, not {reprlib.repr(value)}{hint}")
-    _check_value(f, typed)
-    return float(typed) if f.type is float else typed
-
-
-def check_ranges(config: Any) -> None:
-    """Raise UsageError for a value outside the range or the choices of its field."""
-    for f in fields(config):
-        _check_value(f, getattr(config, f.name))
+        raise UsageError(f"{name} takes {_values_of(f)}, not {reprlib.repr(value)}")
+    if isinstance(typed, int | float):
+        check_number(name, typed, f.metadata["range"])
+        return float(typed) if f.type is float else typed
+    for text in typed if isinstance(typed, tuple) else [typed]:
+        if f.metadata["choices"] and text not in f.metadata["choices"]:
+            raise UsageError(f"{name} must be one of {', '.join(f.metadata['choices'])}, not {text!r}")
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UsageError(f"{name} contains a NUL or half a character (a lone surrogate): {text!r}")
+    return typed
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
     """Raise UsageError for a number outside the range. `name` is that of the setting in the message."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{name} must be a finite number, not {value}")
-    if allowed.above is not None and not value > allowed.above:
-        raise UsageError(f"{name} must be above {allowed.above:g}, not {value}")
-    if allowed.at_least is not None and not value >= allowed.at_least:
-        none = " (none)" if allowed.at_least == 0 else ""
-        raise UsageError(f"{name} must be {allowed.at_least:g}{none} or more, not {value}")
-    if allowed.below is not None and not value < allowed.below:
-        raise UsageError(f"{name} must be below {allowed.below:g}, not {reprlib.repr(value)}")
-    largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_FLOAT
-    if abs(value) > largest:
-        raise UsageError(f"{name} must be at most {largest:.0e}, not {reprlib.repr(value)}")
+    if value not in allowed:
+        raise UsageError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
 
 
 def identifying_values(config: Any) -> dict[str, Any]:
@@ -113,14 +107,9 @@ def parse_arguments(kind: type[Config], program: str, about: str, arguments: lis
 def new_parser(program: str, about: str) -> Parser:
     """A parser whose help lists flags without a usage line for each."""
     program = program_name(program)
-    return Parser(
-        program,
-        f"{program} [--FLAG VALUE ...]",
-        about,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # so that flags which are not given do not override a preset
-        formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=24, width=80),
-    )
+    # Without defaults: flags that are not given do not override a preset.
+    usage = f"{program} [--FLAG VALUE ...]"
+    return Parser(program, usage, about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
 
 
 def given_values(
@@ -138,20 +127,17 @@ def given_values(
     has_everyday = any(f.metadata["everyday"] for f in flags.values())
     show_all = not has_everyday or "--help-all" in arguments
     section: argparse._ActionsContainer = parser
-    sections: dict[str, argparse._ActionsContainer] = {}
     for f in flags.values():
-        if show_all and (group := f.metadata["group"]):
-            section = sections.get(group) or parser.add_argument_group(group)
-            sections[group] = section
-        shown = show_all or f.metadata["everyday"]
-        values = "|".join(f.metadata["choices"]) or _type_name(f)
-        options: dict[str, Any] = {"dest": f.name, "metavar": values}
-        if f.type is bool and not f.default:
-            options = {"dest": f.name, "action": "store_true"}
+        if show_all and f.metadata["group"]:
+            section = parser.add_argument_group(f.metadata["group"])
+        options: dict[str, Any] = {"metavar": "|".join(f.metadata["choices"]) or _values_of(f)}
+        if f.type is bool:
+            options |= {"nargs": "?", "const": "true"}
         elif get_origin(f.type) is tuple:
-            options |= {"nargs": "+", "action": "extend", "metavar": "NAME"}
+            options = {"nargs": "+", "action": "extend", "metavar": "NAME"}
+        shown = show_all or f.metadata["everyday"]
         help_line = _help_line(f, preset or {}) if shown else argparse.SUPPRESS
-        section.add_argument(flag_of(f.name), help=help_line, **options)
+        section.add_argument(flag_of(f.name), dest=f.name, help=help_line, **options)
     if has_everyday:
         parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
     given = vars(parser.parse_args(arguments))
@@ -161,46 +147,24 @@ def given_values(
     }
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Shorten "NAME [NAME ...]" to "NAME ..."."""
-        if action.nargs == "+":
-            return f"{action.metavar} ..."
-        return super()._format_args(action, default_metavar)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        """Break lines between words only: names such as prompt-r1 and --env-price stay whole."""
-        return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
 def _help_line(f: Field[Any], preset: Mapping[str, Any]) -> str:
     """The help of a field with its default, here and in the preset."""
-    help_line, choices = f.metadata["help"], f.metadata["choices"]
-    if get_origin(f.type) is tuple and not all(choice in help_line for choice in choices):
-        help_line += f": {', '.join(choices)}"
-    if f.type is bool and not f.default:
-        return help_line
-    defaults = [] if "default:" in help_line else [_shown(f.default)]
+    text = f.metadata["help"]
+    defaults = [] if "default:" in text or f.default in ("", ()) else [_shown(f.default)]
     if f.name in preset:
         defaults.append(f"mini: {_shown(preset[f.name])}")
-    shown = ", ".join(filter(None, defaults))
-    return f"{help_line} ({shown})" if shown else help_line
+    return f"{text} ({', '.join(defaults)})" if defaults else text
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return " ".join(default)
-    return f"{default:g}" if isinstance(default, float) else str(default)
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _type_name(f: Field[Any]) -> str:
-    """The type of a field, as --help and error messages name it."""
-    if get_origin(f.type) is tuple:
-        return "NAME"
-    names: dict[object, str] = {int: "N", float: "X", bool: "true|false"}
-    return names.get(f.type, "TEXT")
+def _values_of(f: Field[Any]) -> str:
+    """The values of a field, as --help and error messages name them."""
+    return TYPE_NAMES.get(f.type, "NAME")
 
 
 def _from_text(kind: Any, text: str) -> Any:
@@ -211,16 +175,3 @@ def _from_text(kind: Any, text: str) -> Any:
         return kind(text)
     except ValueError:
         return None
-
-
-def _check_value(f: Field[Any], value: object) -> None:
-    flag, choices = flag_of(f.name), f.metadata["choices"]
-    if isinstance(value, int | float):
-        check_number(flag, value, f.metadata["range"])
-    for text in value if isinstance(value, tuple) else [value]:
-        if not isinstance(text, str):
-            continue
-        if choices and text not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}, not {text!r}")
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UsageError(f"{flag} contains a NUL or half a character (a lone surrogate): {text!r}")

@@ -42,11 +42,7 @@ def read_agent_config(path: Path) -> AgentConfig:
 
 
 def read_yaml(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """Read the fields of a config in a YAML file.
-
-    Raises UsageError for a missing file, a key that `kind` does not have, and a value of the wrong type or
-    out of range.
-    """
+    """Read the fields of a config in a YAML file. Raises UsageError that names the file and the key."""
     return _typed(path, read_mapping(path), kind)
 
 
@@ -59,8 +55,8 @@ def write_yaml(config: Any, path: Path) -> None:
 
 def _typed(path: Path, values: dict[str, object], kind: type[Any]) -> dict[str, Any]:
     known = {f.name: f for f in fields(kind)}
-    for key in sorted(set(values) - set(known)):
-        raise UsageError(f"{path}: unknown key {key!r}; `train.py --help-all` lists the fields")
+    if unknown := sorted(values.keys() - known):
+        raise UsageError(f"{path}: unknown key {unknown[0]!r}; `train.py --help-all` lists the fields")
     try:
         return {key: typed_value(known[key], value, key) for key, value in values.items()}
     except UsageError as error:

@@ -12,7 +12,7 @@ from math import isfinite
 
 import numpy as np
 
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.evaluation.aggregate import REPORTED_METRICS, Results
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.metrics.statistics import (

@@ -6,7 +6,7 @@ Table 5        transfer: agents by the environment of their training, with each 
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import LABELS, REPORTED_METRICS, Rate, Results
 from prompt_r1.evaluation.predictions import System, short_names

@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.cli.fitted_table import fitted_table
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
@@ -102,8 +101,7 @@ def _printed(results: Results, found: Mapping[str, Mapping[str, Any]]) -> str:
     filled = [place for place in range(len(header)) if any(row[place] not in ("–", "0") for row in rows)]
     kept = [place for place in range(len(header)) if place == 1 or place in filled]
     table = [[row[place] for place in kept] for row in (header, *rows)]
-    drop = ["SM", "tokens", "turns", "format", "n", "F1", "SSim"]  # where the terminal is narrow
-    return fitted_table(table[0], table[1:], drop=drop)
+    return text_table(table[0], table[1:])
 
 
 def means_of(results: Results, system: System, datasets: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from prompt_r1.agent.lora import adapters_removed
 from prompt_r1.agent.policy import Policy
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.distributed import Ranks

@@ -7,7 +7,7 @@ reads; each call repeats the dialogue so far.
 
 from collections.abc import Mapping
 
-from prompt_r1.cli.fitted_table import fitted_table
+from prompt_r1.cli.tables import text_table
 from prompt_r1.config.environment import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
@@ -64,7 +64,7 @@ def cost_table(games: Mapping[str, int], low: Spending, high: Spending, *, price
         dollars = _span([f"{end.usd:,.2f}" for end in ends]) if priced else "no --env-price"
         calls, tokens = _span([f"{end.calls:,}" for end in ends]), _span([f"{end.tokens:,}" for end in ends])
         rows.append([part, f"{count:,}", calls, tokens, dollars])
-    return fitted_table(["", "games", "calls", "tokens", "dollars"], rows)
+    return text_table(["", "games", "calls", "tokens", "dollars"], rows)
 
 
 def _span(ends: list[str]) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.cli.fitted_table import fitted_table
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
@@ -131,13 +130,13 @@ def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str
 
 
 def printed_table(rows: dict[str, list[Row]]) -> str:
-    """A row for each method, over all questions, fitted to the terminal."""
+    """A row for each method, over all questions."""
     means = {method: mean_metrics(own) for method, own in rows.items()}
     header = ["test", "n", "errors", "EM", "F1", "reward", "format", "turns"]
     lines = [[method, *_cells(averages)] for method, averages in means.items()]
     if not any(averages["errors"] for averages in means.values()):
         header, lines = [header[0], header[1], *header[3:]], [[*line[:2], *line[3:]] for line in lines]
-    return fitted_table(header, lines)
+    return text_table(header, lines)
 
 
 def _cells(averages: dict[str, float]) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.cli.markdown import markdown_table
+from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.report.curves import charts_of
 from prompt_r1.report.games import is_right, read_groups
