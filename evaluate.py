@@ -37,7 +37,7 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.distributed import Ranks, pick_device
+from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
@@ -203,8 +203,8 @@ class Evaluation:
         return Environments(
             self.config,
             seed=self.seed,
+            device=self._device,
             folder=self.folder,
-            ranks=Ranks(0, 1, self._device),
             other_specs={spec for spec in specs if spec},
             user_specs=[*self.config.env, self.config.optimizer_env],
         )

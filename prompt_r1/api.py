@@ -185,8 +185,7 @@ def load(
 
     Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    prices = (env_price,) if env_price else ()
-    calls = EnvironmentConfig(env_args=env_args, env_price=prices, max_env_usd=max_env_usd)
+    calls = EnvironmentConfig(env_args=env_args, env_price=env_price, max_env_usd=max_env_usd)
     spec, loop = resolve_agent(str(agent)), _start_loop()
     try:
         pair = open_pair(spec, env, calls, seed=seed, device=device, run=partial(_call, loop))

@@ -1,7 +1,15 @@
-"""Sums of what calls, games and runs cost; limits are in `environments.budget`."""
+"""What calls, games and runs cost, and hard limits on it.
 
+A request starts only if the budget still holds when it ends.
+"""
+
+import asyncio
 from dataclasses import dataclass
 from operator import add, mul, sub
+
+from prompt_r1.errors import Resumable, UsageError
+
+ROUNDING = 1e-9  # tolerance of sums of dollars
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,84 @@ class Spending:
     @property
     def tokens(self) -> int:
         return self.tokens_in + self.tokens_out
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars per million tokens."""
+
+    tokens_in: float = 0.0
+    tokens_out: float = 0.0
+
+    def of_call(self, tokens_in: int, tokens_out: int) -> Spending:
+        """The spending of one call."""
+        usd = (tokens_in * self.tokens_in + tokens_out * self.tokens_out) / 1e6
+        return Spending(1, tokens_in, tokens_out, usd)
+
+
+def parse_price(text: str) -> Price:
+    """Parse "IN,OUT", in dollars per million tokens; "" is free. Raises UsageError."""
+    if not text:
+        return Price()
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 2 or not all(0 <= number < float("inf") for number in numbers):
+        raise UsageError(f"--env-price takes IN,OUT in dollars per million tokens (0.15,0.60), not {text!r}")
+    return Price(*numbers)
+
+
+class OutOfBudget(Resumable):
+    """The budget of the run has no room for another call."""
+
+
+class Budget:
+    """Limits on the calls and dollars of a run (0: no limit).
+
+    `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
+    is left, so that all of them together keep the limits.
+    """
+
+    def __init__(
+        self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
+    ) -> None:
+        self.before = self.spent = spent or Spending()
+        limits = {"calls": max_calls, "usd": max_usd}
+        self._limits = {name: limit for name, limit in limits.items() if limit}
+        self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
+        for name, limit in self._limits.items():
+            before: float = getattr(self.before, name)
+            self._share[name] = before + (limit - before) / ranks
+        self._reserved = Spending()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def reserve(self, estimate: Spending) -> None:
+        """Reserve the estimated cost of a request, and wait while only reservations of others prevent it.
+
+        Raises OutOfBudget when the request does not fit although no other one is running.
+        """
+        while limit := self._exceeded_limit(self.spent + self._reserved + estimate):
+            if not self._reserved.calls:
+                flag = f"--max-env-{limit} {self._limits[limit]:g}"
+                raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
+            ended = asyncio.get_running_loop().create_future()
+            self._waiting.append(ended)
+            await ended
+        self._reserved += estimate
+
+    def settle(self, estimate: Spending, actual: Spending) -> None:
+        """Replace the reservation of a request that has ended by its actual cost."""
+        self._reserved -= estimate
+        self.spent += actual
+        waiting, self._waiting = self._waiting, []
+        for ended in waiting:
+            if not ended.done():
+                ended.set_result(None)
+
+    def _exceeded_limit(self, total: Spending) -> str:
+        """The name of the first limit that a total exceeds; "" if it exceeds none."""
+        for name, share in self._share.items():
+            if getattr(total, name) > share + ROUNDING:
+                return name
+        return ""

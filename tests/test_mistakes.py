@@ -92,7 +92,6 @@ SEEN_LATER = [
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
-    ("train.py --agent AGENT --journal replay", "there is no journal to replay"),
     ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),

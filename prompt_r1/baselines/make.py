@@ -164,7 +164,7 @@ def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFor
     config = context.config
     spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
     optimizer = context.environments.open(
-        spec, fields=OPTIMIZER_FIELDS.get(name, {}), prices=config.optimizer_price
+        spec, fields=OPTIMIZER_FIELDS.get(name, {}), price=config.optimizer_price
     )
 
     def open_search(dataset: str) -> PromptSearch:

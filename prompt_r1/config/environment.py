@@ -22,7 +22,7 @@ def is_mini_data(name: str) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """Settings of the environment: its calls, rate limits, budget and journal; shared by all programs."""
+    """Settings of the environment: its calls, rate limits, budget; shared by all programs."""
 
     env_args: str = setting(
         "",
@@ -35,29 +35,14 @@ class EnvironmentConfig:
         "choice among several environments for a question: session, uniform or weights (3,1)",
         identifies=True,
     )
-    env_thinking: str = setting(
-        "strip",
-        "<think> blocks of replies: strip, or keep for the agent to read",
-        choices=("strip", "keep"),
-        identifies=True,
-    )
     env_system: str = setting(
         ENVIRONMENT_SYSTEM,
         "system message to the environment; empty: none (default: to be a helpful assistant)",
         identifies=True,
     )
-    env_timeout: float = setting(120.0, "timeout of one attempt of a call, in seconds", range=POSITIVE)
-    env_price: tuple[str, ...] = setting(
-        (), "IN,OUT: dollars per million tokens, for all or each SPEC", everyday=True
-    )
+    env_price: str = setting("", "IN,OUT: dollars per million tokens", everyday=True)
     env_concurrency: int = setting(64, "concurrent calls on each rank", range=POSITIVE)
     max_env_calls: int = setting(0, "most calls; 0: no limit", range=NOT_NEGATIVE)
     max_env_usd: float = setting(
         0.0, "most dollars (needs --env-price); 0: no limit", range=NOT_NEGATIVE, everyday=True
     )
-    journal: str = setting(
-        "reuse",
-        "recorded calls: live: send again; reuse; replay: send nothing",
-        choices=("live", "reuse", "replay"),
-    )
-    journal_from: tuple[str, ...] = setting((), "journals of other runs whose replies may be reused")

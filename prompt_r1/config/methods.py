@@ -58,7 +58,7 @@ class MethodConfig:
         "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)",
         identifies=True,
     )
-    optimizer_price: tuple[str, ...] = setting((), "IN,OUT in dollars per million tokens (--env-price)")
+    optimizer_price: str = setting("", "IN,OUT in dollars per million tokens (--env-price)")
     optimize_calls: int = setting(
         0,
         "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",

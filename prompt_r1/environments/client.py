@@ -9,7 +9,6 @@ import asyncio
 import ipaddress
 import json
 import logging
-import math
 import os
 import random
 import re
@@ -17,12 +16,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
-from prompt_r1.environments.responses import WEB_PAGE, Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.responses import Attempt, back_off, classify, failed
+from prompt_r1.environments.sources import REPLIED, Call, Outcome, Verdict
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 from prompt_r1.types import Ask, Message
@@ -33,7 +33,6 @@ OPENAI_URL = "https://api.openai.com/v1"
 CHECK_SECONDS = 5.0
 CONNECT_SECONDS = 30.0
 MOST_LOST = 6  # requests of a call that may be billed without a reply; others are repeated until time ends
-MOST_CHARACTERS_PER_TOKEN = 20  # on average over a text; a count that means more is too low
 LONGEST_REASON = 300  # characters of a provider's error message
 LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
 ENCODINGS = ("", "identity", "gzip", "deflate")
@@ -108,7 +107,6 @@ class Endpoint:
         self._sleep = sleep
         self._traffic: Traffic | None = None
         self._checking = False  # the check makes one request
-        self._warned = False
 
     async def reply(self, call: Call) -> Outcome:
         """The outcome after all requests, without the key in any of its texts."""
@@ -118,20 +116,24 @@ class Endpoint:
         traffic = await self._traffic_of_loop()
         async with traffic.slots:
             outcome = await self._send_until_done(traffic, call, messages)
-        return self._with_checked_usage(outcome, sum(len(message["content"]) for message in messages))
+        if outcome.verdict not in REPLIED or outcome.reason:  # a request that was rejected costs nothing
+            return outcome
+        # Without counts, a reply would be free.
+        sent = sum(len(message["content"]) for message in messages)
+        written = len(outcome.text) + len(outcome.reasoning)
+        return replace(
+            outcome,
+            tokens_in=outcome.tokens_in or -(-sent // BILLED_CHARACTERS_PER_TOKEN),
+            tokens_out=outcome.tokens_out or -(-written // BILLED_CHARACTERS_PER_TOKEN),
+        )
 
     async def check(self, ask: Ask) -> None:
         """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
         self._checking = True
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                await self._check_connection()
                 text = await ask([{"role": "user", "content": "Hi"}])
-        except (TimeoutError, Resumable):
-            return
-        except EnvError as error:
-            if WEB_PAGE in str(error):
-                raise UsageError(f"{self.base_url} {WEB_PAGE}") from None
+        except (TimeoutError, Resumable, EnvError):
             return
         finally:
             self._checking = False
@@ -140,17 +142,6 @@ class Endpoint:
                 f'{self.name} at {self.base_url} replied to "Hi" without any text: check max_tokens and the '
                 "other fields of --env-args, or choose another model"
             )
-
-    async def _check_connection(self) -> None:
-        """Raise UsageError if nothing listens: calls would try again for minutes. Any response will do."""
-        traffic = await self._traffic_of_loop()
-        try:
-            async with traffic.client.stream("GET", self.base_url + "/models"):
-                pass
-        except httpx.ConnectError as error:
-            raise UsageError(f"no server answers at {self.base_url}: {self._scrubbed(str(error))}") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
-            pass
 
     async def _send_until_done(self, traffic: Traffic, call: Call, messages: list[Message]) -> Outcome:
         """Send a request until it succeeds or cannot succeed, too many were lost, or the time is over."""
@@ -163,19 +154,21 @@ class Endpoint:
                     wait = max(wait, traffic.paused_until - traffic.loop.time())
                     if wait > 0:
                         await self._sleep(wait)
-                    sent_fields = self._accepted_fields
+                    fields = self._accepted_fields
                     await call.begin()
-                    attempt = await self._attempt(traffic.client, {"messages": messages, **sent_fields})
-                    # An error that names a field may only repeat the dialogue.
-                    if attempt.rejected in sent_fields and attempt.rejected not in dialogue:
+                    attempt = await self._attempt(traffic.client, {"messages": messages, **fields})
+                    named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", attempt.blamed)]
+                    if named and named[0] not in dialogue:  # otherwise it may only repeat the dialogue
                         call.give_up(False)
-                        self._drop_field(attempt.rejected)
+                        self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
                         return self._without_key(attempt.outcome)
                     call.give_up(attempt.lost)
                     if self._checking:
-                        return self._without_key(attempt.outcome)
+                        reason = f"{self.base_url}: {attempt.outcome.reason}"
+                        verdict: Verdict = "fatal" if attempt.misdirected else "failed"
+                        return self._without_key(Outcome(verdict, reason=reason))
                     failures += 1
                     lost += attempt.lost
                     wait = attempt.wait or back_off(failures, self._rng)
@@ -221,7 +214,7 @@ class Endpoint:
         except TimeoutError:
             return failed(f"no complete response within {self._limits.attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return failed(f"{type(error).__name__}: {error}")
+            return failed(f"no server answers ({error})", misdirected=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
             return failed(f"{type(error).__name__}: {error}".removesuffix(": "), lost=True)
 
@@ -292,39 +285,12 @@ class Endpoint:
             finish=scrub(outcome.finish, secret)[:LONGEST_REASON],
         )
 
-    def _with_checked_usage(self, outcome: Outcome, characters: int) -> Outcome:
-        """Replace token counts that are missing, or too low for the texts, by estimates for the budget.
 
-        `characters` is the length of the prompt. Counts may be higher than the texts explain: providers also
-        bill reasoning that they do not return, and text that they add to the prompt. A request that was
-        rejected (it has a reason) costs nothing.
-        """
-        if outcome.verdict not in ("ok", "outcome") or outcome.reason:
-            return outcome
-        written = len(outcome.text) + len(outcome.reasoning)
-        checked = replace(
-            outcome,
-            tokens_in=_plausible_count(outcome.tokens_in, characters),
-            tokens_out=_plausible_count(outcome.tokens_out, written),
-        )
-        if checked != outcome and (outcome.tokens_in or outcome.tokens_out) and not self._warned:
-            self._warned = True
-            counts = f"{outcome.tokens_in} and {outcome.tokens_out} tokens"
-            lengths = f"a prompt of {characters} and a reply of {written} characters"
-            logger.warning("%s counts %s for %s; using estimates instead", self.name, counts, lengths)
-        return checked
+def parse_endpoint(name: str, *, key: ApiKey) -> Callable[..., Endpoint]:
+    """What opens the endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
-
-def open_endpoint(
-    name: str,
-    *,
-    key: ApiKey,
-    fields: Mapping[str, object],
-    system: str,
-    limits: ClientLimits,
-    rng: random.Random,
-) -> Endpoint:
-    """Open a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI). Raises UsageError."""
+    Raises UsageError for a name that is none, and for a key that is missing or wrong.
+    """
     match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
     if match is None or "://" in match[1] or re.search(r"@[\w.-]+:\d+(/|$)", match[1]):
         raise UsageError(
@@ -337,7 +303,7 @@ def open_endpoint(
             f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
             "or MODEL@http://host:port/v1"
         )
-    return Endpoint(model, base_url, key=key, fields=fields, system=system, limits=limits, rng=rng)
+    return partial(Endpoint, model, base_url, key=checked_key(key))
 
 
 def checked_key(key: ApiKey) -> ApiKey:
@@ -374,10 +340,3 @@ def is_loopback(base_url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _plausible_count(tokens: int, characters: int) -> int:
-    """The provider's count for a text of this length; if it is too low, an estimate from above."""
-    if tokens * MOST_CHARACTERS_PER_TOKEN >= characters:
-        return tokens
-    return math.ceil(characters / BILLED_CHARACTERS_PER_TOKEN)

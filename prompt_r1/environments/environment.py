@@ -17,11 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.journal import REPLIED, Journal, Key
-from prompt_r1.environments.sources import Answering, Call, Outcome, OwnSource, Source, without_thinking
+from prompt_r1.environments.journal import Journal, Key
+from prompt_r1.environments.sources import (
+    REPLIED,
+    Answering,
+    Call,
+    Outcome,
+    OwnSource,
+    Source,
+    without_thinking,
+)
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.spending import Spending
+from prompt_r1.spending import Budget, Price, Spending
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
@@ -31,6 +38,7 @@ BILLED_CHARACTERS_PER_TOKEN = 3
 LONG_REPLY = 1024  # tokens reserved for the first reply where the request sets no limit
 FRAME_CHARACTERS = 20  # of a message's role and markers
 
+FREE = Price()
 WATCHED, LEAST_WATCHED = 200, 100  # most recent calls; of fewer, shares are taken as if there were so many
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls; the second one also of replies without text
 COUNTED = ("paid", "lost", "reused", "errors", "tokens_in", "tokens_out")
@@ -97,16 +105,14 @@ class Payment:
         assert not self._reserved.calls, "one request of a call at a time"
         await self._budget.reserve(self._estimate)
         self._reserved = self._estimate
-        self._journal.write(self._call, self._key, self._charged + self._estimate, None)
+        self._write(self._charged + self._estimate)
 
     def give_up(self, lost: bool) -> None:
         """A request brought no reply. One that may be billed is charged at its estimate."""
-        if not self._reserved.calls:
-            return
-        charge = self._estimate + Spending(lost_usd=self._estimate.usd) if lost else Spending()
-        self._member.counts["lost"] += lost
-        self._settle(charge)
-        self._journal.write(self._call, self._key, self._charged, None)
+        if self._reserved.calls:
+            self._member.counts["lost"] += lost
+            self._settle(self._estimate + Spending(lost_usd=self._estimate.usd) if lost else Spending())
+            self._write(self._charged)
 
     def end(self, outcome: Outcome) -> None:
         """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
@@ -115,28 +121,21 @@ class Payment:
         self.give_up(lost=False)
         seconds = time.perf_counter() - self._started
         self._member.count(outcome, seconds)
-        self._write(outcome, latency=round(seconds, 4))
-
-    def cancel(self, reason: str) -> None:
-        """The call was cut off: a request that runs is lost."""
-        self.give_up(lost=True)
-        if self._charged.calls:
-            self._write(Outcome("failed", reason=reason))
+        self._write(self._charged, outcome, latency=round(seconds, 4), usd=self._charged.usd)
 
     def _settle(self, charge: Spending) -> None:
         self._budget.settle(self._reserved, charge)
         self._reserved = Spending()
         self._charged += charge
 
-    def _write(self, outcome: Outcome, **about: object) -> None:
-        self._journal.write(self._call, self._key, self._charged, outcome, **about, usd=self._charged.usd)
+    def _write(self, charged: Spending, outcome: Outcome | None = None, **about: object) -> None:
+        self._journal.write(self._call, self._key, charged, outcome, **about)
 
 
 class Environment:
     """One or several sources behind `ask`. Raises UsageError for a route that does not match their number.
 
-    `keeps_thinking`: the agent reads the <think> blocks of replies too. With `stops_on_failures`, too many
-    failed calls raise Resumable.
+    With `stops_on_failures`, too many failed calls raise Resumable.
     """
 
     def __init__(
@@ -145,19 +144,16 @@ class Environment:
         *,
         journal: Journal | None = None,
         budget: Budget | None = None,
-        prices: Sequence[Price] = (),
+        price: Price = FREE,
         route: str = "session",
-        keeps_thinking: bool = False,
         stops_on_failures: bool = True,
     ) -> None:
-        prices = prices or [Price()] * len(sources)
         self.name = ",".join(source.name for source in sources)
-        self.members = [Member(source, price) for source, price in zip(sources, prices, strict=True)]
+        self.members = [Member(source, price) for source in sources]
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
         self._route = route
         self._weights = parse_weights(route, len(sources))
-        self._keeps_thinking = keeps_thinking
         self._stops_on_failures = stops_on_failures
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._recent: deque[str] = deque(maxlen=WATCHED)  # "failed", the label of a reply without text, or ""
@@ -170,12 +166,11 @@ class Environment:
         is used up or too many calls fail.
         """
         game = game or Game()
-        member = self._member_of(game)
-        return await self._ask_member(member, messages, game)
+        return await self._ask_member(self._member_of(game), messages, game)
 
     async def check(self) -> None:
-        """Raise UsageError or FatalEnvError if no call can succeed. A replay calls nothing, and passes."""
-        for member in self.members if self.journal.mode != "replay" else ():
+        """Raise UsageError or FatalEnvError if no call can succeed."""
+        for member in self.members:
 
             async def ask(messages: list[Message], member: Member = member) -> str:
                 return await self._ask_member(member, messages, Game("check"))
@@ -213,17 +208,15 @@ class Environment:
         source = member.source
         key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
         key.game.extend([game.session] * source.by_session)
-        outcome = await self._find_or_pay(member, key, game)
-        if not self._keeps_thinking:
-            outcome = without_thinking(outcome)
-        replied = outcome.verdict in REPLIED
-        label = outcome.label or ("empty" if replied and not outcome.text.strip() else "")
+        outcome = without_thinking(await self._find_or_pay(member, key, game))
+        replied, has_text = outcome.verdict in REPLIED, bool(outcome.text.strip())
+        label = outcome.label or ("empty" if replied and not has_text else "")
         if label:
             member.counts[f"outcomes/{label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         if outcome.verdict == "fatal" or (outcome.verdict == "refused" and not member.has_replied):
             raise FatalEnvError(f"{source.name} cannot be used: {outcome.reason}")
-        self._watch("failed" if not replied else "" if outcome.text.strip() else label, outcome.reason)
+        self._watch("failed" if not replied else "" if has_text else label, outcome.reason)
         if not replied:
             refused = f"{source.name} refused the dialogue: " if outcome.verdict == "refused" else ""
             raise EnvError(refused + outcome.reason)
@@ -231,20 +224,14 @@ class Environment:
 
     async def _find_or_pay(self, member: Member, key: Key, game: Game) -> Outcome:
         """The recorded outcome of a call; else it is paid for."""
-        if not self.journal.reuses:
+        if not self.journal.records:
             return await self._pay(member, key, game)
         while key.digest in self._running:
             await self._running[key.digest].wait()  # another game makes the same call: pay for it once
-        found = self.journal.find(key)
-        if found is not None:
+        if (found := self.journal.find(key)) is not None:
             member.counts["reused"] += 1
-            member.has_replied |= found.verdict in REPLIED
+            member.has_replied = True
             return found
-        if self.journal.mode == "replay":
-            raise UsageError(
-                f"--journal replay: {key.source} has no recorded reply to call {len(key.messages) // 2 + 1} "
-                f"of game {game.sample} about question {game.session!r}; record it with --journal reuse"
-            )
         self._running[key.digest] = asyncio.Event()
         try:
             return await self._pay(member, key, game)
@@ -259,8 +246,8 @@ class Environment:
             outcome = await member.source.reply(call)
         except EnvError as error:
             outcome = Outcome("failed", reason=str(error))
-        except BaseException as error:
-            payment.cancel(f"the call was cut off: {type(error).__name__}")
+        except BaseException:
+            payment.give_up(lost=True)  # the call was cut off: a request that runs is lost
             raise
         payment.end(outcome)
         return outcome

@@ -1,9 +1,5 @@
 """The journal: no call is paid for twice.
 
-    live    every call is sent, and written
-    reuse   a call whose reply is in the journal is not sent again
-    replay  nothing is sent; a call without a reply in the journal is an error
-
 It is a file of JSON lines for each rank, which only that rank appends to; all are read at the start. A call
 has a line before each of its requests, with what it costs if a kill ends the process there, and one when it
 ends: the last line of a call says what it was charged.
@@ -13,22 +9,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prompt_r1.environments.sources import Outcome
-from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, is_finite_number, json_object
+from prompt_r1.environments.sources import REPLIED, Outcome
+from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 
 STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
 EMPTY = Outcome("ok")  # its fields have the types of stored ones
-REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
-FAILED = ("failed", "refused", "fatal")  # those that only a replay repeats
 
 
 @dataclass(frozen=True)
@@ -47,46 +40,34 @@ class Key:
 
 
 class Journal:
-    """Writes to `folder`/rankN.jsonl. Reads all of `folder` and, for replies only, the journals in `others`.
+    """Reads all of `folder` and writes to its rankN.jsonl. Without a folder, nothing is written or found.
 
-    `spent` is what the calls in `folder` cost when it was opened. Without a folder nothing is written.
+    `spent` is what the calls in `folder` cost when it was opened.
     """
 
-    def __init__(
-        self, folder: Path | None, *, mode: str = "reuse", rank: int = 0, others: Iterable[Path] = ()
-    ) -> None:
-        self.mode = mode
+    def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
         self.spent = Spending()
         self._replies: dict[str, Outcome] = {}  # by digest
-        self._failures: dict[str, Outcome] = {}
-        for other in others:
-            check_no_links(other)
-            paths = sorted(other.rglob("rank*.jsonl")) if other.is_dir() else [other]
-            if not paths or not paths[0].exists():
-                raise UsageError(f"--journal-from {other}: there is no journal")
-            for path in paths:
-                self._read(path)
-        own = folder / f"rank{rank}.jsonl" if folder else None
         self._calls = 0  # in the rank's own file
+        self._file = -1
+        if folder is None:
+            return
+        own = folder / f"rank{rank}.jsonl"
         # That file last, so that its replies count: a resumed run gets those that it had.
-        for path in sorted(folder.glob("rank*.jsonl"), key=lambda path: path == own) if folder else []:
+        for path in sorted(folder.glob("rank*.jsonl"), key=lambda path: path == own):
             charges = self._read(path)
             self.spent += sum(charges.values(), Spending())
             self._calls = max(charges, default=0)
-        self._file = _open_to_append(own) if own and mode != "replay" else -1
-        self.reuses = mode != "live" and (self._file >= 0 or bool(self._replies))
-        if mode == "replay" and not self._replies:
-            raise UsageError(
-                "--journal replay: there is no journal to replay; record one with --journal reuse, or name "
-                "one with --journal-from DIR"
-            )
+        self._file = _open_to_append(own)
+
+    @property
+    def records(self) -> bool:
+        """Whether calls are written."""
+        return self._file >= 0
 
     def find(self, key: Key) -> Outcome | None:
         """The recorded outcome of a call; None if the call must be sent."""
-        if not self.reuses:
-            return None
-        found = self._replies.get(key.digest)
-        return self._failures.get(key.digest) if found is None and self.mode == "replay" else found
+        return self._replies.get(key.digest)
 
     def new_call(self) -> int:
         """The number of a new call in the rank's own file."""
@@ -98,27 +79,19 @@ class Journal:
 
         It is one write: a kill leaves at most one torn line, the last.
         """
-        if self._file < 0:
+        if not self.records:
             return
         line: dict[str, object] = {"key": key.digest, "call": call, "charged": charged.amounts}
         if outcome is not None:
             line |= {name: getattr(outcome, name) for name in STORED} | about
-            line |= {
-                "source": key.source,
-                "prompt": key.messages[-1]["content"],
-                "time": round(time.time(), 3),
-            }
+            prompt = key.messages[-1]["content"]
+            line |= {"source": key.source, "prompt": prompt, "time": round(time.time(), 3)}
             if outcome.verdict in REPLIED:
                 self._replies[key.digest] = outcome
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
     def _read(self, path: Path) -> dict[int, Spending]:
-        """Remember the outcomes in a file; what each of its calls was charged. Other lines are skipped."""
+        """Remember the replies in a file; what each of its calls was charged. Other lines are skipped."""
         charges = {}
         with path.open("rb") as file:
             for line in map(json_object, file):
@@ -126,10 +99,10 @@ class Journal:
                 if not isinstance(key, str) or not isinstance(call, int) or charged is None:
                     continue
                 charges[call] = charged
-                if all(type(line.get(name)) is type(getattr(EMPTY, name)) for name in STORED):
-                    known = self._replies if line["verdict"] in REPLIED else self._failures
-                    if line["verdict"] in (*REPLIED, *FAILED):
-                        known[key] = Outcome(**{name: line[name] for name in STORED})
+                stored: dict[str, Any] = {name: line.get(name) for name in STORED}
+                fits = all(type(stored[name]) is type(getattr(EMPTY, name)) for name in STORED)
+                if fits and stored["verdict"] in REPLIED:
+                    self._replies[key] = Outcome(**stored)
         return charges
 
 

@@ -13,10 +13,8 @@ from prompt_r1.environments.sources import Outcome
 LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
-WEB_PAGE = "answers with a web page, not with JSON: check the base URL, which often ends in /v1"
+WEB_PAGE = "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
 
-# Some models reject these with a 400; the client then drops them.
-ADAPTABLE_FIELDS = ("max_tokens", "temperature", "top_p", "stop")
 RETRIED_STATUSES = (408, 409, 425, 429)
 BUSY_STATUSES = (429, 503, 529)
 TOO_LONG = re.compile(
@@ -46,7 +44,8 @@ class Attempt:
     lost: bool = False  # there is no reply, and the provider may bill it all the same
     wait: float | None = None  # seconds to wait, as requested by the provider
     busy: bool = False  # the provider is overloaded: other calls should wait too
-    rejected: str = ""  # the field of ADAPTABLE_FIELDS that the provider rejects
+    blamed: str = ""  # where the provider names a field that it rejects: some models take no temperature
+    misdirected: bool = False  # before any reply: the URL is wrong
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,17 @@ class ProviderError:
     field: str  # the request field that caused it
 
 
-def failed(reason: str, *, lost: bool = False, wait: float | None = None, busy: bool = False) -> Attempt:
+def failed(
+    reason: str,
+    *,
+    lost: bool = False,
+    wait: float | None = None,
+    busy: bool = False,
+    misdirected: bool = False,
+) -> Attempt:
     """A request without a reply that may be repeated."""
-    return Attempt(Outcome("failed", reason=reason), lost=lost, wait=wait, busy=busy)
+    outcome = Outcome("failed", reason=reason)
+    return Attempt(outcome, lost=lost, wait=wait, busy=busy, misdirected=misdirected)
 
 
 def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Attempt:
@@ -80,7 +87,8 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
         if body.lstrip().startswith(b"data:"):
             return Attempt(Outcome("fatal", reason="the server streams its replies: turn that off"))
         page = body.lstrip().startswith(b"<")
-        return failed(f"the server {WEB_PAGE}" if page else "the response is not a JSON object", lost=True)
+        said = WEB_PAGE if page else "the response is not a JSON object"
+        return failed(said, lost=True, misdirected=page)
     if status < 300 or status in RETRIED_STATUSES or status >= 500:
         said = reason if status >= 300 else f"an error instead of a completion: {error.message}"
         busy = status in BUSY_STATUSES or any(str(code) in error.codes for code in BUSY_STATUSES)
@@ -155,9 +163,7 @@ def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Att
     if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
         return Attempt(Outcome("outcome", label="context_length", reason=reason))
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    described = error.field or error.message
-    rejected = [name for name in ADAPTABLE_FIELDS if re.search(rf"\b{name}\b", described)]
-    return Attempt(Outcome("refused", reason=reason), rejected=rejected[0] if rejected else "")
+    return Attempt(Outcome("refused", reason=reason), blamed=error.field or error.message)
 
 
 def _error_of(data: object) -> ProviderError:

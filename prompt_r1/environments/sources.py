@@ -19,6 +19,7 @@ from prompt_r1.types import Ask, Message
 # refused  the provider rejects this dialogue, or all of them: known once it has replied to another
 # fatal    no call can succeed: wrong key, no credit, no such model
 Verdict = Literal["ok", "outcome", "failed", "refused", "fatal"]
+REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
 # Where the thinking of a reply ends and its text begins, for models and servers that do not separate them. An
 # end tag without a start (the chat template wrote that) ends or begins a line; in a sentence it is a mention.

@@ -4,20 +4,17 @@ import json
 import math
 import os
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_ENVIRONMENTS, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.distributed import Ranks
-from prompt_r1.environments.budget import Budget, parse_prices
-from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.local import load_local
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, open_own
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.advice import AdvisedEnvironment
@@ -25,6 +22,10 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
+from prompt_r1.spending import Budget, parse_price
+
+if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
+    import torch
 
 NO_ENVIRONMENT = "none"
 BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
@@ -37,7 +38,7 @@ def open_for_agent(
     calls: EnvironmentConfig,
     *,
     seed: int,
-    device: torch.device,
+    device: "torch.device",
     stops_on_failures: bool = True,
 ) -> Environment:
     """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
@@ -46,7 +47,7 @@ def open_for_agent(
     """
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
-    environments = Environments(calls, seed=seed, folder=None, ranks=Ranks(0, 1, device), user_specs=[spec])
+    environments = Environments(calls, seed=seed, device=device, user_specs=[spec])
     return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
 
 
@@ -61,7 +62,7 @@ class Environments:
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
-        hf:DIR                     a Hugging Face model in this process
+        hf:DIR                     a Hugging Face model in this process, on `device`
         py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
@@ -79,9 +80,11 @@ class Environments:
         self,
         config: EnvironmentConfig,
         *,
-        seed: int,
-        folder: Path | None,
-        ranks: Ranks,
+        seed: int = 0,
+        device: "torch.device | None" = None,
+        folder: Path | None = None,
+        rank: int = 0,
+        ranks: int = 1,
         other_specs: Collection[str] = (),
         user_specs: Collection[str] | None = None,
     ) -> None:
@@ -91,92 +94,89 @@ class Environments:
             )
         self._config = config
         self._seed = seed
-        self._device = ranks.device
+        self._device = device
+        self._price = parse_price(config.env_price)
+        self._fields = parse_fields(config.env_args)
         self._other_names = ",".join(other_specs).split(",") if other_specs else []
         self._user_names = None if user_specs is None else ",".join(user_specs).split(",")
-        self._journal = Journal(
-            folder / "journal" if folder else None,
-            mode=config.journal,
-            rank=ranks.rank,
-            others=[Path(name) for name in config.journal_from],
-        )
-        self._budget = Budget(
-            max_calls=config.max_env_calls,
-            max_usd=config.max_env_usd,
-            spent=self._journal.spent,
-            ranks=ranks.count,
-        )
+        self._journal = Journal(folder / "journal" if folder else None, rank=rank)
+        spent, most_usd = self._journal.spent, config.max_env_usd
+        self._budget = Budget(max_calls=config.max_env_calls, max_usd=most_usd, spent=spent, ranks=ranks)
+
+    def check(self, spec: str) -> None:
+        """Raise UsageError for what is wrong with a SPEC before anything is loaded."""
+        names = spec.split(",")
+        parse_weights(self._config.route, len(names))
+        for name in names:
+            self._opener(name, names, self._fields)
 
     def open(
         self,
         spec: str,
         *,
         fields: Mapping[str, object] | None = None,
-        prices: tuple[str, ...] = (),
+        price: str = "",
         stops_on_failures: bool = True,
     ) -> Environment:
-        """Open the environments of a SPEC. `fields` and `prices` replace --env-args and --env-price."""
+        """Open the environments of a SPEC. `fields` and `price` replace --env-args and --env-price."""
         names = spec.split(",")
-        price_of_each = parse_prices(prices or self._config.env_price)
-        if len(price_of_each) == 1:
-            price_of_each *= len(names)
-        if len(price_of_each) != len(names):
-            raise UsageError(f"--env-price: give one price, or one for each of the {len(names)} environments")
         if fields is None:
-            fields = parse_fields(self._config.env_args)
+            fields = self._fields
+        openers = [self._opener(name, names, fields) for name in names]
         return Environment(
-            [self._open_source(name, fields, names) for name in names],
+            [open_source() for open_source in openers],
             journal=self._journal,
             budget=self._budget,
-            prices=price_of_each,
+            price=parse_price(price) if price else self._price,
             route=self._config.route,
-            keeps_thinking=self._config.env_thinking == "keep",
             stops_on_failures=stops_on_failures,
         )
 
-    def _open_source(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> Source:
+    def _opener(self, name: str, names: Sequence[str], fields: Mapping[str, object]) -> Callable[[], Source]:
+        """What opens an environment, one of `names`. Raises UsageError if it cannot be opened."""
         config, seed = self._config, self._seed
-        if _is_local(name):
-            return load_local(
-                name,
-                fields=fields,
-                system=config.env_system,
-                seed=seed,
-                slots=config.env_concurrency,
-                device=self._device,
-            )
+        if name.startswith("hf:"):
+            if not (Path(name.removeprefix("hf:")) / "config.json").exists():
+                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {name[3:]!r}")
+            return partial(self._open_local, name, fields)
         if name in BUILT_IN:
-            return _open_built_in(name, seed, priced=bool(config.env_price))
+            return partial(_open_built_in, name, seed, priced=bool(config.env_price))
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
             )
+        is_users = self._user_names is None or name in self._user_names
         if name.startswith(OBJECT_PREFIX):
-            if not self._is_from_user(name):  # importing runs code
+            if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
-            return open_own(name, seed=seed)
-        return self._open_endpoint(name, fields, names)
+            return partial(open_own, name, seed=seed)
+        from prompt_r1.environments.client import ApiKey, ClientLimits, parse_endpoint  # others need no HTTP
 
-    def _open_endpoint(self, name: str, fields: Mapping[str, object], names: Sequence[str]) -> Source:
-        """A model behind an endpoint, with OPENAI_API_KEY unless it must not get it."""
-        from prompt_r1.environments.client import ApiKey, ClientLimits, open_endpoint  # others need no HTTP
-
-        config = self._config
-        limits = ClientLimits(config.env_concurrency, config.env_timeout)
         key = ApiKey(os.environ.get("OPENAI_API_KEY", ""))
         if not _is_at_default_endpoint(name):
             if any(map(_is_at_default_endpoint, [*names, *self._other_names])):
                 key = ApiKey()
-            if not self._is_from_user(name):
+            if not is_users:
                 key = ApiKey(
                     note="no key was sent, because this URL comes from the agent's folder; to send it "
                     f"OPENAI_API_KEY, give --env {name!r}"
                 )
-        rng, system = random.Random(self._seed), config.env_system
-        return open_endpoint(name, key=key, fields=fields, system=system, limits=limits, rng=rng)
+        return partial(
+            parse_endpoint(name, key=key),
+            fields=fields,
+            system=config.env_system,
+            limits=ClientLimits(config.env_concurrency),
+            rng=random.Random(seed),
+        )
 
-    def _is_from_user(self, name: str) -> bool:
-        return self._user_names is None or name in self._user_names
+    def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
+        from prompt_r1.environments.local import load_local
+
+        assert self._device is not None
+        system, slots = self._config.env_system, self._config.env_concurrency
+        return load_local(
+            name, fields=fields, system=system, seed=self._seed, slots=slots, device=self._device
+        )
 
 
 def parse_fields(text: str, *, flag: str = "--env-args") -> dict[str, object]:
@@ -199,11 +199,6 @@ def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object
     return fields
 
 
-def _is_local(name: str) -> bool:
-    """Return whether an environment is a language model in this process."""
-    return name.startswith("hf:")
-
-
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
     return "://" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
@@ -212,10 +207,9 @@ def _is_at_default_endpoint(name: str) -> bool:
 def _open_built_in(name: str, seed: int, *, priced: bool) -> Source:
     if name == MiniOptimizer.name:
         return OwnSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
-    if name == NO_ENVIRONMENT:
-        return OwnSource(MuteEnvironment(), seed=seed, samples=False)
-    if name == "mini-mute":
-        return OwnSource(MuteEnvironment(name), seed=seed, samples=False)
+    if name in (NO_ENVIRONMENT, "mini-mute"):
+        own = MuteEnvironment("nobody" if name == NO_ENVIRONMENT else name)
+        return OwnSource(own, seed=seed, samples=False)
     world = make_world(seed)
     counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
     if name == "mini-advice":

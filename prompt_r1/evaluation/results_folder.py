@@ -43,7 +43,7 @@ def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mappin
     kept = read_mapping(path) if path.exists() else {}
     if not kept and (folder / FILE).stat().st_size:
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    other = f"give another --out (--journal-from {folder / 'journal'} reuses its calls)"
+    other = "give another --out"
     for name in kept.keys() & values.keys():
         if kept[name] != values[name]:
             flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from prompt_r1.api import Piece
-from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.foreign import is_finite_number
 from prompt_r1.playing import LimitReached
+from prompt_r1.spending import OutOfBudget
 from prompt_r1.types import Trajectory
 
 Body = dict[str, object]

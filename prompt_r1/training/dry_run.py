@@ -11,8 +11,7 @@ from prompt_r1.cli.tables import text_table
 from prompt_r1.config.environment import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
-from prompt_r1.environments.budget import Price, parse_prices
-from prompt_r1.spending import Spending
+from prompt_r1.spending import Spending, parse_price
 
 SYSTEM_TOKENS = 40  # the environment's system message
 SHORT_TEXT = 60  # tokens of a short prompt or reply
@@ -41,7 +40,7 @@ def games_of_run(config: TrainConfig, *, validation: int, test: int) -> dict[str
 
 
 def spending_of_game(config: TrainConfig, *, high: bool) -> Spending:
-    """The spending of a game at one end of the estimate. Of several prices, the end's are taken."""
+    """The spending of a game at one end of the estimate."""
     if config.env == "none":
         return Spending()
     calls, system = 1, 0 if is_mini(config.env) else SYSTEM_TOKENS
@@ -50,8 +49,7 @@ def spending_of_game(config: TrainConfig, *, high: bool) -> Spending:
         calls, system = max(config.max_turns - 1, 1), SYSTEM_TOKENS
     else:
         prompt, reply = min(prompt, SHORT_TEXT), min(reply, SHORT_TEXT)
-    prices, end = parse_prices(config.env_price), max if high else min
-    price = Price(end(each.tokens_in for each in prices), end(each.tokens_out for each in prices))
+    price = parse_price(config.env_price)
     sent = [system + call * (prompt + reply) + prompt for call in range(calls)]
     return sum((price.of_call(tokens, reply) for tokens in sent), Spending())
 

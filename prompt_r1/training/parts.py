@@ -162,7 +162,9 @@ class Parts:
 def load_parts(run: Run) -> Parts:
     """Open, load and build the parts. Called by every rank. Raises UsageError, FatalEnvError or Resumable."""
     config, ranks = run.config, run.ranks
-    environment = Environments(config, seed=config.seed, folder=run.folder, ranks=ranks).open(config.env)
+    environment = Environments(
+        config, seed=config.seed, device=ranks.device, folder=run.folder, rank=ranks.rank, ranks=ranks.count
+    ).open(config.env)
     run.wait_for(environment.check())
     models = load_models(run)
     policy = models.policy

@@ -102,7 +102,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa", "--answer-format", "tags"]
-    line = [*methods, *data, "--env", spec, "--journal", "live", "--out", tmp_path / "out"]
+    line = [*methods, *data, "--env", spec, "--out", tmp_path / "out"]
     evaluate.main([str(part) for part in line])
     sent = defaultdict(set)
     for body in bodies:

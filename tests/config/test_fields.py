@@ -10,7 +10,7 @@ from prompt_r1.errors import UsageError
 def test_the_settings_that_define_a_run_are_those_of_the_game_the_reward_and_the_update():
     """A resumed run must agree on each of them."""
     assert identifying_values(TrainConfig()).keys() == set(
-        "agent env env_args env_thinking env_system route data seed instruction max_turns max_new "
+        "agent env env_args env_system route data seed instruction max_turns max_new "
         "max_tokens max_reply_tokens rule reward questions group_size "
         "mini_batch lr beta2 weight_decay grad_clip clip clip_high advantages "
         "drop_even_groups adapter_rank kl_coef importance_cap loss temperature".split()

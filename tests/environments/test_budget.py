@@ -5,20 +5,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import Ranks
-from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_price
-from prompt_r1.environments.environment import LONG_REPLY, Environment, Game
+from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
-from prompt_r1.environments.specs import Environments
-from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.spending import Spending
-from prompt_r1.types import Message
+from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.spending import Budget, OutOfBudget, Price, Spending, parse_price
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
-from tests.support.providers import Provider, body_of, endpoint, error_of, outcome_of
+from tests.support.providers import Provider, body_of, endpoint, error_of
 
 
 def forty_calls(asked: Environment) -> list[str | BaseException]:
@@ -140,25 +134,6 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters
 
 
-def test_token_counts_that_are_too_low_for_the_texts_are_replaced_by_estimates() -> None:
-    """A provider that counts 1 token for every text would never reach the budget."""
-    counts = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
-    source = endpoint(Provider(httpx.Response(200, json={**body_of("word " * 60), **counts})))
-    long: list[Message] = [{"role": "user", "content": "word " * 30}]
-    outcome = asyncio.run(outcome_of(source, long))
-    assert (outcome.tokens_in, outcome.tokens_out) == (50, 100)  # a token has three characters
-    outcome = asyncio.run(outcome_of(source, [{"role": "user", "content": "Where?"}]))
-    assert (outcome.tokens_in, outcome.tokens_out) == (1, 100)  # one token for six characters is possible
-
-
-def test_counts_that_are_higher_than_the_texts_explain_are_kept() -> None:
-    """Providers bill reasoning that they do not return."""
-    counts = {"usage": {"prompt_tokens": 900, "completion_tokens": 5000}}
-    source = endpoint(Provider(httpx.Response(200, json={**body_of("Paris"), **counts})))
-    outcome = asyncio.run(outcome_of(source))
-    assert (outcome.tokens_in, outcome.tokens_out) == (900, 5000)
-
-
 def test_a_rejected_request_costs_nothing() -> None:
     asked = environment(endpoint(Provider(httpx.Response(400, json=error_of("prompt is too long")))))
     assert ask(asked) == ""
@@ -253,32 +228,6 @@ def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> No
         return 99
 
     assert asyncio.run(use_up()) == 5
-
-
-def test_each_of_two_ranks_gets_half_of_the_rest_of_the_budget(tmp_path: Path) -> None:
-    config = TrainConfig(env="mini", max_env_calls=6, journal="live")
-    ranks = Ranks(rank=1, count=2, device=torch.device("cpu"))
-
-    async def use_up(asked: Environment) -> int:
-        for number in range(99):
-            try:
-                await asked.ask(HELLO, Game(sample=number))
-            except Resumable:
-                return number
-        return 99
-
-    def open_environment() -> Environment:
-        return Environments(config, seed=0, folder=tmp_path, ranks=ranks).open("mini")
-
-    assert asyncio.run(use_up(open_environment())) == 3
-    assert asyncio.run(use_up(open_environment())) == 1  # resumed: half of the other three
-    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["rank1.jsonl"]
-
-
-@pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "-1,2", "inf,1", "nan,1"])
-def test_a_price_that_is_not_two_numbers_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="--env-price takes IN,OUT"):
-        parse_price(text)
 
 
 def test_a_price_is_in_dollars_per_million_tokens() -> None:

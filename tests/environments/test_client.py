@@ -282,7 +282,7 @@ def test_a_wrong_key_or_model_fails_the_check() -> None:
 
 
 def test_a_refused_connection_fails_the_check() -> None:
-    with pytest.raises(UsageError, match=r"no server answers at http://127.0.0.1:9/v1: "):
+    with pytest.raises(FatalEnvError, match="9/v1: no server answers"):
         asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
 
 
@@ -290,7 +290,7 @@ def test_a_server_of_web_pages_fails_the_check_only_if_the_question_gets_one() -
     """A bug: a busy endpoint whose list of models is a web page was refused as a web page."""
     page = httpx.Response(200, text="<!doctype html><title>Log in</title>")
     with pytest.raises(
-        UsageError, match=r"https://llm.test/v1 answers with a web page, .* often ends in /v1"
+        FatalEnvError, match=r"https://llm.test/v1: it answers with a web page, .* often ends in /v1"
     ):
         check(page)
 

@@ -252,7 +252,7 @@ def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: st
 
 def test_requests_that_did_not_reach_the_server_are_not_charged() -> None:
     outcome, account = call_server("good", base_url="http://127.0.0.1:9")
-    assert (outcome.verdict, account.lost) == ("failed", 0) and "ConnectError" in outcome.reason
+    assert (outcome.verdict, account.lost) == ("failed", 0) and "no server answers" in outcome.reason
 
 
 def test_a_request_that_the_deadline_of_its_call_ends_is_charged() -> None:
@@ -289,7 +289,7 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
 
     async def one_call() -> str:
         async with HostileServer().running() as server:
-            environment = open_environment(f"large@{server.base_url}/good", env_timeout=1)
+            environment = open_environment(f"large@{server.base_url}/good")
             return await environment.ask(HELLO)
 
     assert asyncio.run(one_call()) == "Paris"

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Call, Outcome, OwnSource
-from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.spending import Spending
+from prompt_r1.environments.sources import Outcome
+from prompt_r1.errors import EnvError
+from prompt_r1.spending import Budget, Spending
 from prompt_r1.types import Message
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import endpoint, open_environment
@@ -31,40 +30,6 @@ def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path:
     assert (first.calls, again.calls) == (2, 0)
     metrics = resumed.take_metrics()
     assert (metrics["env/paid"], metrics["env/reused"]) == (0, 2)
-
-
-def test_mode_live_sends_and_records_every_call(tmp_path: Path) -> None:
-    asked = environment(CountingSource(), folder=tmp_path, mode="live")
-    assert [ask(asked), ask(asked)] == ["reply 1", "reply 2"]
-    assert [line["text"] for line in lines_of(tmp_path) if "text" in line] == ["reply 1", "reply 2"]
-
-
-def test_mode_replay_sends_nothing_and_a_missing_reply_is_an_error_that_names_the_call(
-    tmp_path: Path,
-) -> None:
-    ask(environment(CountingSource(), folder=tmp_path))
-    source = CountingSource()
-    replayed = environment(source, folder=tmp_path, mode="replay")
-    assert ask(replayed) == "reply 1"
-    with pytest.raises(UsageError, match="no recorded reply to call 1 of game 7 about question 'q1'"):
-        ask(replayed, sample=7)
-    asyncio.run(replayed.check())  # does not check the source
-    assert source.calls == 0
-
-
-def test_replay_without_a_journal_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no journal to replay"):
-        Journal(tmp_path, mode="replay")
-    with pytest.raises(UsageError, match="nowhere: there is no journal"):
-        Journal(tmp_path, others=[tmp_path / "nowhere"])
-
-
-def test_a_link_in_the_journal_of_another_run_is_not_followed(tmp_path):
-    (tmp_path / "secret").write_text("a key")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/rank0.jsonl").symlink_to(tmp_path / "secret")
-    with pytest.raises(UsageError, match=r"old/rank0.jsonl is a symbolic link"):
-        Journal(None, others=[tmp_path / "old"])
 
 
 def test_a_line_before_each_request_and_one_after_the_call_say_what_it_is_charged(tmp_path: Path) -> None:
@@ -140,18 +105,6 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
     assert source.calls == 2
 
 
-def test_a_failed_call_is_recorded_and_sent_again_and_a_replay_repeats_it(tmp_path: Path) -> None:
-    asked = environment(CountingSource(Outcome("failed", reason="HTTP 500")), folder=tmp_path)
-    with pytest.raises(EnvError, match="HTTP 500"):
-        ask(asked)
-    with pytest.raises(UsageError):
-        Journal(tmp_path, mode="replay")  # it holds no reply
-    assert ask(asked, sample=1) == "reply 2"
-    with pytest.raises(EnvError, match="HTTP 500"):
-        ask(environment(CountingSource(), folder=tmp_path, mode="replay"))
-    assert ask(environment(CountingSource(), folder=tmp_path)) == "reply 1"
-
-
 # --- Kills ---
 
 
@@ -216,7 +169,7 @@ def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: P
     def start(rank: int) -> tuple[CountingSource, Environment]:
         source, journal = CountingSource(), Journal(tmp_path, rank=rank)
         budget = Budget(max_calls=limit, spent=journal.spent, ranks=2)
-        return source, Environment([source], journal=journal, budget=budget, prices=[PRICE])
+        return source, Environment([source], journal=journal, budget=budget, price=PRICE)
 
     for _ in range(3):  # each time both are killed when they have paid for one more call
         ranks = [start(rank) for rank in range(2)]
@@ -259,48 +212,6 @@ def test_lines_that_are_no_calls_and_amounts_that_cannot_be_are_skipped(tmp_path
     assert asked.journal.spent == PRICE.of_call(10, 5)
 
 
-def test_replies_of_other_runs_cost_nothing(tmp_path: Path) -> None:
-    ask(environment(CountingSource(), folder=tmp_path / "old"))
-    source = CountingSource()
-    journal = Journal(tmp_path / "new", others=[tmp_path / "old"])
-    assert ask(Environment([source], journal=journal)) == "reply 1"
-    assert source.calls == 0 and journal.spent == Spending()
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_the_journal_keeps_the_thinking_of_a_reply_which_the_agent_reads_only_if_asked_to(tmp_path, keeps):
-    written = "<think>Who?</think>Anna."
-
-    class Thinker:
-        async def ask(self, messages):
-            return written
-
-    def reply(mode: str) -> str:
-        source = OwnSource(Thinker(), seed=0)
-        return ask(environment(source, folder=tmp_path, mode=mode, keeps_thinking=keeps))
-
-    assert reply("reuse") == reply("replay") == (written if keeps else "Anna.")
-
-
-class TakesSession:
-    def ask(self, messages, session, seed):
-        return f"{session} of run {seed}"
-
-
-def test_an_environment_that_takes_the_session_replies_to_each_question(tmp_path):
-    def replies(mode: str) -> list[str]:
-        async def calls() -> list[str]:
-            asked = environment(OwnSource(TakesSession(), seed=3), folder=tmp_path, mode=mode)
-            return [await text_of(asked, session=session) for session in ("q1", "q2", "q1")]
-
-        return asyncio.run(calls())
-
-    expected = ["q1 of run 3", "q2 of run 3", "q1 of run 3"]
-    assert replies("reuse") == expected
-    assert replies("replay") == expected  # a run that resumes asks nothing again
-    assert len(lines_of(tmp_path)) == 4
-
-
 def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> None:
     """A resumed run plays games from the journal again, and must reward them the same."""
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
@@ -312,15 +223,3 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> N
         costs.append(game.spent)
     assert costs == [PRICE.of_call(10, 5) * 2] * 2
     assert asked.take_metrics()["env/reused"] == 2
-
-
-class Forgetful(CountingSource):
-    """Does not say when it starts a request, so nothing is reserved."""
-
-    async def reply(self, call: Call) -> Outcome:
-        return Outcome("ok", text="free", tokens_in=1, tokens_out=1)
-
-
-def test_a_source_that_reserves_nothing_is_charged_when_it_replies(tmp_path) -> None:
-    asked = environment(Forgetful(), folder=tmp_path)
-    assert ask(asked) == "free" and asked.budget.spent == Journal(tmp_path).spent == PRICE.of_call(1, 1)

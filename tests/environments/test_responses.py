@@ -210,17 +210,17 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
 
 
 @pytest.mark.parametrize(
-    ("body", "rejected"),
+    ("body", "blamed"),
     [
-        ({"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": "temperature?"}]}, ""),
-        ({"detail": [{"loc": ["body", "temperature"], "msg": "not allowed"}]}, "temperature"),
+        ({"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": "temperature?"}]}, "body.messages"),
+        ({"detail": [{"loc": ["body", "temperature"], "msg": "not allowed"}]}, "body.temperature"),
         (error_of("odd", param="top_p"), "top_p"),
-        (error_of("'stop' is not supported"), "stop"),
+        (error_of("'stop' is not supported"), "'stop' is not supported"),
     ],
 )
-def test_a_rejected_field_is_looked_for_in_place_and_message_only(body, rejected):
+def test_a_rejected_field_is_looked_for_in_place_and_message_only(body, blamed):
     """A bug: a 422 that echoed the question dropped `temperature` for the whole run."""
-    assert classify_body(422, body).rejected == rejected
+    assert classify_body(422, body).blamed == blamed
 
 
 def test_a_reply_in_the_reasoning_only_is_a_failure_with_a_hint():

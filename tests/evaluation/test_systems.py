@@ -82,7 +82,7 @@ def run_here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "other",
-    ["--limit 3", "--env-timeout 1", "--tables --method direct", "--metrics official", "--device auto"],
+    ["--limit 3", "--env-concurrency 1", "--tables --method direct", "--metrics official", "--device auto"],
 )
 def test_the_same_settings_use_the_answers_again(run_here, other):
     assert run_here(*other.split()) == 1
@@ -92,10 +92,7 @@ def test_the_same_settings_use_the_answers_again(run_here, other):
     ("other", "sentence"),
     [
         ("--seed 1", "its answers have --seed 0, not 1: give another --out"),
-        (
-            "--temperature 0.5",
-            r"its answers have --temperature 0.0, not 0.5: give another --out \(--journal-from",
-        ),
+        ("--temperature 0.5", r"its answers have --temperature 0.0, not 0.5: give another --out"),
         ("--answer-format tags", "its answers have --answer-format 'auto', not 'tags'"),
         ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),

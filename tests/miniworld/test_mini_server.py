@@ -38,6 +38,7 @@ ERROR_TEXT = "request failed"  # begins every message of the server's faults
 def locked() -> Iterator[str]:
     """The URL of a server that accepts one key only, and fails three requests in ten."""
     line = [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--fail", "0.3", "--key", KEY]
+    line += ["--faults", "500", "429", "reset", "garbage"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -57,12 +58,12 @@ def train_in(folder: Path, line: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
-    """Two steps of training through the failing server, with every call sent, and their run folder."""
+    """Two steps of training through the failing server, and their run folder."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
     line = [
-        *("--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3"),
-        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--journal", "live", "--steps", "2"),
+        *("--agent", str(asking_agent), "--env", f"mini@{locked}"),
+        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "2"),
         *("--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
     ]
     with (
@@ -102,7 +103,7 @@ def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again
     locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    line = ["--agent", str(asking_agent), "--env", f"mini@{locked}", "--env-timeout", "0.3", *GAMES]
+    line = ["--agent", str(asking_agent), "--env", f"mini@{locked}", *GAMES]
     line += ["--steps", "2", "--test-data", "mini", "--out", "run", "--max-env-calls", "4"]
     for _ in range(2):
         assert train_in(tmp_path, line, monkeypatch) == 75
@@ -115,7 +116,7 @@ BAD_ENVIRONMENTS = [
     ("gpt-4o-mini", "", "needs a key: set OPENAI_API_KEY"),
     ("mini@URL", "sk-wrong-0123456789", "check OPENAI_API_KEY"),
     ("minni@URL", KEY, "The model `minni` does not exist"),
-    ("mini@http://127.0.0.1:9/v1", "", "no server answers at http://127.0.0.1:9/v1"),
+    ("mini@http://127.0.0.1:9/v1", "", "http://127.0.0.1:9/v1: no server answers"),
     ("hf:/etc", "", "there is no Hugging Face model in '/etc'"),
     ("hf:BROKEN", "", "no tokenizer at"),
 ]
@@ -144,9 +145,11 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
     questions = [f"Who is the director of {title}?" for title in ("Silver River", "Anna", "It", "Up", "Her")]
 
     async def calls() -> tuple[list[str | BaseException], int, Spending]:
-        environment = open_environment(f"mini@{server.base_url}", env_timeout=0.1 if fault == "hang" else 9)
+        environment = open_environment(f"mini@{server.base_url}")
         source = environment.members[0].source
-        source._limits, source._sleep = replace(source._limits, call_deadline=2.0), RecordedSleep()
+        timeout = 0.1 if fault == "hang" else 9.0
+        source._limits = replace(source._limits, attempt_timeout=timeout, call_deadline=2.0)
+        source._sleep = RecordedSleep()
         asked = [environment.ask([{"role": "user", "content": question}]) for question in questions]
         replies = await asyncio.gather(*asked, return_exceptions=True)
         return replies, int(environment.take_metrics()["env/lost"]), environment.budget.spent
@@ -175,14 +178,14 @@ def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a
 ) -> None:
     """40 steps. Calls, lost attempts and dollars are those that the server counts."""
     # Faults that leave the reply readable are drawn more often, so that no call fails in all six attempts.
-    faults = [fault for fault in (*FAULTS, *2 * REPLYING) if fault != "usage"]
+    faults = [fault for fault in (*FAULTS, *2 * REPLYING) if fault not in ("usage", "hang")]
     clean = FaultyServer()
     faulty = FaultyServer(fail=0.3, faults=faults, rng=random.Random(1))
 
     async def train_with(server: FaultyServer, out: str) -> None:
         settings = ["--agent", asking_agent, "--env", f"mini@{server.base_url}", "--out", out, *GAMES]
         settings += ["--steps", "40", "--save-every", "40", "--test-data", "none"]
-        settings += ["--env-price", "1,2", "--env-timeout", "4", "--journal", "live", "--temperature", "0.5"]
+        settings += ["--env-price", "1,2", "--temperature", "0.5"]
         line = command("train.py", *settings)
         with (tmp_path / f"{out}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(*line, cwd=tmp_path, stdout=log, stderr=log)

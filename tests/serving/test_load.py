@@ -17,12 +17,12 @@ SESSIONS, QUESTIONS, MOST_CALLS = 100, 300, 2
 
 @pytest.mark.slow
 def test_a_hundred_sessions_get_answers_or_typed_errors_while_one_call_in_ten_fails():
-    server = FaultyServer(fail=0.1, rng=random.Random(0))
+    server = FaultyServer(fail=0.1, faults=["500", "429", "reset", "garbage"], rng=random.Random(0))
     agent = EchoAgent(seconds=0.05)
     texts = [f"{1 + number % 3}: Who is the director of Film {number}?" for number in range(QUESTIONS)]
 
     async def ask_all() -> list[object]:
-        pool = open_environment(f"mini@{server.base_url}", env_timeout=2.0, stops_on_failures=False)
+        pool = open_environment(f"mini@{server.base_url}", stops_on_failures=False)
         slots = asyncio.Semaphore(SESSIONS)
         with serving(pair_of(agent, pool, limits=Limits(calls=MOST_CALLS), max_sessions=SESSIONS)) as url:
             async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120) as client:

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import LimitReached
 from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, completion, failure_of, read_request
-from prompt_r1.spending import Spending
+from prompt_r1.spending import OutOfBudget, Spending
 from prompt_r1.types import Action, Completion, Question, Trajectory, Turn
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}

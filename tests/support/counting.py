@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome, Source
+from prompt_r1.spending import Budget, Price
 from prompt_r1.types import Ask, Message
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
@@ -42,15 +42,12 @@ class CountingSource:
 def environment(
     *sources: Source,
     folder: Path | None = None,
-    mode: str = "reuse",
     price: Price = PRICE,
     budget: Budget | None = None,
     **options: object,
 ) -> Environment:
     """An environment with the journal of a folder. `options` are those of Environment."""
-    journal = Journal(folder, mode=mode)
-    prices = [price] * len(sources)
-    return Environment(sources, journal=journal, budget=budget, prices=prices, **options)
+    return Environment(sources, journal=Journal(folder), budget=budget, price=price, **options)
 
 
 async def text_of(asked: Environment, *, sample: int = 0, session: str = "q1") -> str:

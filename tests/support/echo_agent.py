@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from prompt_r1.agent.kv_cache import Game
-from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
+from prompt_r1.spending import Budget, Price
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
 from tests.support.tiny import think

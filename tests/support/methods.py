@@ -12,11 +12,11 @@ from prompt_r1.baselines.make import MethodContext, make_method
 from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import agent_preset
-from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.spending import Price
 from prompt_r1.types import Message, Question
 
 ANNA = Question("1", "a", "abc def?", ("Anna",))
@@ -48,7 +48,7 @@ class PricedSource:
 
 def priced(source, journal: Path | None = None) -> Environment:
     """The environment of a source, for 1 dollar per million tokens in and 2 out."""
-    return Environment([source], journal=Journal(journal), prices=[Price(1.0, 2.0)])
+    return Environment([source], journal=Journal(journal), price=Price(1.0, 2.0))
 
 
 def method(

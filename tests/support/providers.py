@@ -9,7 +9,6 @@ import httpx
 import torch
 
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.distributed import Ranks
 from prompt_r1.environments.client import ApiKey, ClientLimits, Endpoint
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.responses import Attempt, classify
@@ -150,6 +149,6 @@ def open_environment(
 ) -> Environment:
     """Open the environments of a SPEC without a journal. `settings` are fields of EnvironmentConfig."""
     config = EnvironmentConfig(**settings)
-    ranks = Ranks(rank=0, count=1, device=torch.device("cpu"))
-    environments = Environments(config, seed=seed, folder=None, ranks=ranks, other_specs=other_specs)
+    cpu = torch.device("cpu")
+    environments = Environments(config, seed=seed, device=cpu, other_specs=other_specs)
     return environments.open(spec, stops_on_failures=stops_on_failures)

@@ -12,7 +12,7 @@ from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Reward, Trajectory
 
 SETTINGS = """
-    --env mini,mini-b --env-price 2,8 0.1,0.4 --reward tests.training.test_game_costs:dollars
+    --env mini,mini-b --env-price 2,8 --reward tests.training.test_game_costs:dollars
     --val-data none --test-data none --device cpu --questions 4 --group-size 4 --mini-batch 16
     --max-new 80 --max-turns 3 --max-tokens 1500 --steps 2 --instruction short
 """
@@ -40,7 +40,7 @@ def test_each_game_records_what_its_replies_cost_before_it_is_scored(run):
 
 def test_evaluate_and_infer_play_with_the_environments_of_its_training(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    common = ["--agent", str(run), "--env-price", "0.1,0.4", "2,8"]
+    common = ["--agent", str(run), "--env-price", "0.1,0.4"]
     infer.main([*common, "--question", "abc def?", "--json"])
     game = json.loads(capsys.readouterr().out)
     assert game["environment"] == "mini,mini-b" and "error" not in game["stop"]
