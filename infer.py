@@ -31,7 +31,7 @@ from prompt_r1.config.infer import InferConfig, infer_config
 from prompt_r1.errors import INTERRUPTED, Resumable
 from prompt_r1.playing import OpenPair, PlaySettings, open_pair, play_question
 from prompt_r1.spending import Spending
-from prompt_r1.terminal import has_colours, printable
+from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
 
 NO_FORMAT = (
@@ -83,7 +83,7 @@ class Session:
         self._pair = pair
         self._names = names  # of agent and environment, for JSON
         self.wants_tokens = sys.stdout.isatty() and not config.json
-        self._view = Dialogue(_ignore if config.json else _write_out, colours=has_colours(sys.stdout))
+        self._view = Dialogue(_ignore if config.json else _write_out)
 
     async def ask(self, text: str) -> Trajectory:
         """Play one game and print it. Raises UsageError for a question that is too long.

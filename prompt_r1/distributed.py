@@ -30,7 +30,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, out_of_memory
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ def lost_ranks_resumable(ranks: Ranks) -> Iterator[None]:
         # gloo, NCCL and the store raise plain RuntimeErrors: what they have in common is the place.
         files = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
         in_collective = any(file.is_relative_to(Path(dist.__file__).parent) for file in files)
-        if ranks.count == 1 or not in_collective or out_of_memory(error):
+        if ranks.count == 1 or not in_collective or is_out_of_memory(error):
             raise
         raise RankLost(
             f"the ranks could not communicate ({first_line(error)}): one of them has died or hangs; the same "

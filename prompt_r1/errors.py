@@ -36,18 +36,10 @@ def first_line(error: BaseException) -> str:
     return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
-# What torch's allocators, CUDA and NCCL, and cuBLAS say. Only the first has an error class of its own.
-NO_CPU_MEMORY = "can't allocate memory"
-OUT_OF_MEMORY = ("out of memory", NO_CPU_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def out_of_memory(error: BaseException) -> str:
-    """The sentence of an error that says that memory ran out, whoever raised it; "" for other errors."""
-    if isinstance(error, MemoryError):
-        return f"{NO_CPU_MEMORY}: {error}" if str(error) else NO_CPU_MEMORY
-    if not isinstance(error, RuntimeError):
-        return ""
-    sentences = [sentence.strip() for sentence in str(error).replace("\n", ". ").split(". ")]
-    found = next((one for one in sentences if any(text in one for text in OUT_OF_MEMORY)), "")
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: in Python, in torch's allocators, in CUDA and NCCL, or in cuBLAS."""
     # By name: this file is read before torch is imported.
-    return found or (sentences[0] if type(error).__name__ == "OutOfMemoryError" else "")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    texts = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

@@ -1,15 +1,12 @@
-"""Print untrusted text safely, and our own text in colour."""
+"""Print untrusted text safely."""
 
-import os
 import re
 import sys
 import unicodedata
-from typing import TextIO
 
 NOT_PLAIN = re.compile("[^ -~\t\n]")  # everything but visible ASCII: the only characters worth looking up
 # Characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain.
 SHORTEST_SECRET = 12
-COLOURS = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
 
 
 def printable(text: str) -> str:
@@ -39,16 +36,6 @@ def scrub(text: str, key: str) -> str:
     if not key or key.lower() not in text.lower():  # much faster than the search below in a long text
         return text
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
-
-
-def has_colours(stream: TextIO) -> bool:
-    """Whether to use colours: on a terminal, unless NO_COLOR (no-color.org) is set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def colour(name: str, text: str) -> str:
-    """Wrap a printable text in the escape sequences of one of COLOURS."""
-    return f"\x1b[{COLOURS[name]}m{text}\x1b[0m" if text else ""
 
 
 def escape_unprintable_output() -> None:

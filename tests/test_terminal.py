@@ -1,4 +1,4 @@
-"""What reaches a terminal: characters that could act on it are escaped, and colours are its own sequences."""
+"""What reaches a terminal: characters that could act on it are escaped."""
 
 import io
 import sys
@@ -7,14 +7,7 @@ import unicodedata
 import pytest
 
 from prompt_r1 import terminal
-from prompt_r1.terminal import (
-    colour,
-    escape_unprintable_output,
-    has_colours,
-    printable,
-    printable_line,
-    scrub,
-)
+from prompt_r1.terminal import escape_unprintable_output, printable, printable_line, scrub
 
 
 @pytest.mark.parametrize(
@@ -54,31 +47,6 @@ def test_a_key_is_replaced_wherever_it_stands_and_in_any_case():
     assert scrub("a+b is no pattern: aab", "a+b") == "[key] is no pattern: aab"
     assert scrub("nothing to hide", "sk-abc") == scrub("nothing to hide", "") == "nothing to hide"
     assert terminal.SHORTEST_SECRET == 12  # shorter ones are placeholders, such as EMPTY
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
-)
-def test_colours_are_for_terminals_unless_the_user_says_otherwise(monkeypatch, variables, expected):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert bool(has_colours(Terminal())) == expected
-    assert not has_colours(io.StringIO())
-
-
-def test_a_colour_begins_and_ends_with_the_sequences_of_ecma_48():
-    codes = {"dim": "2", "bold": "1", "green": "1;32", "cyan": "36", "yellow": "33"}
-    for name, code in codes.items():
-        assert colour(name, "text") == f"\x1b[{code}mtext\x1b[0m"
-    assert colour("dim", "") == "" and set(codes) == set(terminal.COLOURS)
 
 
 def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):

@@ -14,23 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from prompt_r1.errors import NO_CPU_MEMORY, FatalEnvError, Interrupted, Resumable, UsageError, out_of_memory
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.terminal import SHORTEST_SECRET, escape_unprintable_output, printable, scrub
 
 CONSOLE_COMMAND = "prompt-r1"
 SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}  # `prompt-r1 NAME` runs them
 LONGEST_SENTENCE = 2000  # characters of an error message
-# Errors of a disk, often without a path, and what to do about them.
-DISK_ADVICE = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space", errno.EIO: "check the disk"}
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
+RESUME = "the same command resumes from the last checkpoint"
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-MORE_CPU_MEMORY = (
-    "start fewer processes on this machine, give a smaller --tokens-per-batch, and resume "
-    "from the last checkpoint; otherwise take a smaller agent"
-)
-MORE_GPU_MEMORY = (
-    "give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and "
-    "resume from the last checkpoint; otherwise take a smaller agent or --device cpu"
+MORE_MEMORY = (
+    "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
+    "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"
 )
 
 
@@ -54,18 +50,17 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         _exit(130 if isinstance(error, Interrupted) else 75, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
-        _exit(75, "nobody reads the output any more; the same command resumes from the last checkpoint")
+        _exit(75, f"nobody reads the output any more; {RESUME}")
     except KeyboardInterrupt:
-        _exit(130, "interrupted; the same command resumes from the last checkpoint")
+        _exit(130, f"interrupted; {RESUME}")
     except Exception as error:
-        if isinstance(error, OSError) and (repair := DISK_ADVICE.get(error.errno or 0)):
-            _exit(75, f"{error}: {repair}; the same command resumes from the last checkpoint")
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            _exit(75, f"{error}: free some space or check the disk; {RESUME}")
         if isinstance(error, OSError) and error.filename:
             path = error.filename2 or error.filename
             _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
-        if sentence := out_of_memory(error):
-            advice = MORE_CPU_MEMORY if NO_CPU_MEMORY in sentence else MORE_GPU_MEMORY
-            _exit(2, f"{sentence}: in training, {advice}")
+        if is_out_of_memory(error):
+            _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
         print(printable(without_secrets(traceback.format_exc())), file=sys.stderr)
         _exit(1, "this is a bug: please report it with the traceback above")
     sys.exit(0)

@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 from prompt_r1.errors import INTERRUPTED
 from prompt_r1.spending import Spending
-from prompt_r1.terminal import colour, printable
+from prompt_r1.terminal import printable
 from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
 LABELS = {"think": "agent thinks", "interaction_prompt": "agent asks", "answer": "answer", "": "agent writes"}
-COLOURS = {"think": "dim", "interaction_prompt": "cyan", "answer": "green", "": "dim", "reply": "yellow"}
 INDENT = 13  # width of the labels
 LONGEST_TAG = len("</interaction_prompt>")
 
@@ -38,11 +37,10 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
 
 
 class Dialogue:
-    """Writes a game as labelled and indented text that is safe to print, in colour if wanted."""
+    """Writes a game as labelled and indented text that is safe to print."""
 
-    def __init__(self, write: Callable[[str], object], *, colours: bool) -> None:
+    def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._colours = colours
         self._games = 0
         self._shown: list[int] = []  # characters written so far, for each block of the current turn
 
@@ -51,7 +49,7 @@ class Dialogue:
         self._write("\n" if self._games else "")
         self._games += 1
         self._label("question")
-        self._say("bold", text)
+        self._say(text)
         self._write("\n\n")
 
     def turn(self, text: str, *, ended: bool) -> None:
@@ -62,7 +60,7 @@ class Dialogue:
                     self._write("\n")
                 self._label(LABELS[name])
                 self._shown.append(0)
-            self._say(COLOURS[name], content[self._shown[number] :])
+            self._say(content[self._shown[number] :])
             self._shown[number] = len(content)
         if ended:
             self._end_turn()
@@ -70,14 +68,14 @@ class Dialogue:
     def reply(self, text: str) -> None:
         """Write the reply of the environment."""
         self._label("environment")
-        self._say(COLOURS["reply"], text.strip())
+        self._say(text.strip())
         self._write("\n\n")
 
     def note(self, label: str, text: str) -> None:
         """Write a line of our own; an error may have cut off the turn before it."""
         self._end_turn()
         self._label(label)
-        self._say("dim", text)
+        self._say(text)
         self._write("\n")
 
     def _end_turn(self) -> None:
@@ -87,9 +85,8 @@ class Dialogue:
     def _label(self, label: str) -> None:
         self._write(label.ljust(INDENT))
 
-    def _say(self, name: str, text: str) -> None:
-        text = printable(text).replace("\n", "\n" + " " * INDENT)
-        self._write(colour(name, text) if self._colours else text)
+    def _say(self, text: str) -> None:
+        self._write(printable(text).replace("\n", "\n" + " " * INDENT))
 
 
 def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:

@@ -25,10 +25,11 @@ def given_questions(*, question: str, file: str) -> list[str]:
         raise UsageError(f"{name}: only files ending in .txt or .jsonl can be read")
     try:
         text = sys.stdin.read() if file in ("", "-") else Path(file).read_text("utf-8-sig")
+        text.encode()  # standard input may have half a character for a byte that is not UTF-8
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{name}: the file is not UTF-8") from None
+    except UnicodeError:
+        raise UsageError(f"{name} is not UTF-8") from None
     rows = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not rows:
         raise UsageError('nothing to ask: give --question "…", --questions FILE, or lines on standard input')

@@ -21,7 +21,7 @@ GAME = Trajectory(
 
 def test_two_games_are_written_with_their_labels_in_a_column_of_13():
     written: list[str] = []
-    view = Dialogue(written.append, colours=False)
+    view = Dialogue(written.append)
     for _ in range(2):
         view.question("Who?\nReally?")
         view.turn("<interaction_prompt>Who is", ended=False)
@@ -37,17 +37,6 @@ def test_two_games_are_written_with_their_labels_in_a_column_of_13():
         "note         stopped\n"
     )
     assert "".join(written) == f"{game}\n{game}"
-
-
-def test_each_part_has_its_colour():
-    written: list[str] = []
-    view = Dialogue(written.append, colours=True)
-    view.question("q")
-    view.turn("t<think>a</think><interaction_prompt>b</interaction_prompt><answer>c</answer>", ended=True)
-    view.reply("r")
-    view.note("note", "n")
-    colours = {"q": "1", "t": "2", "a": "2", "b": "36", "c": "1;32", "r": "33", "n": "2"}
-    assert all(f"\x1b[{code}m{letter}\x1b[0m" in written for letter, code in colours.items())
 
 
 @pytest.mark.parametrize(("letters", "waits"), [(0, True), (1, True), (19, True), (20, False), (21, False)])
