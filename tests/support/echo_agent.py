@@ -95,4 +95,4 @@ class Paid:
 
 def paid_environment(*, max_usd: float = 0.0) -> Environment:
     """`Paid` at 1000 dollars per million tokens in and out: 0.02 dollars a call."""
-    return Environment([Paid()], budget=Budget(max_usd=max_usd), prices=[Price(1000, 1000)])
+    return Environment([Paid()], budget=Budget(max_usd=max_usd), price=Price(1000, 1000))
