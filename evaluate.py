@@ -49,7 +49,6 @@ from prompt_r1.evaluation.systems import (
     common_seed,
     contents_of,
     environments_of,
-    leak_warnings,
     resolve_agents,
     settings_of,
     trained_with,
@@ -74,19 +73,16 @@ def main(arguments: list[str]) -> None:
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     systems = choose_systems(config, agents)
-    leaks = leak_warnings(questions, config, agents)
     playing = ",".join(environments_of(config, agents))
-    described = [agent.describe(environment=playing, seed=seed) for agent in agents.values()]
-    for line in (*leaks, *described):
-        print(printable(line), file=sys.stderr, flush=True)
     for agent in agents.values():
+        print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
         check_question_lengths(questions, codec_of(agent), agent.config.game)
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
     with closing(PredictionFile(folder / FILE)) as file:
         keep_settings(folder, settings_of(config, seed), contents_of(config, systems))
         evaluation = Evaluation(config, systems, questions, seed, folder, file)
         predictions = asyncio.run(evaluation.run())
-        print(write_results(folder, score(predictions), trained_with(agents), notes=leaks))
+        print(write_results(folder, score(predictions), trained_with(agents)))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
         print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")

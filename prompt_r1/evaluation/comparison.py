@@ -1,19 +1,17 @@
-"""Compare two systems on the same questions.
+"""Paired comparisons of the full method with the others, on the same questions.
 
-Pairs are formed by question, for each dataset and pooled over all of them with equal weights: the mean
-difference with a bootstrap interval (10,000 resamples), an exact McNemar test if all scores are 0 or 1, else
-a sign-flip test, and Holm's correction over the datasets. The pooled test weights the questions as the pooled
-difference does: with datasets of different sizes it is a sign-flip test.
+Pairs are formed by question, and the datasets have equal weights: the mean difference with a bootstrap
+interval (10,000 resamples), an exact McNemar test if all weighted scores are 0 or 1, else a sign-flip test,
+and Holm's correction over the methods.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
 from prompt_r1.cli.tables import markdown_table
-from prompt_r1.evaluation.aggregate import REPORTED_METRICS, Results
+from prompt_r1.evaluation.aggregate import EXTRACTED, REPORTED_METRICS, Results
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.metrics.statistics import (
     bounds_text,
@@ -24,16 +22,14 @@ from prompt_r1.metrics.statistics import (
     sign_flip,
 )
 
-POOLED = "pooled"
-HEADER = ("metric", "n", "first", "second", "difference [95 %]", "test", "p", "p (Holm)", "verdict")
+FULL = "prompt-r1"  # the method that the others are compared with
+HEADER = ("second", "metric", "n", "first", "second", "difference [95 %]", "test", "p", "p (Holm)", "verdict")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """First against second system on one dataset, or pooled over several; rates from 0 to 1."""
+    """First against second system; rates from 0 to 1."""
 
-    dataset: str
-    metric: str
     n: int  # questions that both answered
     failed: int  # questions for which a call of either system failed
     first: float
@@ -42,7 +38,6 @@ class Comparison:
     high: float
     test: str
     p: float
-    p_holm: float | None = None  # corrected over several comparisons
 
     @property
     def points(self) -> str:
@@ -50,78 +45,64 @@ class Comparison:
         interval = bounds_text(100 * self.low, 100 * self.high, "+.1f")
         return f"{100 * (self.first - self.second):+.1f} {interval}"
 
-    @property
-    def verdict(self) -> str:
-        """Significant, or the bound of the difference in points that the interval leaves open."""
+    def verdict(self, p: float) -> str:
+        """Significant by a corrected p, or the bound of the difference in points that the interval allows."""
         if not isfinite(self.high):
             return "too few questions"
-        if (self.p if self.p_holm is None else self.p_holm) < 0.05:
+        if p < 0.05:
             return "significant"
         return f"within ±{100 * min(1.0, max(abs(self.low), abs(self.high))):.1f}"
 
 
-def compare_systems(results: Results, first: System, second: System, *, metric: str = "") -> list[Comparison]:
-    """Compare two systems on each dataset that has the metric and, if there are several, pooled.
-
-    Without a `metric`, each dataset is compared by the main metric of its kind.
-    """
-    metrics = {name: metric or REPORTED_METRICS[kind][0] for name, kind in results.kinds.items()}
-    both = {
-        name: wanted
-        for name, wanted in metrics.items()
-        if results.scores(first, name, wanted).keys() & results.scores(second, name, wanted).keys()
-    }
-    compared = [_compare(results, first, second, {name: wanted}) for name, wanted in both.items()]
-    if len(compared) < 2:
-        return with_holm(compared)
-    pooled = _compare(results, first, second, both)
-    return [*with_holm(compared), replace(pooled, dataset=POOLED, metric=metric or "main")]
-
-
-def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with p values corrected over all of them."""
-    corrected = holm([one.p for one in comparisons])
-    return [replace(one, p_holm=p) for one, p in zip(comparisons, corrected, strict=True)]
-
-
-def _compare(results: Results, first: System, second: System, metrics: dict[str, str]) -> Comparison:
-    """Compare on one dataset, or pooled over several with equal weights. `metrics`: dataset → its metric."""
+def compare_systems(
+    results: Results, first: System, second: System, *, metric: str = ""
+) -> Comparison | None:
+    """Compare two systems by a metric, or by the main metric of each dataset's kind; None without pairs."""
     pairs, asked = {}, 0
-    for dataset, metric in metrics.items():
-        scores_1, scores_2 = (results.scores(system, dataset, metric) for system in (first, second))
-        pairs[dataset] = np.array([(scores_1[name], scores_2[name]) for name in scores_1 if name in scores_2])
-        asked += len({one.question.id for one in results.predictions(first, [dataset])})
+    for dataset, kind in results.kinds.items():
+        wanted = metric or REPORTED_METRICS[kind][0]
+        scores_1, scores_2 = (results.scores(system, dataset, wanted) for system in (first, second))
+        both = [(scores_1[name], scores_2[name]) for name in scores_1 if name in scores_2]
+        if both:
+            pairs[dataset] = np.array(both)  # (n, 2)
+            asked += len({one.question.id for one in results.predictions(first, [dataset])})
+    if not pairs:
+        return None
     n = sum(map(len, pairs.values()))
     weighted = np.concatenate([n / (len(pairs) * len(pair)) * pair for pair in pairs.values()])  # (n, 2)
-    low, high = macro_interval(
-        {name: pair[:, 0] - pair[:, 1] for name, pair in pairs.items()}, difference_interval
-    )
+    differences = {name: pair[:, 0] - pair[:, 1] for name, pair in pairs.items()}
+    low, high = macro_interval(differences, difference_interval)
     binary = bool(np.isin(weighted, (0, 1)).all())
-    dataset, metric = next(iter(metrics.items()))
-    return Comparison(
-        dataset,
-        metric,
-        n,
-        failed=asked - n,
-        first=float(weighted[:, 0].mean()),
-        second=float(weighted[:, 1].mean()),
-        low=low,
-        high=high,
-        test="McNemar" if binary else "sign flip",
-        p=(mcnemar if binary else sign_flip)(weighted[:, 0], weighted[:, 1]),
-    )
+    test, p_value = ("McNemar", mcnemar) if binary else ("sign flip", sign_flip)
+    mean_1, mean_2 = map(float, weighted.mean(0))
+    return Comparison(n, asked - n, mean_1, mean_2, low, high, test, p_value(weighted[:, 0], weighted[:, 1]))
 
 
-def comparison_table(results: Results, heading: str, comparisons: dict[str, Comparison]) -> str:
-    """A Markdown table with a row for each comparison, by the first cell of the row; rates in percent."""
-    rows = []
-    for label, one in comparisons.items():
-        n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
-        rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}", one.points]
-        p_values = [p_text(one.p), "" if one.p_holm is None else p_text(one.p_holm)]
-        metric = results.labels.get(one.metric, one.metric)
-        rows.append([label, metric, n, *rates, one.test, *p_values, one.verdict])
-    return markdown_table([heading, *HEADER], rows, left=2)
+def comparison_tables(results: Results) -> list[str]:
+    """The full method against the other systems of its environment, by main metric and by EM read."""
+    texts = []
+    for full in (system for system in results.systems if system.method == FULL):
+        rivals = [one for one in results.systems if one.method != FULL]
+        rivals = [one for one in rivals if one.environment in (full.environment, "")]
+        for metric in ("", EXTRACTED):
+            found = {str(rival): compare_systems(results, full, rival, metric=metric) for rival in rivals}
+            compared = {rival: one for rival, one in found.items() if one is not None}
+            corrected = holm([one.p for one in compared.values()])
+            metrics = [metric or REPORTED_METRICS[kind][0] for kind in results.kinds.values()]
+            label = " and ".join(dict.fromkeys(results.labels.get(name, name) for name in metrics))
+            rows = [
+                _row(rival, label, one, p)
+                for (rival, one), p in zip(compared.items(), corrected, strict=True)
+            ]
+            title = f"### {full} (first) against the others (second), all datasets"
+            texts += [f"{title}\n\n{markdown_table(HEADER, rows, left=2)}"] if rows else []
+    return texts
+
+
+def _row(rival: str, label: str, one: Comparison, p: float) -> list[str]:
+    n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
+    rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}", one.points]
+    return [rival, label, n, *rates, one.test, p_text(one.p), p_text(p), one.verdict(p)]
 
 
 def p_text(p: float) -> str:

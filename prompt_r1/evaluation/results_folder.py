@@ -18,13 +18,12 @@ from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.aggregate import EXTRACTED, Results
-from prompt_r1.evaluation.comparison import compare_systems, comparison_table, with_holm
-from prompt_r1.evaluation.paper_tables import FULL, paper_tables
+from prompt_r1.evaluation.aggregate import Results
+from prompt_r1.evaluation.comparison import comparison_tables
+from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, FILE, System, short_names
 from prompt_r1.foreign import json_object, replace_file
 from prompt_r1.metrics.statistics import bounds_text
-from prompt_r1.terminal import printable_line
 
 SETTINGS, TABLES, RESULTS = "config.yaml", "tables.md", "results.json"
 COUNTED = ("format", "turns", *AMOUNTS)
@@ -43,21 +42,16 @@ def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mappin
     kept = read_mapping(path) if path.exists() else {}
     if not kept and (folder / FILE).stat().st_size:
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    other = "give another --out"
+    before = kept.pop("contents", {})
     for name in kept.keys() & values.keys():
         if kept[name] != values[name]:
             flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
-            raise UsageError(f"--out {folder}: its answers have {flag}: {other}")
-    before = kept.get("contents")
-    digests = {**(before if isinstance(before, dict) else {}), **contents}
-    changed = [
-        name
-        for name in contents
-        if isinstance(before, dict) and before.get(name, contents[name]) != contents[name]
-    ]
-    if changed:
-        raise UsageError(f"--out {folder}: {changed[0]} has changed since its answers: {other}")
-    text = yaml.safe_dump({**values, "contents": digests}, sort_keys=False, allow_unicode=True)
+            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
+    assert isinstance(before, dict)
+    for name in before.keys() & contents.keys():
+        if before[name] != contents[name]:
+            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
+    text = yaml.safe_dump({**values, "contents": {**before, **contents}}, sort_keys=False, allow_unicode=True)
     replace_file(path, text.encode())
 
 
@@ -75,21 +69,19 @@ def _read_results(folder: Path) -> dict[str, Any]:
     return {name: row for name, row in found.items() if isinstance(row, dict)}
 
 
-def write_results(
-    folder: Path, results: Results, trained_with: Mapping[str, str], *, notes: Sequence[str] = ()
-) -> str:
-    """Write the tables, with `notes` below them, and results.json; returns a table for the terminal."""
+def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> str:
+    """Write tables.md and results.json; returns a table for the terminal."""
     before, found = _read_results(folder), {}
     for system, name in short_names(results.systems).items():
         found[name] = means_of(results, system, list(results.kinds))
         if "preparation" in before.get(name, {}):
             found[name]["preparation"] = before[name]["preparation"]
     replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
-    notes = [*map(printable_line, notes), EXTRACTION]
+    notes = [EXTRACTION]
     if results.lacks_similarity:
         notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
-    texts = [results_table(results), *notes, *paper_tables(results, trained_with), *comparisons(results)]
-    replace_file(folder / TABLES, ("\n\n".join(texts) + "\n").encode())
+    tables = [*paper_tables(results, trained_with), *comparison_tables(results)]
+    replace_file(folder / TABLES, ("\n\n".join([results_table(results), *notes, *tables]) + "\n").encode())
     return _printed(results, found)
 
 
@@ -153,22 +145,3 @@ def _cells(results: Results, means: Mapping[str, Any]) -> list[str]:
     cells += [f"{means[name]:.2f}" if name in means else "–" for name in ("format", "turns", "calls")]
     tokens = means.get("tokens_in", 0) + means.get("tokens_out", 0)
     return [*cells, f"{tokens:,.0f}", f"{means.get('usd', 0):.2g}"]
-
-
-def comparisons(results: Results) -> list[str]:
-    """Tables of the full method against the other systems of its environment: pooled, then by dataset."""
-    texts = []
-    for full in (system for system in results.systems if system.method == FULL):
-        rivals = [one for one in results.systems if one.method != FULL]
-        rivals = [one for one in rivals if one.environment in (full.environment, "")]
-        main = {str(rival): compare_systems(results, full, rival) for rival in rivals}
-        read = {str(rival): compare_systems(results, full, rival, metric=EXTRACTED) for rival in rivals}
-        for compared in (main, read):
-            last = {rival: found[-1] for rival, found in compared.items() if found}
-            rows = dict(zip(last, with_holm(list(last.values())), strict=True))
-            title = f"### {full} (first) against the others (second), all datasets"
-            texts += [f"{title}\n\n{comparison_table(results, 'second', rows)}"] if rows else []
-        for rival, found in main.items():
-            table = comparison_table(results, "dataset", {one.dataset: one for one in found})
-            texts += [f"### {full} (first) against {rival} (second)\n\n{table}"] if found else []
-    return texts

@@ -1,26 +1,22 @@
 """Choose systems (methods × environments × agents), and note what their answers depend on."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import HELD_OUT, is_mini_data
+from prompt_r1.config.environment import is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.methods import METHODS
-from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.types import Question
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
-AGENT_FILES = ("*.safetensors", "*.json", "*.jinja", "prompt_r1.yaml")
 NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 
@@ -94,32 +90,6 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     return {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
 
 
-def leak_warnings(
-    questions: Sequence[Question], config: EvaluateConfig, agents: Mapping[str, AgentSpec]
-) -> list[str]:
-    """A sentence for each file that agents or methods learn from and that contains some of the questions.
-
-    The splits of the mini world share no question. A function named by an agent's folder is not called,
-    because the folder may come from anyone.
-    """
-    trained = [agents[name].config for name in trained_with(agents)]
-    names = [name for run in trained for name in (*run.data, *run.val_data) if name != HELD_OUT]
-    warnings = []
-    for name in dict.fromkeys([*names, *config.train_data, *config.val_data]):
-        if is_mini_data(name) or name.startswith(OBJECT_PREFIX):
-            continue
-        try:
-            keys = {question_key(question.text) for question in find_questions([name], "train", 0)}
-        except UsageError as error:
-            warnings.append(f"Warning: whether {name} contains test questions was not checked ({error}).")
-            continue
-        shared = sum(question_key(question.text) in keys for question in questions)
-        if shared:
-            total = f"{shared:,} of the {len(questions):,}"
-            warnings.append(f"Warning: {total} test questions also occur in {name}.")
-    return warnings
-
-
 def settings_of(config: EvaluateConfig, seed: int) -> dict[str, object]:
     """The settings that all answers in a folder have in common."""
     return {**identifying_values(config), "seed": seed}
@@ -134,13 +104,10 @@ def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> 
 
 
 def digest_of(path: Path) -> str:
-    """A digest of a file, or of an agent's weights, tokenizer and settings."""
+    """A digest of a file, or of the files of an agent's folder."""
     folder = path / "agent" if (path / "agent").is_dir() else path
-    files: Iterable[Path] = (
-        [path] if path.is_file() else (f for name in AGENT_FILES for f in folder.glob(name))
-    )
     digest = hashlib.sha256()
-    for file in sorted(files):
+    for file in [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir())):
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]

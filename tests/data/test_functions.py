@@ -2,14 +2,9 @@
 
 import pytest
 
-from prompt_r1.agent.names import AgentSpec
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.config.train_settings import train_config
-from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import leak_warnings
 from prompt_r1.types import Question
 
 CODE = """
@@ -76,7 +71,3 @@ def test_only_the_command_line_may_name_a_function(in_folder):
     (in_folder / "theirs.yaml").write_text("data: ['py:own_sums:sums']\nagent: mini\nenv: mini\n")
     with pytest.raises(UsageError, match=r"data names code.*give --data py:own_sums:sums"):
         train_config(["--config", "theirs.yaml"])
-    question = Question("1", "sums", "0 + 5?", ("5",))
-    theirs = AgentSpec(in_folder, TrainConfig(data=("py:own_sums:sums",)), "")
-    write_yaml(theirs.config, in_folder / GAME_FILE)
-    assert leak_warnings([question], EvaluateConfig(), {"theirs": theirs}) == []

@@ -1,4 +1,4 @@
-"""The systems of an evaluation, the settings that its answers have in common, and questions that leaked."""
+"""The systems of an evaluation, the settings that its answers have in common."""
 
 import json
 from collections import Counter
@@ -12,10 +12,8 @@ from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, write_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import choose_systems, common_seed, digest_of, leak_warnings
-from prompt_r1.types import Question
+from prompt_r1.evaluation.systems import choose_systems, common_seed, digest_of
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def test_the_same_settings_use_the_answers_again(run_here, other):
     ("other", "sentence"),
     [
         ("--seed 1", "its answers have --seed 0, not 1: give another --out"),
-        ("--temperature 0.5", r"its answers have --temperature 0.0, not 0.5: give another --out"),
+        ("--temperature 0.5", "its answers have --temperature 0.0, not 0.5: give another --out"),
         ("--answer-format tags", "its answers have --answer-format 'auto', not 'tags'"),
         ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),
@@ -127,50 +125,11 @@ def test_a_folder_without_its_settings_is_refused(run_here):
         run_here()
 
 
-def test_a_digest_is_about_weights_tokenizer_and_settings_of_an_agent(tmp_path):
+def test_a_digest_is_of_the_files_of_an_agent(tmp_path):
     digests = set()
-    for name in ("model.safetensors", "tokenizer.json", "prompt_r1.yaml", "notes.txt"):
+    for name in ("model.safetensors", "tokenizer.json", "prompt_r1.yaml"):
         (tmp_path / name).write_text(name)
         digests.add(digest_of(tmp_path))
-    assert len(digests) == 3, "of all files but notes.txt"
+    assert len(digests) == 3
     (tmp_path / "run").mkdir()
     assert digest_of(tmp_path) == digest_of(Path(f"{tmp_path}/run/.."))
-
-
-@pytest.mark.parametrize("flag", ["--max-turns", "--optimize-calls"])
-def test_a_setting_out_of_range_is_a_usage_error(flag):
-    with pytest.raises(UsageError, match=f"{flag} must be 0 .*or more, not -1"):
-        evaluate.main([flag, "-1"])
-
-
-# --- Leaks ------------------------------------------------------------------------------------------------
-
-QUESTIONS = [
-    Question("1", "DAPO-Math", f"{DAPO_OPENING}Find $x$.{DAPO_CLOSING}", ("1",), "math"),
-    Question("2", "DAPO-Math", "Find $y$.", ("1",), "math"),
-    Question("3", "PopQA", "Who is  Anna?", ("Bob",)),
-    Question("4", "PopQA", "Who is Bob?", ("Anna",)),
-]
-
-
-def test_a_warning_counts_questions_that_agents_or_methods_learned_from(tmp_path):
-    """They may differ in case, blanks and DAPO's wrapper. Five of the 1,536 published test questions are in
-    the published validation file."""
-    trained_on = [Question(text, "x", text, ("?",)) for text in ("find $x$.", "Who is Anna?", "Where?")]
-    write_questions(tmp_path / "train.jsonl", trained_on)
-    write_questions(tmp_path / "other.jsonl", [Question("a", "x", "Where?", ("?",))])
-    files = tuple(str(tmp_path / name) for name in ("train.jsonl", "other.jsonl", "gone.jsonl"))
-    shared, missing = leak_warnings(QUESTIONS, EvaluateConfig(train_data=("mini", "mini:ood", *files)), {})
-    assert shared.startswith("Warning: 2 of the 4 test questions also occur in") and "train.jsonl" in shared
-    assert "gone.jsonl contains test questions was not checked" in missing
-
-
-def test_an_evaluation_prints_and_keeps_the_warning(tmp_path, capsys):
-    test, validation = tmp_path / "test.jsonl", tmp_path / "validation.jsonl"
-    write_questions(test, QUESTIONS)
-    write_questions(validation, QUESTIONS[3:])
-    out = tmp_path / "out"
-    line = ["--method", "direct", "--env", "mini", "--data", test, "--val-data", validation, "--out", out]
-    evaluate.main([str(part) for part in line])
-    sentence = "Warning: 1 of the 4 test questions also occur in"
-    assert sentence in capsys.readouterr().err and sentence in (out / "tables.md").read_text()
