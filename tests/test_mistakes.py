@@ -85,13 +85,19 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
     ("train.py --out used", "used is in use by process 7"),
-]
-SEEN_LATER = [
-    ("train.py --agent AGENT --env what?ever", "what?ever"),
-    ("train.py --agent AGENT --env gpt-4o-mini", "OPENAI_API_KEY"),
+    # environments
+    ("train.py --agent AGENT --env what?@ever:80", "there is no environment 'what?@ever:80'"),
+    ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
+    ("evaluate.py --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
+    ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
+    ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
+    ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
+    ("infer.py --question Who? --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
+]
+SEEN_LATER = [
     ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from prompt_r1.agent.names import find_agent, newest_mini_run
 from prompt_r1.cli.question_input import given_questions
-from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, is_mini_data
+from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
 from prompt_r1.config.evaluate import evaluate_config
 from prompt_r1.config.infer import infer_config
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.files import load_questions
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 
 LOCK = ".lock"  # of a run folder
@@ -23,6 +24,7 @@ def check_train(arguments: list[str]) -> None:
     """Raise UsageError for a training that cannot start."""
     config, name = train_config(arguments)
     _check_agents([config.agent])
+    _check_environments(config, [config.env])
     _check_data([*config.data, *config.val_data, *config.test_data])
     if os.environ.get("RANK", "0") == "0" and not config.dry_run:
         _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
@@ -35,13 +37,20 @@ def check_infer(arguments: list[str]) -> None:
         given_questions(question=config.question.strip(), file=config.questions)
     elif not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):
         given_questions(question="", file="-")  # raises: there is none
-    _check_agents([config.agent or str(newest_mini_run())])
+    check_pair(config.agent, config.env, config)
+
+
+def check_pair(agent: str, env: str, calls: EnvironmentConfig) -> None:
+    """Raise UsageError for an agent or environment that cannot be opened; "" as for infer."""
+    _check_agents([agent or str(newest_mini_run())])
+    _check_environments(calls, [env])
 
 
 def check_evaluate(arguments: list[str]) -> None:
     """Raise UsageError for an evaluation that cannot start."""
     config = evaluate_config(arguments)
     _check_agents([*config.agent, *filter(None, [config.sft_agent, config.grpo_agent])])
+    _check_environments(config, [*config.env, config.optimizer_env])
     _check_data([*config.data, *config.train_data, *config.val_data])
 
 
@@ -54,6 +63,12 @@ def _check_agents(names: Iterable[str]) -> None:
     for name in names:
         if name != MINI_AGENT:  # building the mini agent imports torch
             find_agent(name, seed=0)
+
+
+def _check_environments(calls: EnvironmentConfig, specs: Iterable[str]) -> None:
+    environments = Environments(calls)
+    for spec in filter(None, specs):
+        environments.check(spec)
 
 
 def _check_data(names: Iterable[str]) -> None:

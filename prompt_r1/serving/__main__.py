@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.preflight import check_pair
 from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.serve import ServeConfig
 from prompt_r1.errors import UsageError
@@ -45,6 +46,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     local, key = ip_address(address).is_loopback, os.environ.get(KEY, "").strip()
     if not key and not local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
+    check_pair(config.agent, config.env, config)
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 

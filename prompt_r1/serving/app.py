@@ -37,6 +37,7 @@ from prompt_r1.types import Trajectory
 logger = logging.getLogger(__name__)
 
 AWAITED_SECONDS = 0.2  # between looks whether the client is still there
+MOST_BYTES = 2_000_000  # of a request: more text than any game has room for
 GONE = 499  # nginx's status for a client that has disconnected
 Pieces = asyncio.Queue[Piece | None]  # of a dialogue; None ends it
 
@@ -84,7 +85,7 @@ class ChatServer:
         self._check_key(request)
         if not request.headers.get("content-type", "").startswith("application/json"):
             raise bad_request("the request needs the header Content-Type: application/json")
-        asked = wire.read_request(await request.body())
+        asked = wire.read_request(await _body_of(request))
         if asked.model != self.model_name:
             message = f"there is no model {reprlib.repr(asked.model)}; this server has {self.model_name!r}"
             raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
@@ -120,6 +121,16 @@ class ChatServer:
         if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
             message = "the request needs the server's key"
             raise Failure(401, "authentication_error", message, code="invalid_api_key")
+
+
+async def _body_of(request: Request) -> bytes:
+    """The body of a request. Raises Failure for one that is too long, without reading the rest."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise Failure(413, "invalid_request_error", f"the body has more than {MOST_BYTES:,} bytes")
+    return bytes(body)
 
 
 async def _events(

@@ -159,6 +159,18 @@ def test_an_unknown_path_or_method_is_an_error_in_json(url, method, path, status
     assert response.status_code == status and error["type"] == "invalid_request_error"
 
 
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(url):
+    def endless() -> Iterator[bytes]:
+        sent = 0
+        while sent < 50_000_000:
+            sent += 100_000
+            yield b" " * 100_000
+
+    response = post(url, endless())
+    assert response.status_code == 413 and "more than 2,000,000 bytes" in response.json()["error"]["message"]
+    assert ask(url).status_code == 200
+
+
 def test_half_a_character_in_a_question_becomes_a_question_mark(url):
     assert ask(url, "Who is \ud83d").json()["choices"][0]["message"]["content"] == "WHO IS ?"
 
