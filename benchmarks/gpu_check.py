@@ -16,9 +16,16 @@ from benchmarks.measuring import clock, memory
 from benchmarks.workload import learn_from, make_update, plan, random_games, random_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.kv_cache import PAGE_SIZE, Game, PagePool
+from prompt_r1.agent.kv_cache import (
+    PAGE_SIZE,
+    Chunk,
+    Game,
+    PagedBatch,
+    PagePool,
+    _flash,
+    _sequence_by_sequence,
+)
 from prompt_r1.agent.model_check import check_model
-from prompt_r1.agent.paged_attention import Chunk, PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import Ranks
 

@@ -1,4 +1,4 @@
-"""Attention of packed rows (packing.py) and of sequences in the paged KV cache (paged_attention.py).
+"""Attention of packed rows (packing.py) and of sequences in the paged KV cache (kv_cache.py).
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Keywords of a
 model's forward reach the attention of every layer: `packed=` or `paged=` selects what it computes.

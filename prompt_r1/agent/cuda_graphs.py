@@ -16,8 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.kv_cache import PagePool
-from prompt_r1.agent.paged_attention import Chunk, PagedBatch, upload
+from prompt_r1.agent.kv_cache import Chunk, PagedBatch, PagePool, upload
 from prompt_r1.agent.sampling import SamplingMix
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes

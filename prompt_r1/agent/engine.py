@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.cuda_graphs import Capture, Decoded, DecodeGraphs, capture_cuda_graph
-from prompt_r1.agent.kv_cache import Game, PagePool, allocate_pool
-from prompt_r1.agent.paged_attention import PagedBatch, upload
+from prompt_r1.agent.kv_cache import Game, PagedBatch, PagePool, allocate_pool, upload
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
@@ -170,10 +169,7 @@ class Engine:
                 self._compute, self._pool, longest=self.max_tokens, capture=self._capture
             )
         self._scheduler = Scheduler(
-            self._pool,
-            max_games=self._max_games,
-            prefill_tokens=self._prefill_tokens,
-            prompts_wait=self._graphs is not None,
+            self._pool, max_games=self._max_games, prefill_tokens=self._prefill_tokens
         )
 
     async def _run(self) -> None:

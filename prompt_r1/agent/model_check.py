@@ -16,10 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
-from prompt_r1.agent.kv_cache import PAGE_SIZE, Game, PagePool
+from prompt_r1.agent.kv_cache import PAGE_SIZE, Chunk, Game, PagedBatch, PagePool
 from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import pack
-from prompt_r1.agent.paged_attention import Chunk, PagedBatch
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.types import Completion, Question, Trajectory

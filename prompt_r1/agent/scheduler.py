@@ -12,13 +12,10 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prompt_r1.agent.kv_cache import Game, PagePool
-from prompt_r1.agent.paged_attention import Chunk
+from prompt_r1.agent.kv_cache import Chunk, Game, PagePool
 from prompt_r1.agent.sampling import Sampling
 from prompt_r1.types import Completion
 
-# With CUDA graphs, prompts wait at most this many steps to be computed together.
-MAX_PROMPT_WAIT = 16
 # Share of the pages that stays free when a job is admitted beside others, for those to grow.
 RESERVE = 1 / 16
 
@@ -84,18 +81,13 @@ class Schedule:
 class Scheduler:
     """Waiting and running jobs, and the games that hold pages."""
 
-    def __init__(
-        self, pool: PagePool, *, max_games: int, prefill_tokens: int, prompts_wait: bool = False
-    ) -> None:
-        """`prompts_wait`: whether prompts wait for each other, because a step without them is far cheaper."""
+    def __init__(self, pool: PagePool, *, max_games: int, prefill_tokens: int) -> None:
         self.max_games = max_games
         self.prefill_tokens = prefill_tokens
         self.running: list[Job] = []  # the oldest game first, as in `waiting`
         self.waiting: list[Job] = []
         self.preempted = 0
         self._pool = pool
-        self._prompts_wait = prompts_wait
-        self._prompt_wait = 0  # steps that prompts have waited
         self._games: set[Game] = set()  # those that hold pages
 
     @property
@@ -191,7 +183,7 @@ class Scheduler:
                 schedule.known.append(job)
             elif self._grow(job):
                 schedule.add(job, 1)
-        room = self._prompt_room()
+        room = self.prefill_tokens
         # Jobs got the pages of their prompts when they were admitted.
         for job in sorted([job for job in self.running if job.uncached > 1], key=lambda job: job.uncached):
             if count := min(job.uncached, room):
@@ -199,17 +191,6 @@ class Scheduler:
                 schedule.add(job, count)
                 room -= count
         return schedule
-
-    def _prompt_room(self) -> int:
-        """How many prompt tokens the next step may compute; 0 while prompts wait for others."""
-        pending = sum(job.uncached for job in self.running if job.uncached > 1)
-        decoding = any(job.uncached <= 1 for job in self.running)
-        wait = self._prompts_wait and decoding and 0 < pending < self.prefill_tokens
-        self._prompt_wait = self._prompt_wait + 1 if wait else 0
-        if wait and self._prompt_wait <= MAX_PROMPT_WAIT:
-            return 0
-        self._prompt_wait = 0
-        return self.prefill_tokens
 
     def _grow(self, job: Job) -> bool:
         """Give a job a page for its next token where it needs one. Without room, it is preempted."""

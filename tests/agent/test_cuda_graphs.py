@@ -6,7 +6,6 @@ import pytest
 
 from prompt_r1.agent.cuda_graphs import Decoded, Replay
 from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.scheduler import MAX_PROMPT_WAIT
 from tests.support import tiny
 
 
@@ -78,25 +77,3 @@ def test_a_graph_with_another_result_is_not_used():
 def test_a_graph_that_only_rounds_differently_is_used():
     play(capture := Capture(off_by=0.005))
     assert capture.replayed > 20
-
-
-def test_prompts_wait_for_each_other_for_a_limited_number_of_steps():
-    """A game decodes; prompts that come meanwhile are computed together, after MAX_PROMPT_WAIT steps."""
-    engine = Engine(
-        tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1600, capture=Capture(), page_size=16
-    )
-    first: list[int] = []
-
-    async def late(number: int, decoded: list[int]) -> None:
-        while len(decoded) < 3 + number:
-            await asyncio.sleep(0)
-        prompt = tiny.random_tokens(5, seed=number)
-        await engine.generate(prompt, max_new=1, seed="0", watch=lambda _: first.append(len(decoded)))
-
-    async def games() -> None:
-        decoded: list[int] = []
-        running = engine.generate(tiny.random_tokens(5, seed=9), max_new=60, seed="0", watch=decoded.append)
-        await asyncio.gather(running, late(0, decoded), late(1, decoded))
-
-    asyncio.run(games())
-    assert first[0] == first[1] and MAX_PROMPT_WAIT <= first[0] - 3 <= MAX_PROMPT_WAIT + 2

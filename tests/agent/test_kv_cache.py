@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from prompt_r1.agent import kv_cache
-from prompt_r1.agent.kv_cache import Game, PagePool, allocate_pool
-from prompt_r1.agent.paged_attention import Chunk, PagedBatch, _flash, _sequence_by_sequence
+from prompt_r1.agent.kv_cache import (
+    Chunk,
+    Game,
+    PagedBatch,
+    PagePool,
+    _flash,
+    _sequence_by_sequence,
+    allocate_pool,
+)
 from prompt_r1.errors import UsageError
 from tests.agent.test_attention import naive_attention
 from tests.support import tiny
