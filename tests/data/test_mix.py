@@ -73,7 +73,7 @@ def test_the_papers_mix_has_5120_questions_of_each_of_eight_datasets() -> None:
     [
         ("mix --in own.jsonl --out own.jsonl", "must not be among"),
         ("mix --in own.jsonl --out o.parquet", "only .jsonl files can be written"),
-        ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be above 0, not 0"),
+        ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be above 0 and below"),
         ("convert --from hotpotqa --in nowhere.json --out o.jsonl", "no such file"),
         ("convert --from hotpotqa --in own.jsonl --out o.csv", "only .jsonl files can be written"),
     ],
