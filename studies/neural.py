@@ -25,9 +25,8 @@ from tqdm import tqdm
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from prompt_r1.fine_tuning import fine_tune
-from prompt_r1.miniworld.agent import new_model, next_token_loss
+from prompt_r1.miniworld.agent import TURN_END, TURN_START, new_model, next_token_loss, train_tokenizer
 from prompt_r1.miniworld.questions import Gen, Split, answer_of, make_questions
-from prompt_r1.miniworld.tokenizer import TURN_END, TURN_START, train_tokenizer
 from prompt_r1.miniworld.world import FILM_RELATIONS, PERSON_RELATIONS, YEARS, World, make_world
 from prompt_r1.types import Completion, Question, Trajectory
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.tokenizer import train_tokenizer
+from prompt_r1.miniworld.agent import train_tokenizer
 from prompt_r1.protocol import CUT, INSTRUCTIONS, TAGS, Codec, parse
 from prompt_r1.types import Action
 from tests.support import tiny

@@ -17,9 +17,8 @@ from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, open_own
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.advice import AdvisedEnvironment, MiniOptimizer
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.mini_optimizer import MiniOptimizer
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.spending import Budget, parse_price

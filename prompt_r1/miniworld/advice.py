@@ -3,6 +3,9 @@
 Advice is a phrase of ADVICE, in a system message or in the prompt. It changes the skills of style A, and the
 probability 0.7 that "Answer only." is obeyed; otherwise the reply is a sentence. The luck of a prompt does
 not depend on its system message, so a higher skill never loses a right answer.
+
+`mini-optimizer` stands in for a model that writes prompts: it draws advice, good or bad, and keeps most of
+what the request already contains. It does not read why replies were wrong.
 """
 
 import random
@@ -26,6 +29,9 @@ ADVICE = {
     "explain your answer": {"bare": -0.7},
     "be creative": {"clear": -0.2, "casual": -0.2, "details": -0.3},
 }
+KEPT = 0.7  # probability that advice in the request stays in the new prompt
+# Opening and closing marks of the new prompt, by the search that asks for it: opro, textgrad, gepa.
+MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), ("```\n", "\n```"))
 UNADVISED = replace(SKILLS["A"], bare=0.7)
 
 
@@ -56,3 +62,24 @@ class AdvisedEnvironment:
         seed = f"form {self._environment.seed} {' '.join(prompt.split()).lower()}"
         obeys = random.Random(seed.encode("utf-8", "replace")).random() < skills.bare
         return self._environment.reply(prompt if obeys else ANSWER_ONLY.sub("", prompt), skills)
+
+
+class MiniOptimizer:
+    """Writes a new prompt between the marks that a request names; criticises where it names none."""
+
+    name = "mini-optimizer"
+
+    async def ask(self, messages: list[Message], *, sample: int = 0, seed: int = 0) -> str:
+        request = messages[-1]["content"]
+        for opening, closing in MARKS:
+            if opening in request:
+                rng = random.Random(f"{seed} {sample} {request}".encode("utf-8", "replace"))
+                return f"{opening}{write_prompt(request.lower(), rng)}{closing}"
+        return "The instruction lacks advice that would help here."
+
+
+def write_prompt(request: str, rng: random.Random) -> str:
+    """Advice of the request, most of it, and one or two pieces more."""
+    kept = [phrase for phrase in ADVICE if phrase in request and rng.random() < KEPT]
+    new = rng.sample(list(ADVICE), rng.choice((1, 1, 2)))
+    return " ".join(f"{phrase.capitalize()}." for phrase in dict.fromkeys(kept + new))

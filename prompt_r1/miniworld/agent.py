@@ -6,16 +6,18 @@ will play.
 
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -24,9 +26,8 @@ from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import MiniQuestion, make_questions
-from prompt_r1.miniworld.tokenizer import plain_text, train_tokenizer
 from prompt_r1.miniworld.world import make_world
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
@@ -34,6 +35,16 @@ EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
 WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
 BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
 VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
+
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}"""
 
 Show = Callable[[MiniQuestion, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
 """Plays a demonstration."""
@@ -145,6 +156,41 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: in
         temperature=1.0,
     )
     return model
+
+
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer on `texts`. Its vocabulary has all 256 bytes, so any text can be encoded and decoded.
+
+    Each tag is one added token, but not a special one: like Qwen3's `<think>`, it is text of the agent, which
+    decoding keeps.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, TURN_START, TURN_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=TURN_END,
+        additional_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def plain_text(question: Question, turns: list[Turn]) -> str:
+    """The text of a demonstration without tags, for `train_tokenizer`: no merge may contain part of a tag."""
+    opening = f"user\nQuestion: {question.text}\n{INSTRUCTIONS['short']}"
+    said = [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
+    return re.sub("|".join(TAGS), "\n", "\n".join([opening, *said]))
 
 
 def demonstrations(

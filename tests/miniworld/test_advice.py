@@ -8,8 +8,7 @@ import pytest
 
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_questions, make_world
-from prompt_r1.miniworld.advice import ADVICE, AdvisedEnvironment, advised
-from prompt_r1.miniworld.mini_optimizer import MARKS, MiniOptimizer, write_prompt
+from prompt_r1.miniworld.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, advised, write_prompt
 from prompt_r1.types import Message
 
 WORLD = make_world(0)

@@ -14,9 +14,16 @@ from prompt_r1.data.questions import find_questions
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import decompose
-from prompt_r1.miniworld.environment import MiniEnvironment, Skills
+from prompt_r1.miniworld.environment import (
+    BeforeYear,
+    Detailed,
+    Lookup,
+    MiniEnvironment,
+    Skills,
+    Sum,
+    understand,
+)
 from prompt_r1.miniworld.questions import TRAINING_MIX, make_questions
-from prompt_r1.miniworld.understanding import BeforeYear, Detailed, Lookup, Sum, understand
 from prompt_r1.miniworld.world import make_world
 from studies.neural import (
     ANSWER_ONLY,
