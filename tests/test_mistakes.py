@@ -92,7 +92,10 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
-    ("infer.py --question Who? --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
+    (
+        "infer.py --question Who? --agent AGENT --env mini,mini-b --route 1",
+        "--route takes session, uniform or 2 weights",
+    ),
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),

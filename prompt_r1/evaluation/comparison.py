@@ -1,8 +1,7 @@
 """Paired comparisons of the full method with the others, on the same questions.
 
-Pairs are formed by question, and the datasets have equal weights: the mean difference with a bootstrap
-interval (10,000 resamples), an exact McNemar test if all weighted scores are 0 or 1, else a sign-flip test,
-and Holm's correction over the methods.
+Pairs are formed by question, and the datasets have equal weights: the mean difference and its bootstrap
+interval (10,000 resamples), which is not corrected for the number of methods.
 """
 
 from dataclasses import dataclass
@@ -13,17 +12,10 @@ import numpy as np
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.evaluation.aggregate import EXTRACTED, REPORTED_METRICS, Results
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.metrics.statistics import (
-    bounds_text,
-    difference_interval,
-    holm,
-    macro_interval,
-    mcnemar,
-    sign_flip,
-)
+from prompt_r1.metrics.statistics import bounds_text, difference_interval, macro_interval
 
 FULL = "prompt-r1"  # the method that the others are compared with
-HEADER = ("second", "metric", "n", "first", "second", "difference [95 %]", "test", "p", "p (Holm)", "verdict")
+HEADER = ("second", "metric", "n", "first", "second", "difference [95 %]", "verdict")
 
 
 @dataclass(frozen=True)
@@ -36,8 +28,6 @@ class Comparison:
     second: float
     low: float  # 95 % interval of first - second
     high: float
-    test: str
-    p: float
 
     @property
     def points(self) -> str:
@@ -45,11 +35,12 @@ class Comparison:
         interval = bounds_text(100 * self.low, 100 * self.high, "+.1f")
         return f"{100 * (self.first - self.second):+.1f} {interval}"
 
-    def verdict(self, p: float) -> str:
-        """Significant by a corrected p, or the bound of the difference in points that the interval allows."""
+    @property
+    def verdict(self) -> str:
+        """Significant if the interval excludes 0, else the bound of the difference in points."""
         if not isfinite(self.high):
             return "too few questions"
-        if p < 0.05:
+        if self.low > 0 or self.high < 0:
             return "significant"
         return f"within ±{100 * min(1.0, max(abs(self.low), abs(self.high))):.1f}"
 
@@ -69,13 +60,10 @@ def compare_systems(
     if not pairs:
         return None
     n = sum(map(len, pairs.values()))
-    weighted = np.concatenate([n / (len(pairs) * len(pair)) * pair for pair in pairs.values()])  # (n, 2)
     differences = {name: pair[:, 0] - pair[:, 1] for name, pair in pairs.items()}
     low, high = macro_interval(differences, difference_interval)
-    binary = bool(np.isin(weighted, (0, 1)).all())
-    test, p_value = ("McNemar", mcnemar) if binary else ("sign flip", sign_flip)
-    mean_1, mean_2 = map(float, weighted.mean(0))
-    return Comparison(n, asked - n, mean_1, mean_2, low, high, test, p_value(weighted[:, 0], weighted[:, 1]))
+    mean_1, mean_2 = map(float, np.mean([pair.mean(0) for pair in pairs.values()], axis=0))
+    return Comparison(n, asked - n, mean_1, mean_2, low, high)
 
 
 def comparison_tables(results: Results) -> list[str]:
@@ -87,24 +75,15 @@ def comparison_tables(results: Results) -> list[str]:
         for metric in ("", EXTRACTED):
             found = {str(rival): compare_systems(results, full, rival, metric=metric) for rival in rivals}
             compared = {rival: one for rival, one in found.items() if one is not None}
-            corrected = holm([one.p for one in compared.values()])
             metrics = [metric or REPORTED_METRICS[kind][0] for kind in results.kinds.values()]
             label = " and ".join(dict.fromkeys(results.labels.get(name, name) for name in metrics))
-            rows = [
-                _row(rival, label, one, p)
-                for (rival, one), p in zip(compared.items(), corrected, strict=True)
-            ]
+            rows = [_row(rival, label, one) for rival, one in compared.items()]
             title = f"### {full} (first) against the others (second), all datasets"
             texts += [f"{title}\n\n{markdown_table(HEADER, rows, left=2)}"] if rows else []
     return texts
 
 
-def _row(rival: str, label: str, one: Comparison, p: float) -> list[str]:
+def _row(rival: str, label: str, one: Comparison) -> list[str]:
     n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
     rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}", one.points]
-    return [rival, label, n, *rates, one.test, p_text(one.p), p_text(p), one.verdict(p)]
-
-
-def p_text(p: float) -> str:
-    """A p-value for a table: 0.012, or 3e-05."""
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+    return [rival, label, n, *rates, one.verdict]

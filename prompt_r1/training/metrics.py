@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from math import isfinite
-from statistics import mean, median
+from math import sqrt
+from statistics import mean, median, stdev
 from typing import TypeVar, get_args
 
 from prompt_r1.distributed import Ranks
 from prompt_r1.environments.environment import Environment
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.metrics.statistics import mean_interval
 from prompt_r1.reward import well_formed
 from prompt_r1.types import ScoredGame, Stop
 
@@ -47,9 +46,9 @@ def metrics_of_game(game: ScoredGame) -> Row:
 
 
 def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -> dict[str, float]:
-    """Means over the games of a step, and their intervals: 95 % over other questions.
+    """Means over the games of a step, and their intervals: ± 1.96 standard errors, 95 % for many questions.
 
-    The games of one question are not independent, so the interval is over the means of questions.
+    The games of one question are not independent, so the standard error is that of the questions' means.
     """
     rows = [row for group in rows_PG for row in group]
     scored_PG = [kept for group in rows_PG if (kept := [row for row in group if "em" in row])]
@@ -71,12 +70,10 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
     # What the agent can do beside what it does: pass@k with k games of a question, beside pass@1 ("em").
     metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
-    for name in WITH_INTERVAL if scored_PG else ():
-        values = [row[name] for group in scored_PG for row in group]
-        questions = [number for number, group in enumerate(scored_PG) for _ in group]
-        for end, value in zip(("low", "high"), mean_interval(values, questions), strict=True):
-            if isfinite(value):  # nothing is known from a single question
-                metrics[f"{name}_{end}"] = value
+    for name in WITH_INTERVAL if len(scored_PG) > 1 else ():
+        means = [mean(row[name] for row in group) for group in scored_PG]
+        half = 1.96 * stdev(means) / sqrt(len(means))
+        metrics |= {f"{name}_low": mean(means) - half, f"{name}_high": mean(means) + half}
     return metrics
 
 
