@@ -43,7 +43,6 @@ SEEN_BEFORE_TORCH = [
     # settings that contradict each other
     ("train.py --rule alone", "--env none and --rule alone go together"),
     ("train.py --env none --max-turns 3", "the agent answers at once"),
-    ("train.py --env mini,mini-b --route uniform", "the same environment"),
     ("train.py --importance-cap 0.99", "give 1 or more, or 0"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --config paper", "no training questions"),
@@ -92,10 +91,7 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
-    (
-        "infer.py --question Who? --agent AGENT --env mini,mini-b --route 1",
-        "--route takes session, uniform or 2 weights",
-    ),
+    ("train.py --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),

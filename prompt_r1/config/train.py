@@ -173,11 +173,6 @@ def check(config: TrainConfig) -> None:
             "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
             "answers at once"
         )
-    if "," in config.env and config.route != "session":
-        raise UsageError(
-            "all games of a question must meet the same environment, because training compares them: give "
-            "one environment, or --route session"
-        )
     if 0 < config.importance_cap < 1:
         raise UsageError(
             f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "

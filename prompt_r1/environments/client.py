@@ -89,7 +89,6 @@ class Endpoint:
         fields: Mapping[str, object] | None = None,
         system: str = "",
         limits: ClientLimits | None = None,
-        rng: random.Random | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -102,7 +101,6 @@ class Endpoint:
         self._system = system
         self._accepted_fields: Mapping[str, object] = fields  # replaced when the model rejects one
         self._limits = limits or ClientLimits()
-        self._rng = rng or random.Random()
         self._transport = transport
         self._sleep = sleep
         self._traffic: Traffic | None = None
@@ -171,7 +169,7 @@ class Endpoint:
                         return self._without_key(Outcome(verdict, reason=reason))
                     failures += 1
                     lost += attempt.lost
-                    wait = attempt.wait or back_off(failures, self._rng)
+                    wait = attempt.wait or back_off(failures, random.Random())
                     if attempt.busy and attempt.wait:
                         paused_until = traffic.loop.time() + attempt.wait
                         traffic.paused_until = max(traffic.paused_until, paused_until)
@@ -231,13 +229,12 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate"}
         if self._key.text:
             headers["Authorization"] = f"Bearer {self._key.text}"
-        trusts = not is_loopback(self.base_url)  # a proxy cannot reach this machine's ports
         try:
             client = httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._limits.concurrency),
-                trust_env=trusts,
+                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
                 transport=self._transport,
             )
         except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
@@ -258,8 +255,7 @@ class Endpoint:
         if field == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
         self._accepted_fields = fields
-        extra = fields or "no extra fields"
-        logger.warning("%s does not accept %s; continuing with %s", self.name, field, extra)
+        logger.warning("%s does not accept %s; continuing without", self.name, field)
 
     def _scrubbed(self, reason: str) -> str:
         """An error text without the key, cut and printable."""

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,8 +68,8 @@ class Environments:
     SPECs that the run may open. And it is sent only to a URL that the user gave: `user_specs` are the SPECs
     of the command line (None: all are), because the config of an agent's folder may come from anyone.
 
-    `seed` is also that of a local model's sampling, and of the random waits between attempts. What the run
-    has spent so far is read from the journal in `folder` (None: no journal is written).
+    `seed` is also that of a local model's sampling. What the run has spent so far is read from the journal in
+    `folder` (None: no journal is written).
 
     Raises UsageError.
     """
@@ -165,7 +164,6 @@ class Environments:
             fields=fields,
             system=config.env_system,
             limits=ClientLimits(config.env_concurrency),
-            rng=random.Random(seed),
         )
 
     def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:

@@ -7,7 +7,6 @@ import pytest
 
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.sources import Call, Outcome
-from prompt_r1.environments.specs import parse_fields
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from tests.support.counting import HELLO, CountingSource, environment
 from tests.support.providers import open_environment
@@ -137,19 +136,15 @@ def test_a_dialogue_that_is_refused_after_a_reply_breaks_its_game_and_a_share_of
     with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 400: Content Exists Risk"):
         ask_often(asked, source, 1, refused)
     ask_often(asked, source, 80, None)
+    source.down = refused
     with pytest.raises(EnvError, match="a refused the dialogue: HTTP 400"):
-        asyncio.run(ask_refused(asked, source, refused))
+        asyncio.run(asked.ask(HELLO))
     ask_often(asked, source, 19, refused)
     with pytest.raises(Resumable, match="21 of the last 101 calls of a failed"):
         ask_often(asked, source, 1, refused)
     source.down = Outcome("fatal", reason="HTTP 401")
     with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 401"):
         asyncio.run(asked.ask(HELLO))
-
-
-async def ask_refused(asked: Environment, source: Named, refused: Outcome) -> str:
-    source.down = refused
-    return await asked.ask(HELLO)
 
 
 def test_a_recorded_reply_tells_a_resumed_run_that_the_endpoint_replies(tmp_path) -> None:
@@ -174,10 +169,3 @@ def test_replies_without_text_are_counted_by_label_and_a_share_of_them_is_an_ala
     ask_often(asked, source, 1, Outcome("ok", text=" "))
     metrics = asked.take_metrics()
     assert (metrics["env/outcomes/length"], metrics["env/outcomes/empty"]) == (25, 1)
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"model": "x"}', '{"n": 2}'])
-def test_env_args_are_a_json_object_without_reserved_fields(text: str) -> None:
-    with pytest.raises(UsageError, match="--env-args"):
-        parse_fields(text)
-    assert parse_fields('{"temperature": 0.7}') == {"temperature": 0.7} and parse_fields("") == {}

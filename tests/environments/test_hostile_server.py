@@ -127,21 +127,12 @@ class HostileServer:
 GOOD = json.dumps(body_of()).encode()
 # Complete responses, by the name of the fault.
 COMPLETE_RESPONSES: dict[str, tuple[str, bytes]] = {
-    "5xx": ("503 Unavailable", b"try later"),
     "storm": ("429 Too Many Requests", b"{}"),
-    "error200": ("200 OK", json.dumps(error_of("upstream is down", code=502)).encode()),
-    "nochoices": ("200 OK", b'{"choices": []}'),
-    "null": ("200 OK", json.dumps(body_of(None)).encode()),
-    "html": ("200 OK", b"<html>Bad gateway</html>"),
     "cutjson": ("200 OK", GOOD[:-9]),
-    "fat": ("200 OK", b" " * 50_000_000),
-    "nul": ("200 OK", json.dumps(body_of("Pa\0ris")).encode()),
-    "surrogate": ("200 OK", json.dumps(body_of("Paris\ud800")).encode()),
-    "filter": ("200 OK", json.dumps(body_of("", finish="content_filter")).encode()),
-    "toolong": ("400 Bad Request", json.dumps(error_of("prompt is too long")).encode()),
+    "fat": ("200 OK", b" " * 5_000_000),
 }
 KEPT = ("good", "echo", "zipped")  # other complete responses
-GZIP_BOMB = gzip.compress(bytes(50_000_000), compresslevel=6)
+GZIP_BOMB = gzip.compress(bytes(5_000_000))
 
 
 def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccount]:
@@ -166,42 +157,29 @@ def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccoun
         ("drip", 0.1, "no complete response within 0.1 s", True),
         ("hang", 0.1, "no complete response within 0.1 s", True),
         ("reset", 9, "ReadError|RemoteProtocolError", True),
-        ("bomb", 9, "over 10,000,000 bytes", True),
+        ("bomb", 9, "over 1,000,000 bytes", True),
         ("twofold", 9, "encoded as 'gzip, gzip'", True),  # took 51 s and 2.7 GB
         ("brotli", 9, "encoded as 'br'", True),
         ("badzip", 9, "DecodingError", True),
         ("noise", 9, "RemoteProtocolError", True),
         ("elsewhere", 9, "InvalidURL|IDNAError|RemoteProtocolError", True),
-        ("5xx", 9, "HTTP 503", False),
         ("storm", 9, "HTTP 429", False),
-        ("error200", 9, "upstream is down", False),
-        ("nochoices", 9, "no choices", True),
-        ("null", 9, "an empty reply", True),
-        ("html", 9, "answers with a web page", True),
         ("cutjson", 9, "not a JSON object", True),
-        ("fat", 9, "over 10,000,000 bytes", True),
+        ("fat", 9, "over 1,000,000 bytes", True),
     ],
 )
 def test_a_hostile_server_fails_one_call_and_leaves_no_connection(fault, timeout, words, lost) -> None:
     """Requests may have been billed (`lost`) if they were delivered and no reply was received."""
     started = time.perf_counter()
-    outcome, account = call_server(fault, attempt_timeout=timeout)
+    outcome, account = call_server(fault, attempt_timeout=timeout, max_bytes=1_000_000)
     assert outcome.verdict == "failed" and re.search(words, outcome.reason), outcome
     assert account.lost == (MOST_LOST if lost else 0) and account.requests >= MOST_LOST
     assert time.perf_counter() - started < 20
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        *(("good", "Paris"), ("zipped", "Paris"), ("nul", "Paris"), ("surrogate", "Paris?")),
-        *(("filter", ""), ("toolong", "")),
-    ],
-)
-def test_an_unusual_reply_is_accepted(fault: str, text: str) -> None:
-    outcome, account = call_server(fault)
-    assert (outcome.text, account.lost, account.requests) == (text, 0, 1)
-    assert outcome.verdict in ("ok", "outcome")
+def test_a_compressed_reply_is_read() -> None:
+    outcome, account = call_server("zipped")
+    assert (outcome.verdict, outcome.text, account.lost) == ("ok", "Paris", 0)
 
 
 def test_all_calls_share_the_connections_of_one_client() -> None:
@@ -218,19 +196,6 @@ def test_all_calls_share_the_connections_of_one_client() -> None:
 
     alone, together = asyncio.run(calls())
     assert alone == 1 and together <= 4
-
-
-def test_a_call_that_hangs_does_not_block_other_calls() -> None:
-    async def both() -> None:
-        async with HostileServer().running() as server:
-            bad = endpoint(base_url=f"{server.base_url}/hang", attempt_timeout=60, call_deadline=60)
-            good = endpoint(base_url=f"{server.base_url}/good")
-            waiting = asyncio.create_task(reply(bad))
-            assert await asyncio.gather(*(reply(good) for _ in range(50))) == ["Paris"] * 50
-            assert not waiting.done()
-            waiting.cancel()
-
-    asyncio.run(both())
 
 
 @pytest.mark.parametrize(("way", "pause"), [("whole", 0.0), ("whole", 0.1), ("half", 0.0), ("late", 0.1)])

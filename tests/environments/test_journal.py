@@ -149,19 +149,6 @@ def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_
         assert again.spent.calls == ended + cut + source.calls
 
 
-def test_a_process_that_was_killed_in_a_call_has_charged_its_estimate(tmp_path: Path) -> None:
-    async def killed() -> None:
-        asked = environment(CountingSource(max_tokens=20), folder=tmp_path)
-        call = asyncio.create_task(text_of(asked))
-        while not asked.members[0].source.calls:
-            await asyncio.sleep(0)
-        estimate = asked.members[0].estimate(HELLO)
-        assert Journal(tmp_path, rank=1).spent == estimate and estimate.usd > 0
-        await call
-
-    asyncio.run(killed())
-
-
 def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: Path) -> None:
     """Each writes a file of its own and reads all when it starts, so both know what was paid."""
     limit = 8

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.agent.engine import Engine
 from prompt_r1.environments.local import LocalEnvironment, ReplySettings, load_local
 from prompt_r1.environments.sources import without_thinking
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS, Codec
-from prompt_r1.rollout import play
-from prompt_r1.types import GameSettings, Message, Question, Trajectory
+from prompt_r1.types import Message
 from tests.support import tiny
-from tests.support.providers import open_environment, outcome_of
+from tests.support.providers import outcome_of
 from tests.support.templates import chatml
 
 BRIEF = ReplySettings(system="Be brief.")
@@ -105,34 +102,6 @@ def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
     assert (outcome.text, outcome.tokens_out) == ("", 1)
 
 
-def test_a_dialogue_that_is_too_long_is_an_outcome() -> None:
-    environment = local(capacity=20)
-    outcome = asyncio.run(outcome_of(environment))
-    assert (outcome.verdict, outcome.label, outcome.text) == ("outcome", "context_length", "")
-    assert outcome.reason == f"a dialogue of {len(environment.encode(HELLO))} tokens"
-
-
-def test_agent_and_environment_generate_in_one_process(folder: Path) -> None:
-    policy, codec = tiny.policy(seed=1), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=2000)
-    environment = open_environment(f"hf:{folder}", env_args='{"max_tokens": 8, "temperature": 1.0}')
-    settings = GameSettings(max_turns=3, max_tokens=2000, max_new=99)
-
-    async def one_game(number: int) -> Trajectory:
-        agent = tiny.ScriptedAgent([tiny.think("a", prompt="Who?"), tiny.think("b", answer="x")])
-        question = Question(f"q{number}", "test", "Who?", ("x",))
-        return await play(question, agent.generate, environment.ask, codec, settings, seed="0")
-
-    async def games() -> list[str]:
-        busy = [asyncio.create_task(engine.generate([1, 2, 3], max_new=20, seed=str(n))) for n in range(3)]
-        played = await asyncio.gather(*(one_game(number) for number in range(3)))
-        await asyncio.gather(*busy)
-        return [game.stop for game in played]
-
-    assert asyncio.run(games()) == ["answered"] * 3
-    assert environment.name.startswith("hf:")
-
-
 @pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"temperature": "hot"}, {"max_tokens": -1}])
 def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
     fields: dict[str, object], folder: Path
@@ -141,37 +110,12 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
         load_local(f"hf:{folder}", fields=fields, system="", seed=0, slots=1, device=torch.device("cpu"))
 
 
-def test_a_loaded_model_gets_no_dialogue_longer_than_its_positions(folder: Path) -> None:
-    environment = load_local(
-        f"hf:{folder}", fields={}, system="", seed=0, slots=1, device=torch.device("cpu")
-    )
-    assert environment._engine.max_tokens == tiny.model().config.max_position_embeddings
-
-
 def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
     length = len(local().encode(HELLO))
     outcome = asyncio.run(outcome_of(local(capacity=length + 1)))
     assert outcome.tokens_out == 1 and outcome.label != "context_length"
     full = asyncio.run(outcome_of(local(capacity=length)))
     assert (full.label, full.tokens_in, full.tokens_out) == ("context_length", length, 0)
-
-
-def test_a_loaded_model_replies_greedily_with_at_most_1024_tokens_by_default(folder: Path) -> None:
-    cpu = torch.device("cpu")
-    loaded = load_local(f"hf:{folder}", fields={}, system=ENVIRONMENT_SYSTEM, seed=3, slots=99, device=cpu)
-    assert dict(loaded.parameters) == {
-        **{"max_tokens": 1024, "temperature": 0.0, "seed": 3, "folder": str(folder)},
-        "system": ENVIRONMENT_SYSTEM,
-    }
-    assert loaded.name == f"hf:{folder.name}" and loaded._engine._max_games == 16
-    assert {name: local().parameters[name] for name in ("temperature", "seed", "system")} == {
-        **{"temperature": 0.0, "seed": 0, "system": ""}
-    }
-    set_by_user = load_local(
-        f"hf:{folder}", fields={"max_tokens": 0, "temperature": 0.5}, system="", seed=0, slots=2, device=cpu
-    )
-    assert set_by_user.samples and not loaded.samples
-    assert (set_by_user.parameters["max_tokens"], set_by_user.parameters["temperature"]) == (0, 0.5)
 
 
 def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_config() -> None:

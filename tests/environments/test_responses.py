@@ -5,7 +5,7 @@ import random
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.environments.responses import back_off, requested_wait
@@ -28,12 +28,6 @@ def outcome_of_body(status: int, body: object) -> Outcome:
 )
 def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> None:
     assert outcome_of_body(200, body_of(content)) == Outcome("ok", text=text, finish="stop")
-
-
-def test_reasoning_is_recorded_but_is_not_the_reply() -> None:
-    outcome = outcome_of_body(200, body_of("Paris", reasoning_content="The Louvre …"))
-    assert (outcome.text, outcome.reasoning) == ("Paris", "The Louvre …")
-    assert outcome_of_body(200, body_of(None, reasoning="The Louvre …")).verdict == "failed"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +123,7 @@ JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.diction
 JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 
 
+@settings(max_examples=100)
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_can_be_classified(status: int, body: bytes) -> None:
     assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused", "fatal")
@@ -159,11 +154,6 @@ def test_any_response_can_be_classified(status: int, body: bytes) -> None:
 )
 def test_retry_after_is_honoured_up_to_120_seconds(value: str, wait: float | None) -> None:
     assert requested_wait({"retry-after": value}, now=NOW) == wait
-
-
-def test_milliseconds_take_precedence_over_seconds() -> None:
-    assert requested_wait({"retry-after-ms": "1500", "retry-after": "20"}, now=NOW) == 1.5
-    assert requested_wait({"retry-after-ms": "nan", "retry-after": "20"}, now=NOW) == 20
 
 
 @given(st.text())

@@ -107,11 +107,6 @@ def environments(folder: Path | None = None, **settings: object) -> Environments
     return Environments(EnvironmentConfig(**settings), folder=folder)
 
 
-@pytest.mark.parametrize("system", ["", "Be brief."])
-def test_the_user_may_replace_the_system_message_or_send_none(system: str) -> None:
-    assert endpoint_of("large@http://localhost:8000/v1", env_system=system).parameters["system"] == system
-
-
 @pytest.mark.parametrize(("given", "sent"), [({}, "As trained."), ({"env_system": "Own."}, "Own.")])
 def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_another(given, sent) -> None:
     trained = AgentConfig(env="large@http://localhost:8000/v1", env_system="As trained.")
@@ -142,12 +137,6 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
 
     asyncio.run(calls())
     assert (tmp_path / "journal/rank0.jsonl").read_text().count('"text"') == 2
-
-
-def test_environments_of_other_seeds_have_other_worlds() -> None:
-    question: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
-    replies = {asyncio.run(open_environment("mini", seed=seed).ask(question)) for seed in range(3)}
-    assert len(replies) == 3
 
 
 @pytest.mark.parametrize(

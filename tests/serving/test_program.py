@@ -27,6 +27,11 @@ def test_a_limit_in_dollars_needs_a_price():
         main(["--request-usd", "1"])
 
 
+def test_a_wrong_environment_is_reported_before_the_agent_is_loaded():
+    with pytest.raises(UsageError, match="there is no environment"):
+        main(["--port", "0", "--agent", "no/such", "--env", "what?@ever:80"])
+
+
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

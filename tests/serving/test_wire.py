@@ -6,9 +6,8 @@ import pytest
 
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import LimitReached
-from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, completion, failure_of, read_request
-from prompt_r1.spending import OutOfBudget, Spending
-from prompt_r1.types import Action, Completion, Question, Trajectory, Turn
+from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, failure_of, read_request
+from prompt_r1.spending import OutOfBudget
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
 
@@ -74,38 +73,6 @@ def test_only_system_messages_with_text_and_earlier_turns_stand_before_the_quest
         "assistant: \n\nThe question now: And now?"
     )
     assert read(messages=[{"role": "system", "content": " "}, messages[-1]]).question == "And now?"
-
-
-def game(answer: str | None, **changes: object) -> Trajectory:
-    turn = Turn("t", Action("", None, answer, clean=True), reply=None)
-    played = Trajectory(Question("q", "d", "Who?", ()), turns=[turn], **changes)
-    played.add_context([1, 2, 3])
-    played.add_sampled(Completion([4, 5], [0.0, 0.0], True))
-    return played
-
-
-def test_a_completion_has_the_answer_and_its_usage():
-    head = {"id": "id", "created": 7, "model": "pair"}
-    played = game("Anna", stop="answered", spent=Spending(calls=1, tokens_in=50, tokens_out=4, usd=0.5))
-    message = {"role": "assistant", "content": "Anna", "refusal": None}
-    assert completion(head, played) == {
-        **head,
-        "object": "chat.completion",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {
-            **{"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-            "environment": {"calls": 1, "prompt_tokens": 50, "completion_tokens": 4, "usd": 0.5},
-        },
-    }
-
-
-@pytest.mark.parametrize(
-    ("stop", "reason"), [("max_turns", "length"), ("max_tokens", "length"), ("malformed", "stop")]
-)
-def test_a_game_without_an_answer_is_a_refusal_with_its_reason(stop, reason):
-    [choice] = completion({}, game(None, stop=stop))["choices"]
-    assert choice["finish_reason"] == reason and choice["message"]["content"] == ""
-    assert choice["message"]["refusal"] == f"The agent ended without an answer ({stop})."
 
 
 @pytest.mark.parametrize(
