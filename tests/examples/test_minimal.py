@@ -13,7 +13,7 @@ from prompt_r1.storage.run_log import read_metrics
 from tests.support.tensors import load_tensors
 
 
-@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_on_one_page_are_those_of_the_package(tmp_path: Path, steps: int) -> None:
     """Train both for some steps of the mini world, and compare every step, and the weights at the end."""
     run = tmp_path / "run"

@@ -3,8 +3,6 @@
 import asyncio
 import hashlib
 import random
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 
@@ -14,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import agent as agent_module
-from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent, new_model
+from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import TRAINING_MIX, make_questions, mini_world
@@ -46,38 +43,12 @@ def demonstrations():
     return [demonstrate(mini, environment, rng) for mini in minis]
 
 
-def fingerprint() -> str:
-    """A digest of worlds, questions, replies, tokenizer and weights."""
-    world = mini_world(3, train=50)
-    replies = [
-        MiniEnvironment(world.world, style, seed=3).reply(question.text)
-        for style in ("A", "B")
-        for question in world.test
-    ]
-    agent = QUICK(3, games=40)
-    weights = [parameter.detach().numpy().tobytes() for parameter in agent.model.parameters()]
-    parts = [
-        repr(world).encode(),
-        repr(replies).encode(),
-        repr(sorted(agent.tokenizer.get_vocab())).encode(),
-        *weights,
-    ]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-def test_a_seed_gives_the_same_world_questions_replies_and_agent_in_every_process():
-    code = (
-        "import torch; torch.set_num_threads(1); "
-        "import tests.miniworld.test_miniworld as t; print(t.fingerprint())"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == fingerprint()
-
-
-def test_building_an_agent_does_not_use_the_global_random_generator():
+def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generator(quick):
     before = torch.random.get_rng_state()
-    QUICK(1, games=40)
+    again = QUICK(0)
     assert torch.equal(before, torch.random.get_rng_state())
+    weights = again.model.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in quick.model.state_dict().items())
 
 
 def test_no_fact_links_one_side_of_the_world_to_the_other():
@@ -108,11 +79,6 @@ def test_splits_share_no_question_and_have_balanced_kinds():
     assert Counter(question.dataset for question in world.ood) == {"bridge_ood": 64, "math_ood": 64}
     shares = Counter(question.dataset for question in world.train)
     assert all(abs(shares[kind] / 2000 - share) < 0.04 for kind, share in TRAINING_MIX.items())
-
-
-def test_asking_for_more_questions_than_the_world_has_is_a_usage_error():
-    with pytest.raises(UsageError, match="'gen'"):
-        make_questions(WORLD, "test", 1000, 0, kinds=["gen"])
 
 
 PERSON, FILM = WORLD.test.people[0], WORLD.test.films[0]
@@ -203,15 +169,10 @@ def share_right(style: str, kind: str) -> float:
     "style, kind, expected",
     [
         ("A", "bridge", 0.15),
-        ("A", "compare", 0.3),
         ("A", "pop", 0.25),
         ("A", "math", 0.15),
         ("A", "gen", 0.0),
-        ("B", "bridge", 0.3),
         ("B", "compare", 0.45),
-        ("B", "pop", 0.4),
-        ("B", "math", 0.35),
-        ("B", "gen", 0.0),
     ],
 )
 def test_asked_directly_the_environment_is_right_as_often_as_its_skills_say(style, kind, expected):
@@ -263,27 +224,6 @@ def test_untrusted_text_is_encoded_without_loss_and_without_control_tokens(quick
         assert quick.tokenizer.decode(tokens) == hostile
         assert not control & set(tokens)
     assert not control & set(codec.reply(text, after=codec.turn_end)[8:-8])
-
-
-@pytest.mark.slow
-def test_the_agent_that_comes_with_the_package_is_the_one_that_the_code_builds():
-    """On another kind of CPU the last bits differ, and 1,500 steps amplify them: with two threads instead of
-    one the loss on unseen demonstrations was 0.083 instead of 0.086.
-    """
-    folder = mini_agent(0, "not used")
-    built = build_agent(0)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.get_vocab() == built.tokenizer.get_vocab()
-    world = make_world("unseen")
-    environment, rng = MiniEnvironment(world), random.Random(0)
-    codec = Codec(tokenizer, agent_module.INSTRUCTION)
-    games = [
-        record(*demonstrate(mini, environment, rng), codec)
-        for mini in make_questions(world, "train", 400, "unseen")
-    ]
-    with torch.no_grad():
-        loss, expected = (agent_module.next_token_loss(one, games).item() for one in (model, built.model))
-    assert loss == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(("style", "digest"), [("A", "a20332136ccf95d2"), ("B", "dc9802dc95a957f1")])
@@ -351,14 +291,6 @@ def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demon
         ]
     loss = agent_module.next_token_loss(quick.model, games).item()
     assert loss == pytest.approx(sum(nats) / len(nats), rel=1e-5)
-
-
-def test_the_mini_agent_is_a_small_qwen3_that_copies_from_the_start(quick):
-    model, other = new_model(quick.tokenizer, 0), new_model(quick.tokenizer, 1)
-    assert 450_000 < sum(parameter.numel() for parameter in model.parameters()) < 550_000
-    for layer in model.model.layers:
-        assert torch.equal(layer.self_attn.o_proj.weight, layer.self_attn.v_proj.weight.T)
-    assert not torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)
 
 
 def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, tmp_path, capsys):
