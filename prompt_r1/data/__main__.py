@@ -1,13 +1,14 @@
 """Convert raw dumps to question files, and draw a training mix."""
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 from prompt_r1.cli.command_line import Parser, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
-from prompt_r1.data.convert import convert, mix, mix_report
-from prompt_r1.data.datasets import DATASETS
-from prompt_r1.data.files import check_writable, load_questions, write_questions
+from prompt_r1.data.convert import convert, mix
+from prompt_r1.data.datasets import DATASETS, PAPER_MIX
+from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 
@@ -31,8 +32,6 @@ def main(arguments: list[str]) -> None:
     add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
-    add("--val-out", type=Path, metavar="FILE", help="also write other questions, for validation")
-    add("--val-per-dataset", type=int, default=256, metavar="N", help="of each dataset (256)")
     add("--exclude", nargs="+", default=[], type=Path, metavar="FILE", help="leave out their questions")
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
 
@@ -41,7 +40,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    check_writable(options.out)
     questions, left_out = convert(options.source, options.files)
     write_questions(options.out, questions)
     print(f"{options.out}: {len(questions):,} questions of {questions[0].dataset}")
@@ -51,21 +49,16 @@ def _convert(options: argparse.Namespace) -> None:
 
 def _mix(options: argparse.Namespace) -> None:
     check_number("--per-dataset", options.per_dataset, POSITIVE)
-    check_number("--val-per-dataset", options.val_per_dataset, POSITIVE)
-    sizes = {options.out: options.per_dataset}
-    if options.val_out:
-        sizes[options.val_out] = options.val_per_dataset
-    for path in sizes:
-        check_writable(path)
-    if not {path.resolve() for path in sizes}.isdisjoint(path.resolve() for path in options.files):
-        raise UsageError("--out and --val-out must not be among the files of --in")
+    if options.out.resolve() in [path.resolve() for path in options.files]:
+        raise UsageError("--out must not be among the files of --in")
     questions = [question for path in options.files for question in load_questions(path)]
     excluded = [question for path in options.exclude for question in load_questions(path)]
-    parts = mix(questions, list(sizes.values()), seed=options.seed, exclude=excluded)
-    for path, part in zip(sizes, parts, strict=True):
-        write_questions(path, part)
-        print(f"{path}: {len(part):,} questions")
-    print(printable(mix_report(parts, sum(sizes.values()))))
+    drawn = mix(questions, options.per_dataset, seed=options.seed, exclude=excluded)
+    write_questions(options.out, drawn)
+    print(f"{options.out}: {len(drawn):,} questions")
+    counts = Counter(question.dataset for question in drawn)
+    for dataset in sorted({*counts, *PAPER_MIX}):
+        print(printable(f"  {dataset}: {counts[dataset]:,}"))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from prompt_r1.data.files import (
     without_dapo_wrapper,
 )
 
+Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 OPTION_LETTER = re.compile(r"(?<![^\s,\['\"])([a-e]) \) ")  # "a ) 38 , b ) 27.675"
@@ -29,26 +30,17 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True)
-class Draft:
-    """The question of a row. `id` is the dataset's own, or "" if it has none."""
-
-    text: str
-    answers: tuple[str, ...]
-    id: str = ""
-
-
-@dataclass(frozen=True)
 class Dataset:
     """A dataset: its name in the paper, and how to convert a row."""
 
     name: str
-    convert: Callable[[Fields], Draft]
+    convert: Callable[[Fields], Draft]  # the question of a row
     trained: bool = True  # part of the training mix; the others are out-of-distribution tests
 
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
-    return Draft(text_field(row, "question"), _golds(row.get("answer"), "answer"), _id(row, "_id", "id"))
+    return text_field(row, "question"), _golds(row.get("answer"), "answer")
 
 
 def musique(row: Fields) -> Draft:
@@ -57,7 +49,7 @@ def musique(row: Fields) -> Draft:
         raise LeftOut("unanswerable")
     text, golds = text_field(row, "question"), _golds(row.get("answer"), "answer")
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
-    return Draft(text, _golds([*golds, *aliases], "answer_aliases"), _id(row, "id"))
+    return text, _golds([*golds, *aliases], "answer_aliases")
 
 
 def popqa(row: Fields) -> Draft:
@@ -69,7 +61,7 @@ def popqa(row: Fields) -> Draft:
         except (ValueError, RecursionError):
             raise BadRow("the field possible_answers is not a JSON list") from None
     golds = _golds(_list(value, "possible_answers"), "possible_answers")
-    return Draft(text_field(row, "question"), golds, _id(row, "id"))
+    return text_field(row, "question"), golds
 
 
 def gsm8k(row: Fields) -> Draft:
@@ -78,7 +70,7 @@ def gsm8k(row: Fields) -> Draft:
     if not mark:
         raise BadRow("the field answer has no ####")
     number = re.sub(r"[,$\s]", "", number)
-    return Draft(text_field(row, "question"), (text_or_number(number, "answer"),))
+    return text_field(row, "question"), (text_or_number(number, "answer"),)
 
 
 def dapo(row: Fields) -> Draft:
@@ -89,7 +81,7 @@ def dapo(row: Fields) -> Draft:
     reward_model = row.get("reward_model")
     gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else row.get("solution")
     text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
-    return Draft(text, gold_answers(gold, "ground_truth"))
+    return text, gold_answers(gold, "ground_truth")
 
 
 def booksum(row: Fields) -> Draft:
@@ -103,7 +95,7 @@ def booksum(row: Fields) -> Draft:
     title, summary = text_field(row, "book_id").replace(".", ", "), row["summary_text"]
     if not isinstance(summary, str) or not summary.strip():
         raise LeftOut("no summary")
-    return Draft(f"Please write a short article based on the given title: {title}.", (summary,))
+    return f"Please write a short article based on the given title: {title}.", (summary,)
 
 
 def writingprompts(row: Fields) -> Draft:
@@ -112,7 +104,7 @@ def writingprompts(row: Fields) -> Draft:
     story = detokenise(text_field(row, "story"))
     if not prompt or not story:
         raise LeftOut("empty prompt or story")
-    return Draft(f"Please write a short article based on the given title: '{prompt}'", (story,))
+    return f"Please write a short article based on the given title: '{prompt}'", (story,)
 
 
 def mathqa(row: Fields) -> Draft:
@@ -122,7 +114,7 @@ def mathqa(row: Fields) -> Draft:
     gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
     if not gold:
         raise LeftOut("no text of the right option")
-    return Draft(text_field(row, "Problem"), (gold,))
+    return text_field(row, "Problem"), (gold,)
 
 
 def squad(row: Fields) -> Draft:
@@ -131,7 +123,7 @@ def squad(row: Fields) -> Draft:
     golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
     if not golds:
         raise LeftOut("unanswerable")
-    return Draft(question, _golds(golds, "answers"), _id(row, "id"))
+    return question, _golds(golds, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
@@ -141,7 +133,7 @@ def triviaqa(row: Fields) -> Draft:
         raise LeftOut(NO_ANSWER)
     golds = _golds(answer.get("value"), "value")
     golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
-    return Draft(text_field(row, "question"), golds, _id(row, "question_id"))
+    return text_field(row, "question"), golds
 
 
 def xsum(row: Fields) -> Draft:
@@ -149,7 +141,7 @@ def xsum(row: Fields) -> Draft:
     document, summary = row.get("document"), text_field(row, "summary")
     if not isinstance(document, str) or not document.strip():
         raise LeftOut("no article")
-    return Draft(f"Please write an article: {summary}", (document,), _id(row, "id"))
+    return f"Please write an article: {summary}", (document,)
 
 
 def detokenise(text: str) -> str:
@@ -179,12 +171,6 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
     if not filled:
         raise LeftOut(NO_ANSWER)
     return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
-
-
-def _id(row: Fields, *fields: str) -> str:
-    """The first of these fields that is set, or "" if none is."""
-    found = [(field, row[field]) for field in fields if row.get(field) not in (None, "")]
-    return text_or_number(found[0][1], found[0][0]) if found else ""
 
 
 DATASETS = {

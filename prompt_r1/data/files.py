@@ -8,10 +8,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from itertools import zip_longest
 from pathlib import Path
 from typing import cast, get_args
 
@@ -20,8 +19,7 @@ from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, object]
-LONGEST_TEXT = 1_000_000  # characters of a question or an answer: more takes gigabytes to tokenize
-PARQUET_ROWS = 64  # decoded at a time: of a text that many rows share, the file has one copy
+PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
@@ -97,8 +95,6 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
 
 def fields_of(row: object) -> Fields:
     """The fields of a row of `read_rows`. Raises BadRow."""
-    if isinstance(row, BadRow):
-        raise row
     if not isinstance(row, Mapping):
         raise BadRow(f"expected a JSON object, not {describe(row)}")
     return row
@@ -153,51 +149,31 @@ def _published_question(row: Fields) -> Question:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, object]]:
-    """The number of each row, from 1, with its fields or a BadRow that says why it cannot be read.
-
-    Raises UsageError if there is no such file, or none of a known format.
-    """
+    """The rows of a file with their numbers, from 1. Raises UsageError with file, row and reason."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name the files in it")
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")
+    if path.suffix not in READERS:
+        raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
     number = 0
     try:
-        for number, row in _numbered_rows(path):
+        for number, row in READERS[path.suffix](path):
             yield number, row
-    except BadRow as reason:  # the rest of the file cannot be read either
-        yield number + 1, reason
-
-
-def _numbered_rows(path: Path) -> Iterable[tuple[int, object]]:
-    match path.suffix:
-        case ".jsonl":
-            return _json_lines(path)
-        case ".json":
-            return _json(path)
-        case ".csv" | ".tsv":
-            return enumerate(_csv(path), start=1)
-        case ".parquet":
-            return enumerate(_parquet(path), start=1)
-        case ".wp_source":
-            return enumerate(_prompts_and_stories(path), start=1)
-    raise UsageError(
-        f"{path}: not a file of rows; give one that ends in .jsonl, .json, .parquet, .csv or .tsv"
-    )
+    except BadRow as reason:
+        raise UsageError(f"{path}, row {number + 1}: {reason}") from None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
     # Read bytes: only "\n" ends a line, whereas str.splitlines would also split at U+2028 inside a text.
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                yield number, BadRow(f"not UTF-8 (byte {error.start + 1} of the line)")
-            except (ValueError, RecursionError) as error:
-                yield number, BadRow(f"not JSON ({error})")
+            if line.strip():
+                try:
+                    row = json.loads(line.decode("utf-8-sig"))
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(f"{path}, row {number}: not JSON in UTF-8 ({error})") from None
+                yield number, row
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
@@ -208,10 +184,10 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
     try:
         return enumerate(json.loads(content.decode("utf-8-sig")), start=1)
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"not JSON ({error})") from None
+        raise BadRow(f"not JSON in UTF-8 ({error})") from None
 
 
-def _csv(path: Path) -> Iterator[object]:
+def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -221,44 +197,53 @@ def _csv(path: Path) -> Iterator[object]:
                 raise BadRow("the columns are separated by semicolons: save the table with commas")
             if len(set(columns)) < len(columns):
                 raise BadRow(f"two columns have one name: {', '.join(columns)}")
-            for cells in filter(None, rows):
-                if len(cells) == len(columns):
-                    yield dict(zip(columns, cells, strict=True))
-                else:
-                    yield BadRow(
+            for number, cells in enumerate(filter(None, rows), start=1):
+                if len(cells) != len(columns):
+                    raise BadRow(
                         f"{len(cells)} cells for {len(columns)} columns: put a text that contains the "
                         "separator in double quotes"
                     )
+                yield number, dict(zip(columns, cells, strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
         raise BadRow(f"not readable ({error})") from None
 
 
-def _parquet(path: Path) -> Iterator[object]:
+def _parquet(path: Path) -> Iterator[tuple[int, object]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                yield from batch.to_pylist()
+            batches = file.iter_batches(batch_size=PARQUET_ROWS)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise BadRow(f"not readable as parquet ({str(error)[:120]!r})") from None
 
 
-def _prompts_and_stories(path: Path) -> Iterator[object]:
+def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
     """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
     stories = path.with_suffix(".wp_target")
     if not stories.is_file():
         raise UsageError(f"{stories}: there is no such file; {path.name} has the prompts of its stories")
-    with path.open("rb") as prompt_lines, stories.open("rb") as story_lines:
-        for prompt, story in zip_longest(prompt_lines, story_lines):
-            if prompt is None or story is None:
-                raise BadRow(f"{path.name} and {stories.name} have different numbers of lines")
-            try:
-                yield {"prompt": prompt.decode("utf-8"), "story": story.decode("utf-8")}
-            except UnicodeDecodeError:
-                raise BadRow("not UTF-8") from None
+    try:  # only "\n" ends a line
+        prompts, texts = (file.read_bytes().decode().strip("\n").split("\n") for file in (path, stories))
+    except UnicodeDecodeError as error:
+        raise BadRow(f"not UTF-8 ({error})") from None
+    if len(prompts) != len(texts):
+        raise UsageError(f"{path} and {stories.name} have different numbers of lines")
+    rows = zip(prompts, texts, strict=True)
+    return enumerate(({"prompt": prompt, "story": story} for prompt, story in rows), start=1)
+
+
+READERS: dict[str, Callable[[Path], Iterable[tuple[int, object]]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".wp_source": _prompts_and_stories,
+}
 
 
 def text_field(row: Fields, field: str) -> str:
@@ -279,8 +264,6 @@ def text_or_number(value: object, field: str) -> str:
         return format(Decimal(repr(value)), "f").removesuffix(".0")
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
-    if len(value) > LONGEST_TEXT:
-        raise BadRow(f"the field {field} has {len(value):,} characters, more than {LONGEST_TEXT:,}")
     if not value.strip():
         raise BadRow(f"the field {field} contains an empty text")
     if re.search("[\ud800-\udfff]", value):
@@ -321,7 +304,8 @@ def describe(value: object) -> str:
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
     """Write a .jsonl file, which appears under its name only when it is complete. Raises UsageError."""
-    check_writable(path)
+    if path.suffix != ".jsonl":
+        raise UsageError(f"{path}: only .jsonl files can be written")
     lines = []
     for question in questions:
         row: dict[str, object] = {
@@ -342,12 +326,6 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         replace_file(path, b"".join(lines))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def check_writable(path: Path) -> None:
-    """Raise UsageError if `write_questions` does not support the suffix. Call it before long work."""
-    if path.suffix != ".jsonl":
-        raise UsageError(f"{path}: only .jsonl files can be written")
 
 
 def id_from_text(text: str) -> str:

@@ -113,7 +113,7 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         (["Q?", "x"], "expected a JSON object, not list"),
         (b'{"question": "Q', "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"question": "\xff"}', r"not UTF-8 \(byte 15 of the line\)"),
+        (b'{"question": "\xff"}', "not JSON in UTF-8 .*position 14"),
         (b'{"question": "Q?", "answers": [' + b"9" * 5000 + b"]}", "not JSON"),
     ],
 )
@@ -247,15 +247,6 @@ def test_dates_and_durations_that_are_no_answers_are_refused(tmp_path, column, r
     pq.write_table(pa.table({"question": ["When?"], "answer": column}), tmp_path / "own.parquet")
     with pytest.raises(UsageError, match=reason):
         load_questions(tmp_path / "own.parquet")
-
-
-def test_a_text_that_many_rows_of_a_small_parquet_file_share_is_bounded(tmp_path):
-    """2,000 rows of one text of ten million characters take 1 kB in the file, and 20 GB as texts."""
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000, pa.int32()), pa.array(["x" * 10_000_000]))
-    path = tmp_path / "bomb.parquet"
-    pq.write_table(pa.table({"question": texts, "answer": ["a"] * 2_000}), path, compression="zstd")
-    with pytest.raises(UsageError, match="row 1: the field question has 10,000,000 characters"):
-        load_questions(path)
 
 
 # --- Published parquet ----------------------------------------------------------------------------
