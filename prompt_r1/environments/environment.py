@@ -41,7 +41,7 @@ FRAME_CHARACTERS = 20  # of a message's role and markers
 FREE = Price()
 WATCHED, LEAST_WATCHED = 200, 100  # most recent calls; of fewer, shares are taken as if there were so many
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls; the second one also of replies without text
-COUNTED = ("paid", "lost", "reused", "errors", "tokens_in", "tokens_out")
+COUNTED = ("paid", "failed_requests", "lost", "reused", "errors", "tokens_in", "tokens_out")
 
 
 @dataclass
@@ -110,6 +110,7 @@ class Payment:
     def give_up(self, lost: bool) -> None:
         """A request brought no reply. One that may be billed is charged at its estimate."""
         if self._reserved.calls:
+            self._member.counts["failed_requests"] += 1
             self._member.counts["lost"] += lost
             self._settle(self._estimate + Spending(lost_usd=self._estimate.usd) if lost else Spending())
             self._write(self._charged)

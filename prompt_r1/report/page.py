@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import math
 from itertools import groupby
 from pathlib import Path
 
@@ -11,19 +12,20 @@ from markupsafe import Markup
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import check_no_links, replace_file
-from prompt_r1.report.curves import charts_of
-from prompt_r1.report.games import NOT_A_ROW, read_groups
-from prompt_r1.report.verdict import Columns, best_step, columns, verdict
+from prompt_r1.report.curves import Lines, charts_of, points_of
+from prompt_r1.report.games import MOST_GROUPS, NOT_A_ROW, read_groups
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
 
 HERE = Path(__file__).parent
-# Sums over the run, of whichever the run has logged.
+# Sums over the run, by label.
 COUNTS = {
-    "games": "games trained",
-    "env/calls": "calls",
-    "env/retries": "retries",
-    "env/errors": "failed calls",
+    "games trained": "games",
+    "calls sent": "env/paid",
+    "calls from the journal": "env/reused",
+    "requests retried": "env/failed_requests",
+    "calls failed": "env/errors",
+    "replies filtered, cut or empty": "env/outcomes/",  # and the kind of outcome
 }
 
 
@@ -46,8 +48,6 @@ def page(run: Path) -> str:
     lines = read_metrics(run)
     if not lines and file.stat().st_size:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
-    metrics = columns(lines)
-    last = int(max((step for step in metrics.get("step", ()) if step is not None), default=0))
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
@@ -55,21 +55,21 @@ def page(run: Path) -> str:
     template = environment.from_string((HERE / "page.html").read_text("utf-8"))
     settings, tables = _settings(run / "config.yaml"), _tables(run / "test.md")
     try:
-        groups = read_groups(run, best=best_step(metrics), last=last)
+        groups = read_groups(run, best=best_step(lines))
         return template.render(
             name=run.resolve().name,
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'",
             style=Markup(style),
             script=Markup(script),
-            verdict=verdict(metrics),
-            counts=_counts(metrics),
+            result=_result(lines),
+            counts=_counts(lines),
             settings=settings,
             tables=tables,
-            charts=charts_of(metrics),
+            charts=charts_of(lines),
             groups=groups,
-            sources=list(dict.fromkeys(f"{group.kind} step {group.step}" for group in groups)),
-            last=last,
+            most=MOST_GROUPS,
+            sources=list(dict.fromkeys(group.source for group in groups)),
         )
     except (UndefinedError, *NOT_A_ROW) as error:
         raise UsageError(
@@ -86,10 +86,34 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _counts(metrics: Columns) -> dict[str, int]:
-    """How many calls and games the run has had, by label."""
-    sums = {name: sum(value or 0 for value in metrics[name]) for name in COUNTS if name in metrics}
-    return {COUNTS[name]: round(total) for name, total in sums.items()}
+def best_step(lines: Lines) -> int:
+    """The step with the best validation, as the choice of the exported agent; 0 if nothing was validated."""
+    judged = [line for line in lines if math.isfinite(line.get("val/em", math.nan))]
+    best = max(judged, key=lambda line: (line["val/em"], line.get("val/reward", 0.0)), default=None)
+    return int(best["step"]) if best else 0
+
+
+def _result(lines: Lines) -> str:
+    """The first and the best validation, or the first and the last reward."""
+    validated, rewards = dict(points_of(lines, "val/em")), points_of(lines, "reward/mean")
+    if len(validated) > 1:
+        best, first = best_step(lines), min(validated)
+        return f"Validation EM {validated[first]:.3f} → {validated[best]:.3f} at step {best}"
+    return f"Reward {rewards[0][1]:.3f} → {rewards[-1][1]:.3f}" if rewards else "No step has been trained yet"
+
+
+def _counts(lines: Lines) -> dict[str, int]:
+    """How many steps, games and calls the run has had, by label."""
+    counts = {"steps": int(max((line["step"] for line in lines), default=0))}
+    for label, counted in COUNTS.items():
+        values = [
+            value
+            for line in lines
+            for name, value in line.items()
+            if name == counted or (counted.endswith("/") and name.startswith(counted))
+        ]
+        counts[label] = round(sum(filter(math.isfinite, values)))
+    return counts
 
 
 def _settings(path: Path) -> dict[str, object]:

@@ -14,7 +14,6 @@ from tqdm import tqdm
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.report.verdict import columns, verdict
 from prompt_r1.storage.run_log import Log, read_metrics
 from prompt_r1.types import ScoredGame
 
@@ -177,7 +176,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     # A folder names no code to import, so the user's own objects must be named again.
     own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
-        textwrap.fill(verdict(columns(lines)).text, 80),
+        "The run",
         *([change] if change else []),
         f"  took         {', '.join(totals)}",
         *([f"  calls        {calls}"] if calls.total else []),

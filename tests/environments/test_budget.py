@@ -75,7 +75,7 @@ def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_pat
     assert asked.budget.spent.amounts == pytest.approx(expected.amounts) and lost > 0
     assert Journal(tmp_path).spent == asked.budget.spent
     metrics = asked.take_metrics()
-    assert (metrics["env/paid"], metrics["env/lost"]) == (1, 2)
+    assert (metrics["env/paid"], metrics["env/failed_requests"], metrics["env/lost"]) == (1, 3, 2)
 
 
 def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:

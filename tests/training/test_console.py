@@ -106,7 +106,7 @@ def test_the_summary_shows_the_first_and_the_best_validation_and_the_cost(tmp_pa
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 6, TrainConfig(env="gpt-4o-mini", test_data=("test.jsonl",)))
     assert shown.index("report.html: ") < shown.index("/agent: ")
-    assert shown.startswith("Learned: EM of the sampled games 0.30 → 0.80 in the last 5 steps.\n")
+    assert shown.startswith("The run\n  validation   EM 0.100")
     assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 80
     best = "EM 0.100 → 0.800   reward 0.200 → 0.700   format 0.900 → 1.000\n"
     assert f"{best}               from step 0 to step 6, the best" in shown
@@ -128,7 +128,7 @@ def test_the_whole_summary_of_a_run_with_lost_attempts(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 2, TrainConfig(env="mini", test_data=("mini",)))
     assert shown.splitlines() == [
-        "It is too early to say whether the agent learns.",
+        "The run",
         "  validation   EM 0.100 → 0.900   reward 0.200 → 0.800   format 0.900 → 1.000",
         "               from step 0 to step 2, the best",
         "  took         2 steps, 1,600 games, 3,005 calls of mini, "
