@@ -36,6 +36,7 @@ from prompt_r1.baselines.make import MethodContext, make_method, preparation_que
 from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
+from prompt_r1.config.fields import identifying_values
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment
@@ -50,7 +51,6 @@ from prompt_r1.evaluation.systems import (
     contents_of,
     environments_of,
     resolve_agents,
-    settings_of,
     trained_with,
 )
 from prompt_r1.metrics.em_f1 import Rules
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
         check_question_lengths(questions, codec_of(agent), agent.config.game)
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
     with closing(PredictionFile(folder / FILE)) as file:
-        keep_settings(folder, settings_of(config, seed), contents_of(config, systems))
+        keep_settings(folder, identifying_values(config) | {"seed": seed}, contents_of(config, systems))
         evaluation = Evaluation(config, systems, questions, seed, folder, file)
         predictions = asyncio.run(evaluation.run())
         print(write_results(folder, score(predictions), trained_with(agents)))

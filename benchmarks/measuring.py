@@ -44,17 +44,6 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def seconds(work: Callable[[], object], rounds: int) -> float:
-    """The median time of `work`, after a warm-up round."""
-    work()
-    times = []
-    for _ in range(rounds):
-        start = clock()
-        work()
-        times.append(clock() - start)
-    return median(times)
-
-
 def memory(*, reset: bool = False) -> float:
     """Peak memory since the last reset in MB: resident (Linux) or allocated (CUDA)."""
     if torch.cuda.is_available():

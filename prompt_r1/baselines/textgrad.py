@@ -25,8 +25,6 @@ from prompt_r1.types import Question
 
 EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
-SHOWN_WORDS = 10  # of each end of a long prompt
-REWRITE_ATTEMPTS = 2  # if the tags are missing; after that the prompt stays as it is
 
 CRITIC = """\
 You are part of a system that improves texts step by step. Say what is wrong with the text that you are \
@@ -60,7 +58,7 @@ async def textgrad(
         order = rng.sample(list(train), len(train))
         batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
         for batch in batches[:UPDATES]:
-            if not search.can_afford(3 * len(batch) + REWRITE_ATTEMPTS + len(held_out)):
+            if not search.can_afford(3 * len(batch) + 1 + len(held_out)):
                 return prompt
             proposed = await rewrite(search, prompt, batch)
             value = mean_score(await search.try_prompt(proposed, held_out))
@@ -70,10 +68,9 @@ async def textgrad(
 
 
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
-    """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite fails.
+    """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite has no tags.
 
-    As in the original, the variable is shown with only the ends of a long prompt, but the conversation of
-    each criticism shows the whole prompt. The criticisms are concatenated, not summarised.
+    The criticisms are concatenated, not summarised.
     """
 
     async def criticise(question: Question) -> str:
@@ -85,18 +82,13 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
     criticisms = await asyncio.gather(*map(criticise, batch))
     parts = [
         "The text is the system message of a language model that answers questions. Now it is:",
-        f"<VARIABLE>{shortened(prompt)}</VARIABLE>",
+        f"<VARIABLE>{prompt}</VARIABLE>",
         "What it led to, and what was said of it:",
         *criticisms,
         f"Write the better version between {OPENING} and {CLOSING}.",
     ]
-    request = "\n\n".join(parts)
-    for attempt in range(REWRITE_ATTEMPTS):
-        reply = await search.ask_optimizer(WRITER, request, sample=attempt)
-        improved = text_between(reply, OPENING, CLOSING)
-        if improved:
-            return improved
-    return prompt
+    reply = await search.ask_optimizer(WRITER, "\n\n".join(parts))
+    return text_between(reply, OPENING, CLOSING) or prompt
 
 
 def question_and_reply(prediction: Prediction) -> str:
@@ -125,11 +117,3 @@ def criticise_prompt(prompt: str, prediction: Prediction, of_reply: str) -> str:
         f"{conversation(prompt, prediction)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
         "Criticise the system message: what about it should change so that such answers get better?"
     )
-
-
-def shortened(text: str) -> str:
-    """The first and last SHOWN_WORDS words of a text that has more than twice as many."""
-    parts = text.split(" ")
-    if len(parts) <= 2 * SHOWN_WORDS:
-        return text
-    return " ".join([*parts[:SHOWN_WORDS], "(...)", *parts[-SHOWN_WORDS:]])

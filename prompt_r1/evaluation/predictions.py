@@ -91,7 +91,6 @@ def to_row(prediction: Prediction) -> dict[str, object]:
         **{name: getattr(prediction, name) for name in STORED_AS_IS},
         **{name: getattr(prediction.spent, name) for name in AMOUNTS},
         **prediction.metrics,
-        **({"extra": dict(question.extra)} if question.extra else {}),  # a metric may read it
     }
 
 
@@ -99,7 +98,7 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
     """The prediction of a line, without its metrics, which follow from it."""
     answers = tuple(row["answers"])
     return Prediction(
-        Question(row["id"], row["dataset"], row["question"], answers, row["kind"], row.get("extra", {})),
+        Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
         row["prediction"],
         spent=Spending(*(row[name] for name in AMOUNTS)),
         system=System(row["method"], row["environment"], row["agent"]),

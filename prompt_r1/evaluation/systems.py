@@ -9,7 +9,6 @@ from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, tra
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
@@ -88,11 +87,6 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     """Agent → the environment it was trained with; only agents that this project trained."""
     return {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
-
-
-def settings_of(config: EvaluateConfig, seed: int) -> dict[str, object]:
-    """The settings that all answers in a folder have in common."""
-    return {**identifying_values(config), "seed": seed}
 
 
 def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:

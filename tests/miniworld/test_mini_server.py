@@ -176,7 +176,7 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
 def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a_clean_one(
     asking_agent, tmp_path
 ) -> None:
-    """40 steps. Calls, lost attempts and dollars are those that the server counts."""
+    """Eight steps. Calls, lost attempts and dollars are those that the server counts."""
     # Faults that leave the reply readable are drawn more often, so that no call fails in all six attempts.
     faults = [fault for fault in (*FAULTS, *2 * REPLYING) if fault not in ("usage", "hang")]
     clean = FaultyServer()
@@ -184,7 +184,7 @@ def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a
 
     async def train_with(server: FaultyServer, out: str) -> None:
         settings = ["--agent", asking_agent, "--env", f"mini@{server.base_url}", "--out", out, *GAMES]
-        settings += ["--steps", "40", "--save-every", "40", "--test-data", "none"]
+        settings += ["--steps", "8", "--save-every", "8", "--test-data", "none"]
         settings += ["--env-price", "1,2", "--temperature", "0.5"]
         line = command("train.py", *settings)
         with (tmp_path / f"{out}.log").open("wb") as log:
