@@ -45,7 +45,7 @@ class ApiKey:
     """The key of an endpoint. The note of one that was not sent says why."""
 
     text: str = ""
-    note: str = ""  # the end of fatal errors
+    note: str = ""  # the end of refusals
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ class Endpoint:
                     call.give_up(attempt.lost)
                     if self._checking:
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
-                        verdict: Verdict = "fatal" if attempt.misdirected else "failed"
+                        verdict: Verdict = "refused" if attempt.misdirected else "failed"
                         return self._without_key(Outcome(verdict, reason=reason))
                     failures += 1
                     lost += attempt.lost
                     wait = attempt.wait or back_off(failures, random.Random())
-                    if attempt.busy and attempt.wait:
+                    if attempt.wait:  # all calls wait
                         paused_until = traffic.loop.time() + attempt.wait
                         traffic.paused_until = max(traffic.paused_until, paused_until)
         call.give_up(True)  # of a request that the deadline cut off
@@ -263,14 +263,14 @@ class Endpoint:
         return printable(" ".join(scrub(reason, self._key.text)[:LONGEST_TEXT].split()))[:LONGEST_REASON]
 
     def _without_key(self, outcome: Outcome) -> Outcome:
-        """Remove the key from the texts of an outcome, and cut them. One that may be fatal says what to do.
+        """Remove the key from the texts of an outcome, and cut them. A refusal says what to do.
 
         Servers echo headers in errors, and some in replies. A reply of megabytes would be copied many times.
         """
         reason = self._scrubbed(outcome.reason)
         if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
             reason += '; if it takes no system message, give --env-system ""'
-        if outcome.verdict in ("refused", "fatal") and self._key.note:
+        if outcome.verdict == "refused" and self._key.note:
             reason += f"; {self._key.note}"
         secret = self._key.text if len(self._key.text) >= SHORTEST_SECRET else ""
         return replace(

@@ -16,7 +16,6 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 WEB_PAGE = "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
 
 RETRIED_STATUSES = (408, 409, 425, 429)
-BUSY_STATUSES = (429, 503, 529)
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|(prompt|input|request) is too long|maximum number of tokens",
     re.IGNORECASE,
@@ -42,8 +41,7 @@ class Attempt:
 
     outcome: Outcome
     lost: bool = False  # there is no reply, and the provider may bill it all the same
-    wait: float | None = None  # seconds to wait, as requested by the provider
-    busy: bool = False  # the provider is overloaded: other calls should wait too
+    wait: float | None = None  # seconds in which the provider asks for no calls
     blamed: str = ""  # where the provider names a field that it rejects: some models take no temperature
     misdirected: bool = False  # before any reply: the URL is wrong
 
@@ -58,16 +56,10 @@ class ProviderError:
 
 
 def failed(
-    reason: str,
-    *,
-    lost: bool = False,
-    wait: float | None = None,
-    busy: bool = False,
-    misdirected: bool = False,
+    reason: str, *, lost: bool = False, wait: float | None = None, misdirected: bool = False
 ) -> Attempt:
     """A request without a reply that may be repeated."""
-    outcome = Outcome("failed", reason=reason)
-    return Attempt(outcome, lost=lost, wait=wait, busy=busy, misdirected=misdirected)
+    return Attempt(Outcome("failed", reason=reason), lost=lost, wait=wait, misdirected=misdirected)
 
 
 def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Attempt:
@@ -80,23 +72,22 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
     words = error.message.split() if status >= 400 else ()  # a reply may hold any word
     if "insufficient_quota" in (*error.codes, *words):
-        return Attempt(Outcome("fatal", reason=f"{reason} (check plan and billing)"))
+        return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
     if 200 <= status < 300 and isinstance(data, dict) and not data.get("error"):
         return _classify_completion(data)
     if 200 <= status < 300 and not error.message and not error.codes:
         if body.lstrip().startswith(b"data:"):
-            return Attempt(Outcome("fatal", reason="the server streams its replies: turn that off"))
+            return Attempt(Outcome("refused", reason="the server streams its replies: turn that off"))
         page = body.lstrip().startswith(b"<")
         said = WEB_PAGE if page else "the response is not a JSON object"
         return failed(said, lost=True, misdirected=page)
     if status < 300 or status in RETRIED_STATUSES or status >= 500:
         said = reason if status >= 300 else f"an error instead of a completion: {error.message}"
-        busy = status in BUSY_STATUSES or any(str(code) in error.codes for code in BUSY_STATUSES)
-        return failed(said, wait=requested_wait(headers, body, now=now), busy=busy)
+        return failed(said, wait=requested_wait(headers, body, now=now))
     if status in (400, 413, 422):
         return _classify_bad_request(status, error, reason)
     advice = ADVICE.get(status, "check the base URL")
-    return Attempt(Outcome("refused" if status == 403 else "fatal", reason=f"{reason} ({advice})"))
+    return Attempt(Outcome("refused", reason=f"{reason} ({advice})"))
 
 
 def requested_wait(headers: Mapping[str, str], body: bytes = b"", *, now: float) -> float | None:

@@ -176,23 +176,17 @@ class Environments:
         )
 
 
-def parse_fields(text: str, *, flag: str = "--env-args") -> dict[str, object]:
-    """Parse the JSON object of a flag: extra fields of each request. Raises UsageError."""
-    fields = parse_json_object(text, flag=flag, example='{"temperature": 0.7}')
-    for name in RESERVED_FIELDS:
-        if name in fields:
-            raise UsageError(f"{flag} may not set {name!r}")
-    return fields
-
-
-def parse_json_object(text: str, *, flag: str, example: str) -> dict[str, object]:
-    """Parse the JSON object of a flag; without text it is empty. Raises UsageError."""
+def parse_fields(text: str) -> dict[str, object]:
+    """Parse --env-args, the JSON object of extra fields of each request. Raises UsageError."""
     try:
         fields = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{flag} is not JSON: {error}") from None
+        raise UsageError(f"--env-args is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise UsageError(f"{flag} takes a JSON object such as {example}, not {text!r}")
+        raise UsageError(f'--env-args takes a JSON object such as {{"temperature": 0.7}}, not {text!r}')
+    for name in RESERVED_FIELDS:
+        if name in fields:
+            raise UsageError(f"--env-args may not set {name!r}")
     return fields
 
 
