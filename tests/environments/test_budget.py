@@ -159,28 +159,6 @@ def test_a_call_that_is_cancelled_after_it_was_sent_is_charged_in_budget_and_jou
     assert Journal(tmp_path).spent == roomy.budget.spent and roomy.budget.spent.calls == 2
 
 
-class WaitingSource(CountingSource):
-    """A call waits for ever before it sends anything."""
-
-    async def reply(self, call: Call) -> Outcome:
-        self.running += 1
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-def test_a_call_that_is_cancelled_before_it_was_sent_costs_nothing(tmp_path) -> None:
-    asked = environment(WaitingSource(), folder=tmp_path)
-
-    async def cancel() -> None:
-        call = asyncio.create_task(text_of(asked))
-        await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-
-    asyncio.run(cancel())
-    assert asked.budget.spent == Spending() and not (tmp_path / "rank0.jsonl").read_text()
-
-
 @pytest.mark.parametrize("limit", [{"max_calls": 13}, {"max_usd": 13.0}])
 def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> None:
     call, spent = Spending(calls=1, tokens_in=100, usd=1.0), Spending(calls=3, tokens_out=300, usd=3.0)
