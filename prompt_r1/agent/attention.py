@@ -5,7 +5,7 @@ model's forward reach the attention of every layer: `packed=` or `paged=` select
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -22,10 +22,8 @@ class AttentionShape:
     """The sizes of a model's attention."""
 
     layers: int
-    heads: int
     kv_heads: int
     dim: int  # of a head
-    windows: bool  # some layers have a sliding window
 
     @property
     def cache_entries(self) -> int:
@@ -40,10 +38,8 @@ def attention_shape(config: PretrainedConfig) -> AttentionShape:
     shared = 1 if getattr(text, "multi_query", False) else heads
     return AttentionShape(
         layers=text.num_hidden_layers,
-        heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or shared,
         dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        windows=getattr(text, "sliding_window", None) is not None,
     )
 
 
@@ -59,19 +55,6 @@ class UnsupportedAttention(Exception):
     """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
 
 
-@dataclass(frozen=True, eq=False)
-class Keywords:
-    """What the layers of a model, and the caller of its forward, say about attention."""
-
-    scaling: float | None = None
-    dropout: float = 0.0
-    sliding_window: int | None = None
-    is_causal: bool | None = None
-    paged: CachedAttention | None = None
-    packed: PackedAttention | None = None
-
-
-KEYWORDS = {field.name for field in fields(Keywords)}
 # Keywords of a forward that reach every attention function and change nothing here; so does "output_…".
 IGNORED = {"position_ids", "use_cache", "return_dict"}
 
@@ -82,40 +65,47 @@ def attend(
     key: Tensor,  # (B, Hkv, T, D)
     value: Tensor,  # (B, Hkv, T, D)
     attention_mask: Tensor | None,
-    **keywords: Any,  # those of `Keywords`; any other is refused
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: Window = None,
+    is_causal: bool | None = None,
+    paged: CachedAttention | None = None,
+    packed: PackedAttention | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention; returns (B, T, H, D). Without `paged` or `packed`, rows must be right-padded.
 
     Raises UnsupportedAttention for anything else that the model asks for.
     """
-    unknown = {name for name, given in keywords.items() if given is not None} - KEYWORDS - IGNORED
+    unknown = {name for name, given in others.items() if given is not None} - IGNORED
     unknown = {name for name in unknown if not name.startswith("output_")}
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(sorted(unknown))}")
-    given = Keywords(**{name: keywords[name] for name in KEYWORDS & keywords.keys()})
     if attention_mask is not None:
         raise UnsupportedAttention("its attention takes a mask of its own")
-    if given.dropout:
+    if dropout:
         raise UnsupportedAttention("its attention has dropout")
-    if given.is_causal is False:
+    if is_causal is False:
         raise UnsupportedAttention("its attention is not causal")
     if key.shape != value.shape:
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
-    window = given.sliding_window
-    scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
-    if given.paged is not None:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if paged is not None:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             raise UnsupportedAttention("its attention does not know its layer's number")
-        return given.paged(layer, query[0], key[0], value[0], scale, window)[None], None
-    if given.packed is not None:
+        return paged(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
+    if packed is not None:
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Contiguous, because some models take a view of it; others copy it anyway.
-        out = given.packed(query[0], key[0], value[0], scale, window)
+        out = packed(query[0], key[0], value[0], scale, sliding_window)
         return out.transpose(0, 1)[None].contiguous(), None
-    if is_shorter(window, query.shape[2]):
-        rows_of_games = [attend_in_window(*row, scale, window) for row in zip(query, key, value, strict=True)]
+    if is_shorter(sliding_window, query.shape[2]):
+        rows_of_games = [
+            attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)
+        ]
         return torch.stack(rows_of_games).transpose(1, 2).contiguous(), None
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)

@@ -64,11 +64,6 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
     }
 
 
-def adapter_weights(model: PreTrainedModel, rank: int) -> int:
-    """The number of weights that adapters of this rank have."""
-    return rank * sum(sum(_shape(layer)) for layer in linear_layers(model).values())
-
-
 def _shape(layer: nn.Linear | Conv1D) -> torch.Size:
     """Outputs and inputs of a linear layer."""
     return layer.weight.T.shape if isinstance(layer, Conv1D) else layer.weight.shape
