@@ -150,16 +150,7 @@ def fine_tune_agent(
             file.write(json.dumps(line) + "\n")
     if config.rank:
         merge_lora(policy.model)
-    what = f"LoRA of rank {config.rank}, merged into the weights" if config.rank else "all weights"
-    error = export_agent(
-        policy,
-        start,
-        trained_as,
-        out / "agent",
-        metrics=line,
-        ranks=alone,
-        card=lambda base: f"# A fine-tuned agent\n\nFine-tuned from {config.agent} by Prompt-R1: {what}.\n",
-    )
+    error = export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
     return out / "agent"

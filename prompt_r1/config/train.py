@@ -88,10 +88,6 @@ class TrainConfig(AgentConfig):
         """`parallel`, where adapters decide `auto`: they need whole weights on every rank."""
         return "ddp" if self.adapter_rank and self.parallel == "auto" else self.parallel
 
-    def described(self, step: int) -> dict[str, str]:
-        """The settings that a model card shows, for the agent of this step."""
-        return {"training questions": f"`{'`, `'.join(self.data)}`", "step": f"{step} of {self.steps}"}
-
 
 def has_own_questions(config: TrainConfig) -> bool:
     """Whether a run trains on questions that are not of the mini world."""

@@ -9,7 +9,6 @@ from the metric lines.
 Each rank writes its share of sharded weights. Any number of ranks can read the files.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -49,7 +48,6 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
-    frozen: str = ""  # digest of the weights that do not learn and are not saved; "": all learn
 
 
 class Checkpoints:
@@ -69,7 +67,6 @@ class Checkpoints:
         self._policy, self._optimizer = policy, optimizer
         self._config, self._ranks = config, ranks
         self._say = say
-        self._frozen = frozen_digest(policy)
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
         self.failures = 0  # in a row
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
@@ -78,7 +75,6 @@ class Checkpoints:
         """Write the checkpoint of `state.step`, and remove old ones. Returns "", or why any rank failed."""
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(f".{folder.name}.tmp")
-        state.frozen = self._frozen
         text = json.dumps(asdict(state))
         if text == self._saved_state:
             return ""
@@ -143,8 +139,7 @@ class Checkpoints:
     def load(self, folder: Path) -> State:
         """Load a checkpoint into policy and optimiser.
 
-        Raises UsageError if a setting that identifies the run differs, or the weights beside adapters, and
-        for a checkpoint of another version.
+        Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
         """
         _check_settings(folder, self._config)
         text = (folder / "state.json").read_text("utf-8")
@@ -152,11 +147,6 @@ class Checkpoints:
         if values.keys() != asdict(State()).keys():
             raise _of_another_version(folder, "another state")
         state = State(**values)
-        if state.frozen != self._frozen:
-            raise UsageError(
-                f"{folder} holds adapters for other weights than those of {self._config.agent!r}: give the "
-                "agent that the run started from, or start a new run with another --out"
-            )
         self._read_tensors(folder)
         self._saved_state = text
         return state
@@ -212,20 +202,6 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors
 
 
-@torch.no_grad()
-def frozen_digest(policy: Policy) -> str:
-    """A digest of the weights that do not learn; "" if all learn.
-
-    It sums the bits of each weight in bfloat16, which is quick on the weights' own device, and the same
-    whether they are computed in 16 or 32 bits.
-    """
-    frozen = {name: weight for name, weight in policy.named_parameters() if not weight.requires_grad}
-    if not frozen:
-        return ""
-    sums = [weight.bfloat16().view(torch.int16).sum(dtype=torch.int64) for weight in frozen.values()]
-    return hashlib.sha256(repr((list(frozen), torch.stack(sums).tolist())).encode()).hexdigest()
-
-
 def _trained(policy: Policy) -> dict[str, torch.nn.Parameter]:
     """The weights that learn, by name: frozen ones are those of the untrained agent."""
     return {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
@@ -248,12 +224,10 @@ def _check_settings(folder: Path, config: AgentConfig) -> None:
     Other settings may differ: a run may be resumed with more steps or on another machine.
     """
     before = read_mapping(folder / "config.yaml")
-    if gone := sorted(before.keys() - {f.name for f in fields(config)}):
-        raise _of_another_version(folder, f"the setting {gone[0]}")
+    if different := sorted(before.keys() ^ {f.name for f in fields(config)}):
+        raise _of_another_version(folder, f"other settings ({different[0]})")
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
-        if name not in before:
-            raise _of_another_version(folder, f"no setting {name}")
         if before[name] != now:
             raise UsageError(
                 f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "

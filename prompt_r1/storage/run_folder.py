@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
@@ -41,13 +40,8 @@ def open_run(out: str, resume: str, name: str) -> Path:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a run has written into the folder; its copy may lack hidden files."""
-    if (folder / LOCK).exists() or checkpoints_of(folder):
-        return True
-    try:
-        return (folder / "metrics.jsonl").exists() and "group_size" in read_mapping(folder / "config.yaml")
-    except (UsageError, OSError):
-        return False
+    """Whether a run has written into the folder; its copy may lack the hidden file."""
+    return (folder / LOCK).exists() or bool(checkpoints_of(folder))
 
 
 @contextmanager

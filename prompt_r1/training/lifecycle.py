@@ -11,7 +11,7 @@ from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
-from prompt_r1.storage.export import export_agent, model_card
+from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.alarms import Watchdog
@@ -180,9 +180,6 @@ class Lifecycle:
                 run.folder / "agent",
                 metrics=lines[-1] if lines else {},  # only the first rank may see the file
                 ranks=run.ranks,
-                card=lambda base: model_card(
-                    config.agent, config.env, config.described(step), seed=config.seed, base=base
-                ),
             )
         self._report_write_failure(failed)
         self.failed_exports = self.failed_exports + 1 if failed else 0

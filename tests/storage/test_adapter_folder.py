@@ -13,8 +13,7 @@ import train
 from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.errors import UsageError
-from prompt_r1.storage.checkpoint import checkpoints_of, frozen_digest
+from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
 from tests.support.exports import export
@@ -53,7 +52,6 @@ def test_the_exported_agent_has_the_adapters_merged_into_its_weights(base, tmp_p
         assert torch.equal(layer.base.weight, plain[f"{name}.weight"]), (
             "the export changed the frozen weights"
         )
-    assert "rank 4: merged" in (folder / "README.md").read_text("utf-8")
 
 
 def test_the_adapter_folder_has_the_documented_form(base, tmp_path):
@@ -138,28 +136,3 @@ def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):
     assert len(names) == len(adapters) and all(name.endswith((".a", ".b")) for name in names)
     entries = sum(tensor.numel() for tensor in saved.values() if tensor.dim() == 2)
     assert entries == 3 * sum(weight.numel() for weight in adapters)
-
-
-def test_adapters_of_other_weights_are_not_resumed(whole, tmp_path):
-    """The frozen weights are not in the checkpoint, but their digest is."""
-    run = killed_copy(whole, tmp_path / "run")
-    file = whole.parent / "start/model.safetensors"
-    kept = file.read_bytes()
-    tiny.model(seed=9).save_pretrained(file.parent)
-    try:
-        with pytest.raises(UsageError, match="holds adapters for other weights than those of"):
-            trained(run, file.parent, "--steps", 6)
-    finally:
-        file.write_bytes(kept)
-
-
-def test_the_digest_of_frozen_weights_is_the_same_in_16_and_32_bits():
-    model = tiny.model().bfloat16().float()
-    add_lora(model, rank=1, alpha=1)
-    wide = frozen_digest(Policy(model, compute=torch.float32))
-    for layer in adapters_of(model).values():
-        layer.base.bfloat16()
-    assert frozen_digest(Policy(model, compute=torch.float32)) == wide != ""
-    adapters_of(model)["model.layers.1.mlp.up_proj"].base.weight.data[3, 4] += 0.01
-    assert frozen_digest(Policy(model, compute=torch.float32)) != wide
-    assert frozen_digest(tiny.policy()) == ""

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import subprocess
@@ -15,23 +16,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.agent.names import exported_step
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.storage import atomic_folder, checkpoint
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
-from prompt_r1.storage.export import _complete_config
 from prompt_r1.storage.run_folder import lock_run, open_run, trim_run
 from tests.support import tiny
-from tests.support.exports import card_of, export
+from tests.support.exports import export
 from tests.support.games import ONE_RANK
 from tests.support.tensors import load_tensors
 
@@ -94,6 +92,7 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
     assert equal_weights(loaded.weights(), whole.weights())
 
 
+@pytest.mark.slow
 def test_saving_takes_no_more_memory_than_a_few_files(tmp_path):
     """DCP builds a whole file in memory: with files of 2 GB, saving a model of 135 M parameters took 2.1 GB
     more than training it.
@@ -148,31 +147,24 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 BROKEN = [
-    (cut, SHARD, "has changed"),
-    (empty, SHARD, "has changed"),
-    (flip, SHARD, "has changed since it was written"),
-    (Path.unlink, SHARD, "is missing"),
-    (flip, "state.json", "state.json has changed"),
-    (Path.unlink, "manifest.json", "no manifest.json"),
-    (cut, "manifest.json", "manifest.json is damaged"),
-    (lambda path: path.write_text("7"), "manifest.json", "manifest.json is damaged"),
-    (lambda path: path.write_text(""), "shard-00009.safetensors", "does not belong"),
+    (cut, SHARD),
+    (flip, SHARD),
+    (Path.unlink, SHARD),
+    (flip, "state.json"),
+    (Path.unlink, "manifest.json"),
+    (cut, "manifest.json"),
+    (lambda path: path.write_text(""), "shard-00009.safetensors"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "name", "reason"), BROKEN, ids=[f"{damage.__name__} {name}" for damage, name, _ in BROKEN]
-)
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name, reason):
+@pytest.mark.parametrize(("damage", "name"), BROKEN)
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name):
     damage(saved.checkpoints.folder / "step-000002" / name)
     assert saved.checkpoints.newest().name == "step-000001"
-    assert len(saved.said) == 1 and reason in saved.said[0] and "step-000002" in saved.said[0]
+    [said] = saved.said
+    assert re.search("Skipping .*step-000002: (.* has changed since it was written|it cannot be read)", said)
 
 
 def test_a_damaged_checkpoint_is_written_again(saved):
@@ -296,17 +288,13 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
-def test_a_run_folder_and_its_copy_without_hidden_files_are_opened_again(saved, tmp_path):
+def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_path):
     out = str(tmp_path)
     assert open_run(out, "auto", "mini") == tmp_path  # it holds checkpoints
     shutil.rmtree(saved.checkpoints.folder)
-    for name in ("config.yaml", "metrics.jsonl"):
-        (tmp_path / name).write_text("of another program: true\n")
+    (tmp_path / "config.yaml").write_text("of another program: true\n")
     with pytest.raises(UsageError, match="files in it that are not of a run"):
         open_run(out, "auto", "mini")
-    write_yaml(CONFIG, tmp_path / "config.yaml")
-    assert open_run(out, "auto", "mini") == tmp_path
-    (tmp_path / "config.yaml").unlink()
     with lock_run(tmp_path, ONE_RANK):
         assert open_run(out, "auto", "mini") == tmp_path
 
@@ -371,13 +359,11 @@ def test_a_resume_with_another_identifying_setting_is_refused(saved):
             other.checkpoints.load(saved.checkpoints.folder / "step-000002")
 
 
-@pytest.mark.parametrize(
-    ("line", "what"), [("other_name", "the setting other_name"), ("# kl_coef", "no setting kl_coef")]
-)
-def test_a_checkpoint_with_other_settings_is_not_resumed(saved, line, what):
+@pytest.mark.parametrize("line", ["other_name", "# kl_coef"])
+def test_a_checkpoint_with_other_settings_is_not_resumed(saved, line):
     file = saved.checkpoints.folder / "step-000002/config.yaml"
     file.write_text(file.read_text().replace("kl_coef", line))
-    with pytest.raises(UsageError, match=f"another version, with {what}: "):
+    with pytest.raises(UsageError, match=r"another version, with other settings \(kl_coef\): "):
         saved.checkpoints.load(file.parent)
 
 
@@ -462,11 +448,10 @@ METRICS = {"step": 1, "reward/mean": 0.5, "val/em": 0.75}
 def exported(tmp_path) -> Path:
     base = tiny.save_agent(tmp_path / "base")
     settings = json.loads((base / "config.json").read_text())
-    settings |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}}
-    (base / "config.json").write_text(json.dumps(settings))
+    (base / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
     (base / "preprocessor_config.json").write_text('{"of": "a model that also sees"}')
     policy = load_policy(base, device=ONE_RANK.device)
-    config = replace(CONFIG, agent="base", env="gpt-4o-mini@http://user:secret@host/v1")
+    config = replace(CONFIG, agent="base")
     return export(policy, base, config, tmp_path / "agent", METRICS)
 
 
@@ -481,14 +466,6 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     first, base = next(model.parameters()), next(tiny.model().parameters())
     assert torch.equal(first, base.bfloat16())
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
-
-
-@pytest.mark.parametrize("dtype", ["int8", "load"])
-def test_weights_of_a_base_whose_config_names_no_float_are_exported_in_float32(exported, dtype):
-    file = exported.parent / "base/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))
-    weights = load_tensors(export_again(exported, tiny.policy())).values()
-    assert {weight.dtype for weight in weights} == {torch.float32}
 
 
 def test_an_export_has_tied_weights_once_and_buffers_too(exported):
@@ -508,64 +485,17 @@ def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events
     assert file_events[renamed + 1 :] == [folder.parent.name]
 
 
-def test_both_versions_of_transformers_find_the_rope_theta(exported):
-    """Version 4 does not know rope_parameters, and silently takes 10000."""
-    config = json.loads((exported / "config.json").read_text())
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5000000.0
-    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
-
-
-@pytest.mark.parametrize("sees", [False, True])
-def test_an_exported_gemma_3_has_the_keys_of_its_published_config(tmp_path, sees):
-    """Its rotary embedding has settings for each kind of layer: the scaling of the long ones was lost."""
-    published = {
-        "rope_theta": 1000000.0,
-        "rope_local_base_freq": 10000.0,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-    }
-    text = {**published, "hidden_size": 32, "num_hidden_layers": 6, "model_type": "gemma3_text"}
-    model = AutoConfig.for_model("gemma3", text_config=text) if sees else AutoConfig.for_model(**text)
-    model.save_pretrained(tmp_path)
-    _complete_config(tmp_path / "config.json", "bfloat16")
-    config = json.loads((tmp_path / "config.json").read_text())
-    part = config["text_config"] if sees else config
-    assert {name: part[name] for name in published} == published
-    assert part["torch_dtype"] == config["torch_dtype"] == "bfloat16"
-
-
-def test_the_tokenizer_files_are_copied_byte_for_byte(exported):
+def test_the_configuration_and_the_tokenizer_are_copied_byte_for_byte(exported):
+    """The config of transformers 5 lacks keys of version 4, which silently takes others in their place."""
     base = exported.parent / "base"
-    names = [path.name for path in base.iterdir() if path.name not in ("config.json", "model.safetensors")]
-    expected = ["chat_template.jinja", "generation_config.json", "preprocessor_config.json"]
+    names = [path.name for path in base.iterdir() if path.name != "model.safetensors"]
+    expected = ["chat_template.jinja", "config.json", "generation_config.json", "preprocessor_config.json"]
     assert sorted(names) == [*expected, "tokenizer.json", "tokenizer_config.json"]
     assert all((base / name).read_bytes() == (exported / name).read_bytes() for name in names)
 
 
-def test_the_model_card_shows_settings_but_no_secret(exported):
-    card = (exported / "README.md").read_text()
-    assert "| base model | `base` |" in card and "`own.jsonl`" in card and "`gpt-4o-mini`" in card
-    assert "| step | 1 of " in card
-    assert "secret" not in card and str(exported) not in card
+def test_an_exported_agent_names_its_step(exported):
     assert exported_step(exported) == 1
-
-
-@pytest.mark.parametrize(
-    ("readme", "licence"),
-    [
-        ("---\nlicense: apache-2.0\n---\n# Base", "apache-2.0"),
-        ("---\nlicense: [a, b]\n---\n", None),
-        ("---\nlicense: {\n---\n", None),
-        ("# Base", None),
-        (None, None),
-    ],
-)
-def test_the_model_card_names_the_base_model_and_its_licence_for_the_hub(tmp_path, readme, licence):
-    if readme is not None:
-        (tmp_path / "README.md").write_text(readme)
-    card = ModelCard(card_of(replace(CONFIG, agent="Qwen/Qwen3-4B"), 1, tmp_path))
-    assert card.data.base_model == "Qwen/Qwen3-4B" and card.data.license == licence
-    local = ModelCard(card_of(replace(CONFIG, agent=str(tmp_path)), 1, tmp_path))
-    assert local.data.base_model is None
 
 
 @pytest.mark.parametrize(
