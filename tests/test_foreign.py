@@ -59,13 +59,15 @@ def test_every_program_refuses_links_in_the_folders_that_it_reads_and_writes(sec
     (run / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/predictions.jsonl").symlink_to(secret)
+    games = str(tmp_path / "games.jsonl")
+    Path(games).write_text('{"question": "Who?", "turns": [{"text": "x", "reply": null}]}\n')
     (tmp_path / "tuned/agent").mkdir(parents=True)
     (tmp_path / "tuned/metrics.jsonl").symlink_to(secret)
     for use in (
         lambda: open_run(str(run), "auto", "mini"),
         lambda: write_report(run),
         lambda: PredictionFile(tmp_path / "results/predictions.jsonl"),
-        lambda: fine_tune(["--agent", str(asking_agent), "--data", "mini", "--out", str(tmp_path / "tuned")]),
+        lambda: fine_tune(["--agent", str(asking_agent), "--games", games, "--out", str(tmp_path / "tuned")]),
     ):
         with pytest.raises(UsageError, match=r"is a (symbolic )?link"):
             use()

@@ -105,9 +105,6 @@ def make_method(name: str, context: MethodContext) -> Method:
             return ThinkThenAnswer(environment, answer_format)
         case "opro" | "textgrad" | "gepa":
             return optimised_prompt(name, context, answer_format)
-        case "sft" if config.sft_agent:
-            load = partial(context.load, resolve_agent(config.sft_agent))
-            return context.player(load, None, "alone", thinks=False)
         case "sft" | "bc" | "rft":
             return fine_tuned(name, context)
         case "grpo-only":
@@ -139,7 +136,6 @@ def fine_tuned(name: str, context: MethodContext) -> Method:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
     settings = SftConfig(
         agent=start,
-        data=config.train_data,
         seed=context.seed,
         lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
         device=str(context.device),

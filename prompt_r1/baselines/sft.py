@@ -1,16 +1,15 @@
-"""`sft`: LoRA on gold answers, or on recorded games.
+"""Supervised fine-tuning: on gold answers for the method `sft`, or on recorded games as a warm start.
 
-    python -m prompt_r1.baselines.sft --agent mini --data mini --out runs/mini-sft
+    python -m prompt_r1.baselines.sft --agent DIR --games FILE
 
-The settings are those of the paper's Table 7, and LLaMA-Factory's where the paper gives none. The prompt is
-the question with the instruction to answer in <answer> tags, in the tokenizer's chat template as in all
-games; the target is the first gold answer in these tags, without thinking. Only the target enters the loss.
-A fine-tuned agent is a folder like any other: evaluate.py takes it as --sft-agent or --agent.
+The settings are those of the paper's Table 7, and LLaMA-Factory's where the paper gives none. For `sft` the
+prompt is the question with the instruction to answer in <answer> tags; the target is the first gold answer in
+these tags, without thinking. Only the target enters the loss.
 
 A model that lacks the format of the game cannot begin, and gold answers teach it not to ask. --games FILE
-warm-starts it on whole games: each line has `question` (a text, or an object with `text`) and `turns`, a list
-of objects with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files
-of runs/*/trajectories have this form.
+teaches it whole games: each line has `question` (a text, or an object with `text`) and `turns`, a list of
+objects with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files of
+runs/*/trajectories have this form.
 """
 
 import json
@@ -38,7 +37,6 @@ from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
-from prompt_r1.data.questions import find_questions
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.fine_tuning import fine_tune
@@ -57,19 +55,14 @@ LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 
 def main(arguments: list[str]) -> None:
-    """Fine-tune from a command line."""
-    about = "Fine-tune an agent on gold answers, or warm-start it on games."
+    """Warm-start an agent from a command line."""
+    about = "Teach an agent the format of the game by recorded games."
     config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
-    out = Path(config.out or f"runs/sft-seed{config.seed}")
-    if bool(config.data) == bool(config.games):
-        raise UsageError("give training questions (--data FILE …, or --data mini), or --games FILE")
-    if config.games:
-        folder = learn_games(Path(config.games), config, out)
-        then = command("train", "--config", preset_of(config, config.preset), "--agent", folder)
-    else:
-        folder = learn_answers(find_questions(config.data, "train", config.seed), config, out)
-        then = command("evaluate", "--method", "sft", "--sft-agent", folder)
-    print(f"The agent is saved in {folder}. Use it:\n{then}")
+    if not config.games:
+        raise UsageError("give the games to learn from: --games FILE")
+    folder = learn_games(Path(config.games), config, Path(config.out or f"runs/sft-seed{config.seed}"))
+    then = command("train", "--config", preset_of(config, config.preset), "--agent", folder)
+    print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
 def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
@@ -160,7 +153,7 @@ def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
     preset = agent_preset(preset_of(config, "paper"))
     game = replace(preset, env="none", rule="alone", max_turns=1, instruction="answer")
-    return replace(game, agent=config.agent, seed=config.seed, data=config.data)
+    return replace(game, agent=config.agent, seed=config.seed)
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:

@@ -49,7 +49,7 @@ def check_pair(agent: str, env: str, calls: EnvironmentConfig) -> None:
 def check_evaluate(arguments: list[str]) -> None:
     """Raise UsageError for an evaluation that cannot start."""
     config = evaluate_config(arguments)
-    _check_agents([*config.agent, *filter(None, [config.sft_agent, config.grpo_agent])])
+    _check_agents([*config.agent, *filter(None, [config.grpo_agent])])
     _check_environments(config, [*config.env, config.optimizer_env])
     _check_data([*config.data, *config.train_data, *config.val_data])
 

@@ -72,25 +72,18 @@ class MethodConfig:
         range=NOT_NEGATIVE,
         identifies=True,
     )
-    sft_agent: str = setting("", "fine-tuned agent of sft (default: fine-tune the agent's start, in --out)")
     grpo_agent: str = setting("", "agent of grpo-only, from `train.py --env none`")
 
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest.
-
-    The warm start on recorded games (`games`) has settings of its own kind: `preset`, and `rank` 0.
-    """
+    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
 
     agent: str = setting("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
-    data: tuple[str, ...] = setting((), "training questions: mini, or JSONL/parquet files")
-    games: str = setting(
-        "", "warm start: imitate the games of this JSONL file (question, turns) in place of gold answers"
-    )
+    games: str = setting("", "JSONL file of the games to imitate: question, turns")
     preset: str = setting(
         "paper",
-        "game of the warm start: instruction and limits of this preset (that of the agent mini: mini)",
+        "the game: instruction and limits of this preset (of the agent mini: mini)",
         choices=("paper", "small"),
     )
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")

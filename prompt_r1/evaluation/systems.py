@@ -32,9 +32,8 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> d
         environments = environments_of(config, agents)[:first] if needs.environment else [""]
         for environment in environments:
             for name, agent in list((agents or {"": NO_AGENT}).items())[:first]:
-                own = {"sft": config.sft_agent, "grpo-only": config.grpo_agent}.get(method, "")
-                answering = {"": "", "trained": name, "start": agent.start, "own": ""}[needs.agent]
-                systems.setdefault(System(method, environment, own or answering), agent)
+                answering = {"": "", "trained": name, "start": agent.start, "own": config.grpo_agent}
+                systems.setdefault(System(method, environment, answering[needs.agent]), agent)
     return systems
 
 

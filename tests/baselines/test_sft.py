@@ -219,10 +219,9 @@ def test_a_line_that_is_no_game_is_named(tmp_path, row):
         list(read_games(path))
 
 
-def test_games_and_questions_are_not_learned_together(tmp_path):
-    for arguments in ([], ["--data", "mini", "--games", "games.jsonl"]):
-        with pytest.raises(UsageError, match="or --games FILE"):
-            main(["--agent", "mini", *arguments])
+def test_the_program_needs_games():
+    with pytest.raises(UsageError, match="give the games to learn from: --games FILE"):
+        main(["--agent", "mini"])
 
 
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
