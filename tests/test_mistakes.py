@@ -203,3 +203,8 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
     assert "is not installed; activate the virtual environment" in done.stderr
+
+
+def test_an_estimate_needs_no_key(folder):
+    """A bug: the price in advance was refused to those who have no key yet."""
+    preflight.check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])

@@ -24,7 +24,7 @@ def check_train(arguments: list[str]) -> None:
     """Raise UsageError for a training that cannot start."""
     config, name = train_config(arguments)
     _check_agents([config.agent])
-    _check_environments(config, [config.env])
+    _check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
     _check_data([*config.data, *config.val_data, *config.test_data])
     if os.environ.get("RANK", "0") == "0" and not config.dry_run:
         _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
