@@ -63,9 +63,6 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
     assert semantic_similarity(encoder, [], []) == []
 
 
-# --- Finding the encoder --------------------------------------------------------------
-
-
 def test_a_given_folder_takes_precedence_over_the_hubs_cache(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +97,6 @@ def test_an_encoder_with_another_pooling_is_rejected(tiny_encoder: Path, tmp_pat
     (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     SentenceEncoder(other)
 
-
-# --- The real encoder -----------------------------------------------------------------------------
 
 # Recorded with sentence-transformers 6.2.0, transformers 5.23.0 and torch 2.13.0 on a CPU: six coordinates of
 # SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True), and util.cos_sim of all pairs.
