@@ -26,8 +26,17 @@ from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.agent import TURN_END, TURN_START, new_model, next_token_loss, train_tokenizer
-from prompt_r1.miniworld.questions import Gen, Split, answer_of, make_questions
-from prompt_r1.miniworld.world import FILM_RELATIONS, PERSON_RELATIONS, YEARS, World, make_world
+from prompt_r1.miniworld.world import (
+    FILM_RELATIONS,
+    PERSON_RELATIONS,
+    YEARS,
+    Gen,
+    Split,
+    World,
+    answer_of,
+    make_questions,
+    make_world,
+)
 from prompt_r1.types import Completion, Question, Trajectory
 
 WEIGHTS = Path(__file__).parent / "weights"  # mini-neural, mini-neural-b

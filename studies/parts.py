@@ -21,8 +21,17 @@ import torch
 from prompt_r1.miniworld.agent import build_agent
 from prompt_r1.miniworld.demonstrations import PlannedTurn, ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, MiniQuestion, Problem
-from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World
+from prompt_r1.miniworld.world import (
+    CREW,
+    OWNERS,
+    PERSON_RELATIONS,
+    SIGNS,
+    THINGS,
+    YEARS,
+    MiniQuestion,
+    Problem,
+    World,
+)
 from prompt_r1.types import Question, Turn
 
 SHARE_OF_STEPS = 0.65  # of the demonstrations: questions of one or two steps that are all in the question

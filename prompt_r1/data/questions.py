@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError, first_line
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
-    from prompt_r1.miniworld.questions import MiniWorld
+    from prompt_r1.miniworld.world import MiniWorld
 
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/(?P<name>[\w.-]+))(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
@@ -117,6 +117,6 @@ def _mini_questions(split: str, seed: int) -> list[Question]:
 
 @lru_cache(maxsize=2)  # programs read its splits one by one
 def _mini_world(seed: int) -> "MiniWorld":
-    from prompt_r1.miniworld.questions import mini_world
+    from prompt_r1.miniworld.world import mini_world
 
     return mini_world(seed)

@@ -4,7 +4,6 @@ Nothing imported here needs torch; the agent, which does, is in `miniworld.agent
 """
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import MiniWorld, make_questions, mini_world
-from prompt_r1.miniworld.world import World, make_world
+from prompt_r1.miniworld.world import MiniWorld, World, make_questions, make_world, mini_world
 
 __all__ = ["MiniEnvironment", "MiniWorld", "World", "make_questions", "make_world", "mini_world"]

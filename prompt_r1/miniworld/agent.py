@@ -25,8 +25,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import MiniQuestion, make_questions
-from prompt_r1.miniworld.world import make_world
+from prompt_r1.miniworld.world import MiniQuestion, make_questions, make_world
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 

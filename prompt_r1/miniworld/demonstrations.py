@@ -12,8 +12,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import SIGNS, Bridge, Compare, Gen, MiniQuestion, Pop, Problem, Slots
-from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
+from prompt_r1.miniworld.world import (
+    CREW,
+    GENRES,
+    HEROES,
+    SIGNS,
+    Bridge,
+    Compare,
+    Gen,
+    MiniQuestion,
+    Pop,
+    Problem,
+    Slots,
+    World,
+)
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 

@@ -16,8 +16,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.miniworld.questions import (
+from prompt_r1.miniworld.wordings import WORDINGS, Wordings
+from prompt_r1.miniworld.world import (
+    FILM_RELATIONS,
     GEN_WORDINGS,
+    GENRES,
+    PERSON_RELATIONS,
     POP_WORDINGS,
     SIGNS,
     Bridge,
@@ -25,10 +29,9 @@ from prompt_r1.miniworld.questions import (
     Gen,
     Pop,
     Problem,
+    World,
     answer_of,
 )
-from prompt_r1.miniworld.wordings import WORDINGS, Wordings
-from prompt_r1.miniworld.world import FILM_RELATIONS, GENRES, PERSON_RELATIONS, World
 from prompt_r1.types import Message
 
 Style = Literal["A", "B"]

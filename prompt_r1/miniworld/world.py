@@ -1,14 +1,34 @@
-"""A small world of films, people and cities.
+"""A small world of films, people and cities, and questions about it.
 
 The environment knows its facts, and the questions are about them. All worlds have the same words in their
 names but different facts: an agent that has learned to ask and copy in other worlds knows no fact of this
 one. The world is divided 75/25 into two sides; no fact links one side to the other.
+
+There are seven kinds of questions:
+
+| kind       | stands for      | example                                                                     |
+|------------|-----------------|-----------------------------------------------------------------------------|
+| bridge     | 2Wiki, MuSiQue  | Who is the mother of the director of Silver River?                          |
+| compare    | HotpotQA        | Was Silver River released before Paper Dream?                               |
+| pop        | PopQA           | Any idea who made Silver River?                                             |
+| math       | GSM8K           | Problem: Mia has 44 coins, finds 12 more and then loses 7. How many coins … |
+| gen        | BookSum, XSum   | Write a short summary of Silver River.                                      |
+| bridge_ood | MuSiQue        | pairs of relations that no training question has                            |
+| math_ood   | MathQA          | pairs of verbs that no training question has                                |
+
+A question has *slots*, which hold its meaning, and a text. The slots alone decide its split, so the splits
+are disjoint, whatever the number of questions drawn.
 """
 
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
+
+from prompt_r1.errors import UsageError
+from prompt_r1.types import Kind, Question
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -47,6 +67,27 @@ CREW = ("director", "composer", "star")  # film → person
 KIN = ("mother", "spouse", "teacher")  # person → person
 PERSON_RELATIONS = (*KIN, "birthplace")
 FILM_RELATIONS = (*CREW, "year", "genre", "hero")
+
+Split = Literal["train", "validation", "test", "ood"]
+
+TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
+OOD_KINDS = ("bridge_ood", "math_ood")
+FORMS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # of the others: qa
+
+OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
+# Training has every relation and every verb in each position, but not these pairs.
+OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
+SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
+OWNERS = ("Mia", "Leo", "Zoe", "Max", "Ida", "Tom")
+THINGS = ("coins", "apples", "books", "stamps", "cards", "shells")
+
+POP_WORDINGS = {
+    "director": ("Any idea who made {film}?", "Which person is behind {film}?"),
+    "composer": ("Any idea whose music is in {film}?", "Which person did the tunes in {film}?"),
+    "star": ("Any idea who plays in {film}?", "Which person is on the poster of {film}?"),
+    "year": ("Any idea when {film} came out?", "How far back does {film} go?"),
+}
+GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
 
 
 @dataclass(frozen=True)
@@ -134,3 +175,221 @@ def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
 
 def _women(people: Sequence[str]) -> tuple[str, ...]:
     return tuple(person for person in people if person.startswith(WOMEN))
+
+
+# The splits depend on the repr of the slots (_split_of): renaming one of these classes or fields moves
+# questions to other splits.
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Who is the `second` of the `first` of `film`?"""
+
+    film: str
+    first: str
+    second: str
+
+    @property
+    def kind(self) -> str:
+        return "bridge_ood" if (self.first, self.second) in OOD_RELATIONS else "bridge"
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Was `film` released before `other`?"""
+
+    film: str
+    other: str
+    kind: str = "compare"
+
+
+@dataclass(frozen=True)
+class Pop:
+    """The `relation` of `film`, asked in casual words."""
+
+    film: str
+    relation: str
+    kind: str = "pop"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`owner` has `start` `things`; then the `verbs` change the number by `amounts`."""
+
+    owner: str
+    things: str
+    start: int
+    verbs: tuple[str, str]
+    amounts: tuple[int, int]
+
+    @property
+    def kind(self) -> str:
+        return "math_ood" if self.verbs in OOD_VERBS else "math"
+
+    @property
+    def steps(self) -> list[int]:
+        """The change by each verb, with its sign."""
+        moves = zip(self.verbs, self.amounts, strict=True)
+        return [amount if SIGNS[verb] == "plus" else -amount for verb, amount in moves]
+
+
+@dataclass(frozen=True)
+class Gen:
+    """What is `film` about?"""
+
+    film: str
+    kind: str = "gen"
+
+
+Slots = Bridge | Compare | Pop | Problem | Gen
+
+
+@dataclass(frozen=True)
+class MiniQuestion:
+    """The slots of a question, which demonstrations use, and the question as a game sees it."""
+
+    slots: Slots
+    question: Question
+
+
+@dataclass(frozen=True)
+class MiniWorld:
+    """The world of a seed and its questions, by split."""
+
+    world: World
+    train: list[Question]
+    validation: list[Question]
+    test: list[Question]
+    ood: list[Question]
+
+
+def mini_world(
+    seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
+) -> MiniWorld:
+    """Make the world of `seed`, with these numbers of questions in each split."""
+    world = make_world(seed)
+
+    def draw(split: Split, count: int) -> list[Question]:
+        return [mini.question for mini in make_questions(world, split, count, seed)]
+
+    return MiniWorld(
+        world, draw("train", train), draw("validation", validation), draw("test", test), draw("ood", ood)
+    )
+
+
+def make_questions(
+    world: World, split: Split, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
+) -> list[MiniQuestion]:
+    """Make `count` different questions in random order.
+
+    Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere. Raises UsageError
+    when the world has fewer questions.
+    """
+    rng = random.Random(f"questions {split} {seed}")
+    default_kinds: Sequence[str] = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
+    kinds = list(kinds or default_kinds)
+    if split == "train":
+        drawn = rng.choices(kinds, [TRAINING_MIX[kind] for kind in kinds], k=count)
+    else:
+        drawn = [kinds[number % len(kinds)] for number in range(count)]
+        rng.shuffle(drawn)
+    texts: set[str] = set()
+    return [_new_question(world, split, kind, rng, texts) for kind in drawn]
+
+
+def answer_of(slots: Slots, world: World) -> str:
+    """The gold answer, computed from the facts of the world."""
+    facts = world.facts
+    match slots:
+        case Bridge(film, first, second):
+            return facts[facts[film, first], second]
+        case Compare(film, other):
+            return "yes" if facts[film, "year"] < facts[other, "year"] else "no"
+        case Pop(film, relation):
+            return facts[film, relation]
+        case Problem(_, _, start):
+            return str(start + sum(slots.steps))
+        case Gen(film):
+            genre, hero, director = (facts[film, relation] for relation in ("genre", "hero", "director"))
+            return f"a {genre} about a {hero}, directed by {director}"
+
+
+def put_into_words(slots: Slots, rng: random.Random) -> str:
+    """The text of a question, in one of its wordings."""
+    match slots:
+        case Bridge(film, first, second):
+            return f"{'What' if second == 'birthplace' else 'Who'} is the {second} of the {first} of {film}?"
+        case Compare(film, other):
+            return f"Was {film} released before {other}?"
+        case Pop(film, relation):
+            return rng.choice(POP_WORDINGS[relation]).format(film=film)
+        case Problem(owner, things, start, verbs, amounts):
+            first, second = (
+                f"{verb} {amount}{' more' if SIGNS[verb] == 'plus' else ''}"
+                for verb, amount in zip(verbs, amounts, strict=True)
+            )
+            return (
+                f"Problem: {owner} has {start} {things}, {first} and then {second}. "
+                f"How many {things} does {owner} have now?"
+            )
+        case Gen(film):
+            return rng.choice(GEN_WORDINGS).format(film=film)
+
+
+def _new_question(world: World, split: Split, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
+    """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
+    names = world.train if split == "train" else world.test
+    for _ in range(2000):
+        slots = draw_slots(kind, world, names.films, rng)
+        text = put_into_words(slots, rng)
+        if _split_of(slots, world) != split or text in texts:
+            continue
+        texts.add(text)
+        identity = f"{kind}-{world.seed}-{_digest(text):016x}"
+        answers, form = (answer_of(slots, world),), FORMS.get(kind, "qa")
+        return MiniQuestion(slots, Question(identity, kind, text, answers, form))
+    raise UsageError(
+        f"the mini world has no more than {len(texts)} {split} questions with this share of {kind!r}"
+    )
+
+
+def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
+    """Draw the meaning of a question about one of `films` (and others of them)."""
+    film = rng.choice(films)
+    if kind in ("bridge", "bridge_ood"):
+        pairs = [(first, second) for first in CREW for second in PERSON_RELATIONS]
+        held_out = kind == "bridge_ood"
+        return Bridge(film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == held_out]))
+    if kind == "compare":
+        year = world.facts[film, "year"]
+        return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
+    if kind == "pop":
+        return Pop(film, rng.choice(list(POP_WORDINGS)))
+    if kind in ("math", "math_ood"):
+        pairs = [(first, second) for first in SIGNS for second in SIGNS]
+        verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == (kind == "math_ood")])
+        # With these numbers every total is between 2 and 97.
+        amounts = (rng.randint(2, 19), rng.randint(2, 19))
+        return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
+    if kind == "gen":
+        return Gen(film)
+    raise UsageError(f"there is no kind of question {kind!r}: choose from {[*TRAINING_MIX, *OOD_KINDS]}")
+
+
+def _split_of(slots: Slots, world: World) -> Split:
+    """The split of a question, whatever its wording.
+
+    Questions about facts are divided by film; word problems, and the halves validation and test, by a digest.
+    """
+    digest = _digest(f"{world.seed} {slots}")
+    if slots.kind in OOD_KINDS:
+        return "ood"
+    held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
+    if not held_out:
+        return "train"
+    return "validation" if digest // 4 % 2 else "test"
+
+
+def _digest(text: str) -> int:
+    """A 64-bit hash that, unlike Python's, is the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -16,8 +16,7 @@ from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import TRAINING_MIX, make_questions, mini_world
-from prompt_r1.miniworld.world import WOMEN, make_world
+from prompt_r1.miniworld.world import TRAINING_MIX, WOMEN, make_questions, make_world, mini_world
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 
 QUICK = partial(build_agent, worlds=2, games=300, steps=3)

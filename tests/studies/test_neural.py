@@ -23,8 +23,7 @@ from prompt_r1.miniworld.environment import (
     Sum,
     understand,
 )
-from prompt_r1.miniworld.questions import TRAINING_MIX, make_questions
-from prompt_r1.miniworld.world import make_world
+from prompt_r1.miniworld.world import TRAINING_MIX, make_questions, make_world
 from studies.neural import (
     ANSWER_ONLY,
     SIZES,
