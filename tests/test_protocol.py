@@ -139,7 +139,7 @@ def test_a_reply_cannot_close_its_interaction_response_tag(text):
     assert reply.count("</interaction_response") == 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_untrusted_text_round_trips(text):
     assert decode(codec().encode_untrusted(text)) == text
@@ -214,7 +214,7 @@ def merging_codec(split: str) -> Codec:
 
 
 @pytest.mark.parametrize("split", ["as in GPT-2", "as in Qwen3", "whole text"])
-@settings(max_examples=150)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(PIECES), st.integers(1, 900)), max_size=12), st.integers(1, 40))
 def test_a_truncated_reply_has_the_tokens_of_the_whole_text(split, pieces, limit):
     c = merging_codec(split)
@@ -225,17 +225,24 @@ def test_a_truncated_reply_has_the_tokens_of_the_whole_text(split, pieces, limit
 @pytest.mark.parametrize("piece", ["Paris is in France. ", "a", " ", "漢", "<|im_end|>", "\n"])
 def test_a_reply_of_five_megabytes_is_not_encoded_as_a_whole(piece):
     """A bug: all of it was encoded and then cut, which blocked the event loop for 20 s."""
-    c, text = codec(), piece * (5_000_000 // len(piece))
-    c.reply("warm up", after=0, max_tokens=1024)
-    begin = time.perf_counter()
-    tokens = c.reply(text, after=0, max_tokens=1024)
-    assert time.perf_counter() - begin < 0.5
+    tokenizer, encoded = copy.deepcopy(tiny.tokenizer()), []
+
+    class Counting(type(tokenizer)):
+        def __call__(self, text, **options):
+            encoded.append(len(text))
+            return super().__call__(text, **options)
+
+    tokenizer.__class__ = Counting
+    c = Codec(tokenizer, "")
+    encoded.clear()
+    tokens = c.reply(piece * (5_000_000 // len(piece)), after=0, max_tokens=1024)
+    assert sum(encoded) < 200_000
     assert len(tokens) < 1100 and " [cut]" in decode(tokens)
 
 
 def test_the_cache_of_encoded_texts_keeps_no_long_text():
     """A bug: the last 256 texts were kept whatever their length, 1.3 GB for replies of 5 MB."""
-    c, long = codec(), "ab " * 100_000
+    c, long = codec(), "ab " * 10_000
     assert c.encode_untrusted("ab") is c.encode_untrusted("ab")
     assert c.encode_untrusted(long) == c.encode_untrusted(long)
     assert c.encode_untrusted(long) is not c.encode_untrusted(long)
