@@ -13,7 +13,7 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import choose_systems, common_seed, digest_of
+from prompt_r1.evaluation.systems import choose_systems, common_seed
 
 
 @pytest.fixture
@@ -123,13 +123,3 @@ def test_a_folder_without_its_settings_is_refused(run_here):
     Path("out/config.yaml").unlink()
     with pytest.raises(UsageError, match="its answers are of an older version: give another --out"):
         run_here()
-
-
-def test_a_digest_is_of_the_files_of_an_agent(tmp_path):
-    digests = set()
-    for name in ("model.safetensors", "tokenizer.json", "prompt_r1.yaml"):
-        (tmp_path / name).write_text(name)
-        digests.add(digest_of(tmp_path))
-    assert len(digests) == 3
-    (tmp_path / "run").mkdir()
-    assert digest_of(tmp_path) == digest_of(Path(f"{tmp_path}/run/.."))

@@ -8,7 +8,6 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.cli.tables import markdown_table
 from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions
@@ -124,17 +123,6 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path)
     assert "SSim was not measured" in texts[1] and "| SSim |" not in texts[1]
 
 
-def test_a_text_whose_call_failed_is_not_measured_by_ssim():
-    def similarity(predictions, answers):
-        return [0.9 if prediction else 0.0 for prediction in predictions]
-
-    text = question_of(7, dataset="XSum", kind="text")
-    failed = predict(question=text, answer=None, error="HTTP 500")
-    results = score_predictions([*predict_all({"XSum": [True]}), failed], similarity=similarity)
-    rate = results.average(DIRECT, ["XSum"], "ssim")
-    assert (rate.mean, rate.n, rate.errors) == (0.9, 1, 1)
-
-
 # --- The layout of the paper ------------------------------------------------------------------------------
 
 
@@ -209,12 +197,6 @@ def test_the_papers_numbers_are_shown_with_its_environments_only():
     assert numbers("llama") == numbers("gpt-4o-mini,llama") == alone
     assert numbers("qwen3-4b@http://x/v1") == {"direct": "21.09", "cot": "18.75", **alone}
     assert numbers("gpt-4o-mini") == {**ours, **alone}
-
-
-def test_a_backslash_before_a_pipe_does_not_end_the_cell():
-    """GitHub reads two backslashes as one, so the pipe after them needs one of its own."""
-    lines = markdown_table([r"a\|b"], [[r"c\\|"]]).splitlines()
-    assert lines[::2] == [r"| a\\\|b |", r"| c\\\\\| |"]
 
 
 HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
