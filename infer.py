@@ -28,8 +28,8 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.infer import InferConfig, infer_config
-from prompt_r1.errors import INTERRUPTED, Resumable
-from prompt_r1.playing import OpenPair, PlaySettings, open_pair, play_question
+from prompt_r1.errors import Resumable
+from prompt_r1.playing import NO_LIMITS, OpenPair, open_pair, play_within
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
@@ -57,8 +57,7 @@ def main(arguments: list[str]) -> None:
             session = Session(config, pair, {"agent": str(spec.path), "environment": environment})
             try:
                 for text in questions or typed_questions():
-                    if runner.run(session.ask(text)).error == INTERRUPTED:
-                        sys.exit(130)
+                    runner.run(session.ask(text))
             finally:
                 session.show_total()
         except KeyboardInterrupt:
@@ -85,18 +84,20 @@ class Session:
         self.wants_tokens = sys.stdout.isatty() and not config.json
         self._view = Dialogue(_ignore if config.json else _write_out)
 
-    async def ask(self, text: str) -> Trajectory:
-        """Play one game and print it. Raises UsageError for a question that is too long.
-
-        Ctrl-C ends the game; what was played until then is printed too.
-        """
+    async def ask(self, text: str) -> None:
+        """Play one game and print it. Raises UsageError for a question that is too long."""
         agent, environment = self._pair.agent, self._pair.environment
         question = Question(text, "infer", text, answers=())
         check_question_lengths([question], agent.codec, agent.game)
         self._view.question(text)
-        how, before = PlaySettings(self._config.temperature, keep_interrupted=True), environment.budget.spent
-        seed = str(self._pair.seed)
-        game = await play_question(agent, environment, question, how, seed=seed, listener=self)
+        before, seed, temperature = environment.budget.spent, str(self._pair.seed), self._config.temperature
+        try:
+            game = await play_within(
+                NO_LIMITS, agent, environment, question, seed=seed, temperature=temperature, listener=self
+            )
+        except asyncio.CancelledError:  # by Ctrl-C
+            self._view.note("no answer", "interrupted")
+            raise
         game.spent = environment.budget.spent - before  # with attempts that were lost
         self.games.append(game)
         priced = bool(self._config.env_price)
@@ -107,7 +108,6 @@ class Session:
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
             self._view.note("format", NO_FORMAT)
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
-        return game
 
     def turn(self, text: str, *, ended: bool) -> None:
         """Show the agent's turn."""

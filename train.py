@@ -6,6 +6,9 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     score     each game: first its format, then its answer                          reward.score
     compare   each game with the other games of its question                        grpo.group_advantages
     update    the agent towards what its better games did                           grpo.grpo_loss
+
+A game whose call failed gets no reward and no advantage, and is in no mini-batch. Where more than a quarter
+of a question's games failed, all of them are left out.
 """
 
 from collections.abc import Sequence
@@ -19,15 +22,15 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
     check_usage(check_train)
 
+import torch
+
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.grpo import compare_games, grpo_loss
-from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import score_games
-from prompt_r1.rollout import play_groups
-from prompt_r1.training.batches import Batch, mini_batches_of
+from prompt_r1.rollout import play_groups, play_question
+from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.launch import launch
 from prompt_r1.training.lifecycle import lifecycle
-from prompt_r1.training.parts import load_parts
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Reference, Update
 from prompt_r1.types import Question, Trajectory
@@ -38,54 +41,61 @@ def train(run: Run) -> None:
 
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
-    config, ranks, parts = run.config, run.ranks, load_parts(run)
-    how = PlaySettings(temperature=config.temperature)
-    rule = config.reward_rule
-
-    async def play_step(step: int) -> list[list[Trajectory]]:
-        # By its number in the step, each question of this rank.
-        mine, epoch = parts.questions.of_rank(step, ranks), parts.questions.epoch(step)
-        # Seeds do not depend on the rank: any number of ranks plays the same games.
-        seeds = [f"{config.seed}/{step}/{number}" for number in mine]
-
-        async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-            return await play_question(
-                parts.models.agent, parts.environment, question, how, seed=seed, sample=sample, epoch=epoch
-            )
-
-        counted = run.console.counted(play_one, len(mine) * config.group_size)
-        return await play_groups(list(mine.values()), config.group_size, counted, seeds=seeds)
-
-    with lifecycle(run, parts) as life:  # resumes; saves when a signal or an error stops it
+    config, ranks = run.config, run.ranks
+    with lifecycle(run) as life:  # resumes; saves when a signal or an error stops it
         for step in life.steps():
             with run.clock.phase("rollout"):
-                trajectories_PG = run.wait_for(play_step(step))
-            rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
-            games_PG = compare_games(
-                trajectories_PG,
-                rewards_PG,
-                numbers=list(parts.questions.of_rank(step, ranks)),
-                use_std=config.advantages == "group",
-            )
+                trajectories_PG = run.wait_for(play_step(run, step))
+            rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
+            numbers = list(run.questions.of_rank(step, ranks))
+            games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
             with run.clock.phase("update"):
-                mini_batches = mini_batches_of(
-                    games_PG,
-                    ranks,
-                    games=config.questions * config.group_size,
-                    mini_batch=config.mini_batch,
-                    drop_even=config.drop_even_groups,
-                )
-                metrics = learn(
-                    parts.update,
-                    parts.update.prepare(mini_batches),
-                    parts.models.reference_logprobs,
+                games = config.questions * config.group_size
+                mini_batches = [
+                    micro_batches_of(
+                        chosen,
+                        ranks,
+                        tokens_per_batch=config.tokens_per_batch,
+                        token_mean=config.loss == "token-mean",
+                        device=run.policy.device,
+                    )
+                    for chosen in mini_batches_of(games_PG, ranks, games=games, mini_batch=config.mini_batch)
+                ]
+                update = Update(run.policy, run.optimizer, ranks)
+                learn(
+                    update,
+                    mini_batches,
+                    run.reference_logprobs,
                     clip=config.clip,
                     clip_high=config.clip_high,
                     kl_coef=config.kl_coef,
                 )
-                parts.models.refresh()  # play with the new weights
-            life.finish_step(step, games_PG, metrics)
+                run.refresh()  # play with the new weights
+            life.finish_step(step, games_PG, update)
         life.test()
+
+
+async def play_step(run: Run, step: int) -> list[list[Trajectory]]:
+    """The games of this rank's questions of a step."""
+    config, epoch = run.config, run.questions.epoch(step)
+    mine = run.questions.of_rank(step, run.ranks)  # by their numbers in the step
+    # Seeds do not depend on the rank: any number of ranks plays the same games.
+    seeds = [f"{config.seed}/{step}/{number}" for number in mine]
+
+    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
+        game = await play_question(
+            run.agent,
+            run.environment,
+            question,
+            seed=seed,
+            temperature=config.temperature,
+            sample=sample,
+            epoch=epoch,
+        )
+        run.progress.update(1 / (len(mine) * config.group_size))
+        return game
+
+    return await play_groups(list(mine.values()), config.group_size, play_one, seeds=seeds)
 
 
 def learn(
@@ -96,29 +106,27 @@ def learn(
     clip: float,
     clip_high: float,
     kl_coef: float,
-) -> dict[str, float]:
-    """One optimiser step on the loss of eq. 17 for each mini-batch; the metrics of the steps.
+) -> None:
+    """One optimiser step on the loss of eq. 17 for each mini-batch; `update` collects the metrics.
 
     Called by every rank. FSDP forwards are collective: every rank has equally many micro-batches.
     """
-    settings = {
-        "clip": clip,
-        "clip_high": clip_high,
-        "kl_coef": kl_coef,
-        "importance_cap": update.importance_cap,
-    }
-    for micro_batches in mini_batches:
-        for batch in micro_batches:
-            ref = reference(batch.packed)  # log-probabilities (N,) of the frozen reference
-            scores = update.policy(batch.packed)
+    policy, cap = update.policy, update.importance_cap
+    settings = {"clip": clip, "clip_high": clip_high, "kl_coef": kl_coef, "importance_cap": cap}
+    # π_old, the policy before the first of these steps. In float32 the engine's log-probabilities would do,
+    # but their last bits depend on which games decoded together: no run over a network would repeat itself.
+    with torch.no_grad():
+        old_of = [[policy(batch.packed).logprobs for batch in batches] for batches in mini_batches[1:]]
+    for number, batches in enumerate(mini_batches):
+        for index, batch in enumerate(batches):
+            scores = policy(batch.packed)
             # In the first mini-batch the weights have not moved yet: its own forward is the old one.
-            old = scores.logprobs.detach() if batch.old is None else batch.old
-            # Without a reference (kl_coef is 0), the KL to the old policy is logged.
+            old = old_of[number - 1][index] if number else scores.logprobs.detach()
+            ref = reference(batch.packed)  # None if kl_coef is 0: then the KL to π_old is logged
             loss = grpo_loss(scores.logprobs, old, old if ref is None else ref, batch, **settings)
             loss.total.backward()
             update.record(batch, scores, loss)
         update.take_step()
-    return update.metrics()
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import clock, memory
-from benchmarks.workload import learn_from, make_update, plan, random_games, random_model
+from benchmarks.workload import learn_from, plan, random_games, random_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import (
@@ -27,7 +27,6 @@ from prompt_r1.agent.kv_cache import (
 )
 from prompt_r1.agent.model_check import check_model
 from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed import Ranks
 
 # The mean difference in nats of a token's log-probability that rounding explains.
 GAP_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -139,11 +138,11 @@ def update(policy: Policy) -> str:
     learner = Policy(model, compute=policy.compute)
     learner.checkpoint_activations()
     games = random_games(plan(questions, 5, seed=1), vocabulary=1000)
-    step = make_update(learner, Ranks(0, 1, policy.device), tokens_per_batch=16_384)
-    learn_from(step, games)
+    optimizer = torch.optim.AdamW(learner.trained_parameters(), lr=1e-6, fused=True)
+    learn_from(games, learner, optimizer, tokens_per_batch=16_384)
     memory(reset=True)
     start = clock()
-    metrics = learn_from(step, games)
+    metrics = learn_from(games, learner, optimizer, tokens_per_batch=16_384)
     speed = sum(len(game.trajectory.tokens) for game in games) / (clock() - start)
     assert metrics["grad_norm"] > 0, "the gradient is zero"
     return f"{speed:,.0f} tokens/s ({shape}), peak {memory():,.0f} MB"

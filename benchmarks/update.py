@@ -23,10 +23,9 @@ import torch
 
 from benchmarks.measuring import Cost, compare, make_parser, measuring, ratio_to_ours, table
 from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_trainer
-from benchmarks.workload import CPU, learn_from, make_update, plan, random_games, random_model
+from benchmarks.workload import learn_from, plan, random_games, random_model
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed import Ranks
 from prompt_r1.types import ScoredGame
 
 RIVALS = ("trl", "naive")
@@ -51,10 +50,8 @@ class Variant:
         self.games = games
         kind = attention.NAME if name == "ours" else "sdpa"
         self.model = random_model(attention=kind, vocabulary=vocabulary)
-        ranks = Ranks(rank=0, count=1, device=CPU)
-        policy = Policy(self.model, compute=torch.float32)
-        self.updater = make_update(policy, ranks, tokens_per_batch=TOKENS_PER_BATCH)
-        self.optimizer = self.updater.optimizer
+        self.policy = Policy(self.model, compute=torch.float32)
+        self.optimizer = torch.optim.AdamW(self.policy.trained_parameters(), lr=1e-6, fused=True)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.param_groups[0]["lr"] = 0.0
@@ -68,7 +65,8 @@ class Variant:
     def update(self) -> float:
         """Do one update; returns its loss."""
         if self.name == "ours":
-            return learn_from(self.updater, self.games)["loss"]
+            size = TOKENS_PER_BATCH
+            return learn_from(self.games, self.policy, self.optimizer, tokens_per_batch=size)["loss"]
         micro_batches = []
         for start in range(0, len(self.games), GAMES):
             rows = padded(self.games[start : start + GAMES])

@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.optim import Optimizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 from prompt_r1.distributed import Ranks
+from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from train import learn
@@ -166,24 +168,18 @@ def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame
     return games
 
 
-def make_update(policy: Policy, ranks: Ranks, *, tokens_per_batch: int) -> Update:
-    """An update with AdamW, as in training."""
-    optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=1e-6, fused=True)
-    return Update(
-        policy,
-        optimizer,
-        ranks,
-        grad_clip=1.0,
-        token_mean=False,
-        tokens_per_batch=tokens_per_batch,
-        gap_limit=Limit(GAP, math.inf, math.inf),  # no engine played these games
-    )
-
-
-def learn_from(update: Update, games: list[ScoredGame]) -> dict[str, float]:
+def learn_from(
+    games: list[ScoredGame], policy: Policy, optimizer: Optimizer, *, tokens_per_batch: int
+) -> dict[str, float]:
     """One optimiser step on these games, without a reference; the metrics."""
-    batches = update.prepare([games])
-    return learn(update, batches, lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)
+    ranks = Ranks(0, 1, policy.device)
+    batches = micro_batches_of(
+        games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False, device=policy.device
+    )
+    any_gap = Limit(GAP, math.inf, math.inf)  # no engine played these games
+    update = Update(policy, optimizer, ranks, gap_limit=any_gap)
+    learn(update, [batches], lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)
+    return update.metrics()
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]

@@ -22,7 +22,7 @@ from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import EnvError
-from prompt_r1.playing import NO_LIMITS, Limits, PlaySettings, open_pair, play_question
+from prompt_r1.playing import NO_LIMITS, Limits, open_pair, play_within
 from prompt_r1.types import Question, Trajectory
 
 T = TypeVar("T")
@@ -66,9 +66,10 @@ async def ask_pair(
     agent: Agent,
     environment: Environment,
     question: str,
-    how: PlaySettings,
+    limits: Limits,
     *,
     seed: str,
+    temperature: float,
     on_piece: OnPiece | None = None,
 ) -> Trajectory:
     """Play one game in the running event loop. `on_piece` gets the dialogue.
@@ -79,7 +80,9 @@ async def ask_pair(
     asked = Question(question, "asked", question, answers=())
     check_question_lengths([asked], agent.codec, agent.game)
     listener = _Pieces(on_piece) if on_piece else None
-    game = await play_question(agent, environment, asked, how, seed=seed, listener=listener)
+    game = await play_within(
+        limits, agent, environment, asked, seed=seed, temperature=temperature, listener=listener
+    )
     if game.stop == "env_error":
         raise EnvError(game.error or "the environment failed")
     return game
@@ -139,9 +142,15 @@ class Pair(AbstractContextManager["Pair"]):
         self.close()
 
     async def _play(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Trajectory:
-        how = PlaySettings(self._temperature, limits=limits)
-        agent, environment = self._agent, self._environment
-        return await ask_pair(agent, environment, question, how, seed=self._seed, on_piece=on_piece)
+        return await ask_pair(
+            self._agent,
+            self._environment,
+            question,
+            limits,
+            seed=self._seed,
+            temperature=self._temperature,
+            on_piece=on_piece,
+        )
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:

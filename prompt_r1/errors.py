@@ -1,7 +1,5 @@
 """Exceptions that end a call, a game or a run."""
 
-INTERRUPTED = "interrupted"  # the error of a game that Ctrl-C ended
-
 
 class EnvError(Exception):
     """A call failed after all retries. Its game ends and leaves its group; other games go on."""

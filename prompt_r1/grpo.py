@@ -16,11 +16,10 @@ def compare_games(
     rewards_PG: Sequence[Sequence[Reward | None]],
     *,
     numbers: Sequence[int],
-    use_std: bool = True,
 ) -> list[list[ScoredGame]]:
     """The games with rewards and advantages. `numbers`: of their questions among those of all ranks."""
     totals_PG = [[reward.total if reward else None for reward in rewards] for rewards in rewards_PG]
-    advantages_PG = group_advantages(totals_PG, use_std=use_std)
+    advantages_PG = group_advantages(totals_PG)
     groups = zip(numbers, trajectories_PG, rewards_PG, advantages_PG, strict=True)
     return [
         list(
@@ -30,28 +29,24 @@ def compare_games(
     ]
 
 
-def group_advantages(
-    rewards_PG: Sequence[Sequence[float | None]], *, use_std: bool = True
-) -> list[list[float | None]]:
+def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
     """Eq. 16: how much better each game did than the other games of its question.
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
-    Without `use_std` it is R_i - mean (Dr. GRPO, arXiv 2503.20783): the std gives a group of nearly equal
-    rewards the same influence as one with large differences. A reward of None is a game that the environment
-    broke: it says nothing about the agent, so it leaves mean, std and loss. When more than a quarter of a
-    group broke, all of it leaves: its advantages are None.
+    A reward of None is a game that the environment broke: it says nothing about the agent, so it leaves mean,
+    std and loss. When more than a quarter of a group broke, all of it leaves: its advantages are None.
     """
-    return [_advantages(rewards, use_std=use_std) for rewards in rewards_PG]
+    return [_advantages(rewards) for rewards in rewards_PG]
 
 
-def _advantages(rewards: Sequence[float | None], *, use_std: bool) -> list[float | None]:
+def _advantages(rewards: Sequence[float | None]) -> list[float | None]:
     intact = [reward for reward in rewards if reward is not None]
     if 4 * (len(rewards) - len(intact)) > len(rewards):
         return [None] * len(rewards)
     if len(intact) < 2 or max(intact) == min(intact):
         return [None if reward is None else 0.0 for reward in rewards]
-    centre, scale = mean(intact), stdev(intact) + 1e-6 if use_std else 1.0
+    centre, scale = mean(intact), stdev(intact) + 1e-6
     return [None if reward is None else (reward - centre) / scale for reward in rewards]
 
 
@@ -85,7 +80,8 @@ def grpo_loss(
 
     The tensors are (N,) log-probabilities: `logprobs` of the policy that learns, the only ones with a
     gradient; `old` its own before this training step; `ref` of the frozen reference. Advantages Â, weights w
-    (see `token_weight`) and π_engine are columns of the batch. `clip_high` 0: ε_high = ε, as in the paper.
+    (1 / (games · |u|), see `micro_batches_of`) and π_engine are columns of the batch. `clip_high` 0: ε,
+    as in the paper.
 
     In 16 bits engine and policy round differently, so tokens come from another distribution than the one that
     learns: c corrects the policy term for it (truncated importance sampling, Yao et al. 2025,
@@ -101,14 +97,3 @@ def grpo_loss(
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     clipped = (ratio * advantages > surrogate).float()
     return Loss(total, (weights * kl).sum().detach(), (weights * clipped).sum().detach(), kl.detach())
-
-
-def token_weight(own: int, *, games: int, tokens: int, token_mean: bool, least_games: int = 0) -> float:
-    """The weight w of each of a game's `own` agent tokens, in a mini-batch of so many games and tokens.
-
-    Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|. With `token_mean` all tokens of the
-    mini-batch count alike. Over all micro-batches and ranks the weights sum to 1, so neither can change the
-    loss. A mini-batch of fewer than `least_games` counts as if the others had no loss: it takes a small step.
-    """
-    share = min(1.0, games / least_games) if least_games else 1.0
-    return share / (tokens if token_mean else games * own)

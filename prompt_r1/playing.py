@@ -1,9 +1,8 @@
-"""Open a pair, and play a question: the one way for all programs."""
+"""Open a pair, and play one question for a person: with limits, and shown while it is played."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,7 +13,6 @@ from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment, Game, environment_of
 from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_for_agent
-from prompt_r1.errors import INTERRUPTED, EnvError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
 
@@ -65,21 +63,6 @@ class Limits:
     usd: float | None = None
     seconds: float | None = None
 
-    def check_usd(self, spent: float, most: float) -> None:
-        """Raise LimitReached unless a call may follow that costs at most so many dollars."""
-        if self.usd is not None and spent + most > self.usd:
-            message = f"the next call may exceed the limit of ${self.usd:g}; spent: ${spent:.6f}"
-            raise LimitReached("usd", message)
-
-    @asynccontextmanager
-    async def timed(self) -> AsyncIterator[None]:
-        """Raise LimitReached if what runs in this context takes longer than the seconds."""
-        try:
-            async with asyncio.timeout(self.seconds):
-                yield
-        except TimeoutError:
-            raise LimitReached("seconds", f"no answer within the limit of {self.seconds:g} s") from None
-
 
 NO_LIMITS = Limits()
 
@@ -104,92 +87,60 @@ class Listener(Protocol):
         """The environment's reply."""
 
 
-@dataclass(frozen=True)
-class PlaySettings:
-    """How the agent samples, and what ends a game early."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    limits: Limits = NO_LIMITS
-    keep_interrupted: bool = False  # a cancelled game ends as env_error with what there is of it
-
-
-GREEDY = PlaySettings()
-
-
-async def play_question(
+async def play_within(
+    limits: Limits,
     agent: Agent,
     environment: Environment,
     question: Question,
-    how: PlaySettings = GREEDY,
     *,
     seed: str,
-    sample: int = 0,
-    epoch: int = 0,
+    temperature: float,
     listener: Listener | None = None,
 ) -> Trajectory:
-    """Play one game; many may run at once in an event loop. The result holds its time and what it spent.
+    """Play one game as `rollout.play_question`, within limits, and show it to the listener.
 
-    `sample` is the number of the game among those of the question: equal messages of two games are two calls,
-    and those of two epochs where the environment samples.
     Raises LimitReached, and what `Environment.ask` raises except EnvError: then `stop` is "env_error".
     """
-    game = Game(question.id, sample, epoch)
-    limits, codec, interrupted = how.limits, agent.codec, False
-    watched = listener is not None and listener.wants_tokens
+    game, codec = Game(question.id), agent.codec
     most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)
     turns = min(most for most in most_turns if most is not None)  # in its last turn, a game makes no call
 
     async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        nonlocal interrupted
         sampled: list[int] = []
 
         def watch(token: int) -> None:
+            assert listener is not None
             sampled.append(token)
-            if listener is not None and watched:
-                listener.turn(codec.turn_text(sampled), ended=False)
+            listener.turn(codec.turn_text(sampled), ended=False)
 
-        try:
-            completion = await agent.engine.generate(
-                tokens,
-                max_new=max_new,
-                seed=seed,
-                game=handle,
-                temperature=how.temperature,
-                top_p=how.top_p,
-                watch=watch if watched or how.keep_interrupted else None,
-            )
-        except asyncio.CancelledError:
-            if not how.keep_interrupted:
-                raise
-            interrupted = True
-            completion = Completion(sampled, [0.0] * len(sampled), finished=False)
+        completion = await agent.engine.generate(
+            tokens,
+            max_new=max_new,
+            seed=seed,
+            game=handle,
+            temperature=temperature,
+            watch=watch if listener is not None and listener.wants_tokens else None,
+        )
         if listener is not None:
             listener.turn(codec.turn_text(completion.tokens), ended=True)
         return completion
 
     async def ask(messages: list[Message]) -> str:
-        nonlocal interrupted
-        limits.check_usd(game.spent.usd, environment.most_usd(messages))
-        try:
-            if interrupted:
-                raise EnvError(INTERRUPTED)
-            reply = await environment.ask(messages, game)
-        except asyncio.CancelledError:
-            if not how.keep_interrupted:
-                raise
-            interrupted = True
-            raise EnvError(INTERRUPTED) from None
+        spent = game.spent.usd
+        if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
+            message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
+            raise LimitReached("usd", message)
+        reply = await environment.ask(messages, game)
         if listener is not None:
             listener.reply(reply)
         return reply
 
-    begin = time.perf_counter()
-    async with limits.timed():
-        rules = replace(agent.game, max_turns=turns)
-        with agent.engine.new_game() as handle:
-            trajectory = await play(question, generate, ask, codec, rules, seed=seed)
-    if interrupted:
-        trajectory.stop, trajectory.error = "env_error", INTERRUPTED
+    begin, rules = time.perf_counter(), replace(agent.game, max_turns=turns)
+    try:
+        async with asyncio.timeout(limits.seconds):
+            with agent.engine.new_game() as handle:
+                trajectory = await play(question, generate, ask, codec, rules, seed=seed)
+    except TimeoutError:
+        raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
     trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
     return trajectory

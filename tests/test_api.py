@@ -187,7 +187,7 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
     heard = []
 
     class Listening(EchoAgent):
-        async def generate(self, tokens, *, max_new, seed, temperature, top_p, game, watch=None):
+        async def generate(self, tokens, *, max_new, seed, temperature, game, watch=None):
             heard.append((seed, temperature, watch is None))
             return await super().generate(
                 tokens, max_new=max_new, seed=seed, temperature=temperature, watch=watch

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 import torch
@@ -10,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.grpo import Loss, compare_games, group_advantages, grpo_loss
-from prompt_r1.training.batches import Batch, make_batch, mini_batches_of
+from prompt_r1.training.batches import Batch, make_batch, micro_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
-from tests.support.games import CPU, ONE_RANK, Learner, random_game, random_scored_games, record_logprobs_of
+from tests.support.games import CPU, ONE_RANK, random_game, random_scored_games
 
 CLIP = 0.2
 KL_COEF = 0.1  # of the loss that is compared with the loop
@@ -23,9 +22,9 @@ def batches_of(
     games: list[ScoredGame], *, token_mean: bool = False, tokens_per_batch: int = 10_000
 ) -> list[Batch]:
     """The micro-batches of an optimiser step on these games."""
-    learner = Learner(tiny.policy(), token_mean=token_mean, tokens_per_batch=tokens_per_batch)
-    [batches] = learner.update.prepare([games])
-    return batches
+    return micro_batches_of(
+        games, ONE_RANK, tokens_per_batch=tokens_per_batch, token_mean=token_mean, device=CPU
+    )
 
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
@@ -185,34 +184,9 @@ def test_a_group_with_more_than_a_quarter_broken_games_is_dropped(intact, count)
     assert group_advantages([rewards]) == [[None] * count]
 
 
-def test_without_the_std_an_advantage_is_the_distance_from_the_mean_of_the_intact_games():
-    rewards_PG = [[1.0, -0.25, 0.5, 1.0], [0.3, 0.3], [-1.0, None, 1.0, 0.9], [None, None, 1.0, 0.0]]
-    got = group_advantages(rewards_PG, use_std=False)
-    for advantages, rewards in zip(got[:3], rewards_PG, strict=False):
-        centre = mean(reward for reward in rewards if reward is not None)
-        assert advantages == [None if reward is None else reward - centre for reward in rewards]
-    assert got[3] == [None] * 4
-
-
 def test_the_games_of_a_rank_have_the_indices_of_their_questions_over_all_ranks():
     trajectories_PG = [[random_game(number) for number in range(3)] for _ in range(2)]
     rewards_PG = [[Reward(1, 0, 0.0), Reward(1, 0, 1.0), None]] * 2
     games_PG = compare_games(trajectories_PG, rewards_PG, numbers=[4, 1])
     assert [[game.index for game in group] for group in games_PG] == [[12, 13, 14], [3, 4, 5]]
     assert [game.advantage for game in games_PG[0]] == [None] * 3, "a third of the group broke"
-
-
-def test_without_even_groups_the_others_keep_their_weight_in_the_mini_batch():
-    """A bug: alone, one or two groups took a step as large as that of a full mini-batch."""
-    games = random_scored_games(9)
-    groups = [games[:3], [replace(game, advantage=0.0) for game in games[3:6]], games[6:]]
-    gradients = []
-    for drop_even, least in ((True, 9), (False, 0), (True, 0)):
-        policy = tiny.policy()
-        record_logprobs_of(policy, games)
-        steps = mini_batches_of(groups, ONE_RANK, games=9, mini_batch=9, drop_even=drop_even)
-        assert len(steps[0]) == (6 if drop_even else 9)
-        metrics = Learner(policy, grad_clip=math.inf, kl_coef=0.0, least_games=least).learn(steps)
-        gradients.append(metrics["grad_norm"])
-    assert gradients[0] == pytest.approx(gradients[1], rel=1e-6)
-    assert gradients[1] == pytest.approx(gradients[2] * 2 / 3, rel=1e-6)

@@ -29,7 +29,7 @@ FIGURES = {
 def mini_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A folder with a run of `python train.py` that has fewer steps, and its process."""
     folder = tmp_path_factory.mktemp("mini")
-    done = call(folder, "train.py", "--steps", "24", "--val-every", "12")
+    done = call(folder, "train.py", "--steps", "24", "--save-every", "12")
     assert done.returncode == 0, done.stderr
     return folder, done
 

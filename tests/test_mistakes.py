@@ -43,7 +43,6 @@ SEEN_BEFORE_TORCH = [
     # settings that contradict each other
     ("train.py --rule alone", "--env none and --rule alone go together"),
     ("train.py --env none --max-turns 3", "the agent answers at once"),
-    ("train.py --importance-cap 0.99", "give 1 or more, or 0"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),

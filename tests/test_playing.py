@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from prompt_r1.environments.environment import environment_of
-from prompt_r1.playing import LimitReached, Limits, PlaySettings, play_question
+from prompt_r1.playing import LimitReached, Limits, play_within
 from prompt_r1.types import Question
 from tests.support.echo_agent import EchoAgent
 
@@ -18,9 +18,7 @@ class SlowReplies:
 
 def test_all_calls_of_a_question_share_its_seconds():
     """Each call alone would end within the limit."""
-    how = PlaySettings(limits=Limits(seconds=0.3))
-    game = play_question(
-        EchoAgent(), environment_of(SlowReplies()), Question("q", "d", "3: a", ("a",)), how, seed="0"
-    )
+    environment, question = environment_of(SlowReplies()), Question("q", "d", "3: a", ("a",))
+    game = play_within(Limits(seconds=0.3), EchoAgent(), environment, question, seed="0", temperature=0.0)
     with pytest.raises(LimitReached, match=r"no answer within the limit of 0.3 s"):
         asyncio.run(game)

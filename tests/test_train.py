@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import train
-from prompt_r1.agent import agent as agent_module
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.parts import RunQuestions
+from prompt_r1.training.run import RunQuestions
+from prompt_r1.training.update import GRADIENT_LIMIT
 from tests.support import tiny
 from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import body_of
@@ -125,7 +125,7 @@ def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_
 def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path):
     """Ten copies of a question give ten equal games; in training they give different ones."""
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
-    line = ["--data", data, "--val-data", data, "--test-data", data, "--val-every", 1]
+    line = ["--data", data, "--val-data", data, "--test-data", data, "--save-every", 1]
     run = train_run(tmp_path, asking_agent, *line, "--temperature", "0.7")
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
     for line in read_metrics(run):
@@ -137,11 +137,10 @@ def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_pa
 
 def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_agent, tmp_path, capsys):
     """The test questions are those of the validation, so each row equals the metrics of a validation."""
-    data = write_questions(tmp_path, *"abcdefghijkl")
-    command = (asking_agent, "--val-data", data, "--test-data", data, "--val-every", 2, "--steps", 3)
+    data = write_questions(tmp_path, *"abcd")
+    command = (asking_agent, "--val-data", data, "--test-data", data, "--save-every", 2, "--steps", 3)
     run = train_run(tmp_path, *command)
     printed, rows = capsys.readouterr().out, rows_of((run / "test.md").read_text("utf-8"))
-    assert [line for line in printed.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
     validated = {line["step"]: line for line in read_metrics(run) if "val/em" in line}
     best = json.loads((run / "agent/training.json").read_text())["step"]
     for name, step in [("untrained agent", 0), ("trained agent", best)]:
@@ -175,7 +174,7 @@ def test_training_validation_and_test_play_the_questions_of_their_splits(random_
 
 
 def test_the_last_step_is_always_validated(random_agent, tmp_path):
-    line = "--val-data mini --val-limit 2 --val-every 2 --max-new 4 --steps 3".split()
+    line = "--val-data mini --val-limit 2 --save-every 2 --max-new 4 --steps 3".split()
     run = train_run(tmp_path, random_agent, *line)
     assert [line["step"] for line in read_metrics(run) if "val/em" in line] == [0, 2, 3]
 
@@ -199,16 +198,14 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
     """w ← w (1 - lr · decay) - lr · m / (√v + ε); after bias correction m = g and v = g², with g the clipped
     gradient.
     """
-    lr, beta1, beta2, decay, clip = 2e-3, 0.9, 0.95, 0.3, 0.01
-    line = ["--lr", lr, "--beta2", beta2, "--weight-decay", decay, "--grad-clip", clip]
-    run = train_run(tmp_path, asking_agent, *line)
-    assert read_metrics(run)[1]["grad_norm"] > 2 * clip
+    lr, beta1, beta2, decay = 2e-3, 0.9, 0.95, 0.3
+    run = train_run(tmp_path, asking_agent, "--lr", lr, "--beta2", beta2, "--weight-decay", decay)
     before, after = load_tensors(asking_agent), load_tensors(run / "agent")
     saved = load_tensors(run / "checkpoints/step-000001")
     first = {name: saved[f"adam/model.{name}/exp_avg"] for name in before}
     second = {name: saved[f"adam/model.{name}/exp_avg_sq"] for name in before}
-    norm = torch.cat([moment.flatten() for moment in first.values()]).norm().item()
-    assert norm == pytest.approx((1 - beta1) * clip, rel=1e-3)
+    norm = torch.cat([moment.flatten() for moment in first.values()]).norm().item() / (1 - beta1)
+    assert norm == pytest.approx(min(read_metrics(run)[1]["grad_norm"], GRADIENT_LIMIT), rel=1e-3)
     for name, old in before.items():
         m, v = first[name] / (1 - beta1), second[name] / (1 - beta2)
         assert torch.allclose(m**2, v, rtol=1e-3, atol=1e-12), name
@@ -222,20 +219,9 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(aski
     assert read_metrics(run)[1]["kl"] > 0
 
 
-def test_in_16_bits_the_importance_weights_have_the_cap_of_the_flag(asking_agent, tmp_path, monkeypatch):
-    """A CPU would compute in float32, where there are none."""
-    monkeypatch.setattr(agent_module, "compute_dtype", lambda name, device: torch.bfloat16)
-    for cap, fewest, most in (("1", 0.1, 0.9), ("0", 0, 0)):
-        run = train_run(tmp_path / cap, asking_agent, "--importance-cap", cap)
-        line = read_metrics(run)[1]
-        assert fewest <= line["engine/importance_truncated"] <= most
-        assert (line["engine/importance_mean"] == 1) == (cap == "0")
-        assert 0.9 < line["engine/importance_mean"] <= 1
-
-
 def test_in_float32_there_are_no_importance_weights(asking_agent, tmp_path):
-    """They would be 1 up to rounding, and a cap of 1 would truncate half of them."""
-    line = read_metrics(train_run(tmp_path, asking_agent, "--importance-cap", "1"))[1]
+    """They would be 1 up to rounding."""
+    line = read_metrics(train_run(tmp_path, asking_agent))[1]
     assert line["engine/importance_mean"] == 1 and line["engine/importance_truncated"] == 0
     assert line["engine/logprob_gap"] > 0
 

@@ -17,8 +17,8 @@ from prompt_r1.baselines.method import Method
 from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.environments.sources import MuteEnvironment
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.reward import Rule, score, well_formed
+from prompt_r1.rollout import play_question
 from prompt_r1.spending import Spending
 from prompt_r1.types import Question
 
@@ -30,12 +30,21 @@ class AgentMethod(Method):
     load: Callable[[], Agent]
     environment: Environment | None
     rule: Rule
-    how: PlaySettings
+    temperature: float
+    top_p: float
     thinks: bool = True  # a turn without a think block is not well-formed
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         agent, environment = self.load(), self.environment or environment_of(MuteEnvironment())
-        game = await play_question(agent, environment, question, self.how, seed=seed, sample=sample)
+        game = await play_question(
+            agent,
+            environment,
+            question,
+            seed=seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            sample=sample,
+        )
         lines = [text for turn in game.turns for text in (turn.text, turn.reply) if text is not None]
         spent = game.spent if self.environment is not None else Spending()
         prediction = Prediction(

@@ -26,9 +26,9 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
-from prompt_r1.playing import PlaySettings, play_question
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score, well_formed
+from prompt_r1.rollout import play_question
 from prompt_r1.types import Question, Trajectory
 
 # Of rft:
@@ -113,7 +113,7 @@ class RejectionSampling(FineTuned):
     ) -> None:
         """Add the right games of a round. Raises UsageError if none of its first games ended right."""
         made = tried = 0
-        play = partial(play_question, agent, self.environment, how=PlaySettings(temperature=1.0))
+        play = partial(play_question, agent, self.environment, temperature=1.0)
         while made < (self.calls or CALLS) / ROUNDS and (right or tried < GAMES_WITHOUT_RIGHT):
             asked = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
             seeds = [f"rft {self.settings.seed}/{number}/{made}/{sample}" for sample in range(GROUP_SIZE)]

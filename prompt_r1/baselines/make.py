@@ -26,7 +26,6 @@ from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments, parse_fields
 from prompt_r1.errors import UsageError
-from prompt_r1.playing import PlaySettings
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
@@ -84,8 +83,8 @@ class MethodContext:
         thinks: bool = True,
     ) -> AgentMethod:
         """A method that plays games with an agent; the other arguments are those of `AgentMethod`."""
-        how = PlaySettings(self.config.temperature, self.config.top_p)
-        return AgentMethod(load, environment, RULES[rule or self.agent.config.rule], how, thinks)
+        config, rule = self.config, rule or self.agent.config.rule
+        return AgentMethod(load, environment, RULES[rule], config.temperature, config.top_p, thinks)
 
 
 def request_fields(name: str, env_args: str) -> dict[str, object]:

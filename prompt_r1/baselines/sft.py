@@ -44,7 +44,7 @@ from prompt_r1.foreign import make_folder
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.storage.export import export_agent
-from prompt_r1.training.parts import load_learner
+from prompt_r1.training.run import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from prompt_r1.errors import INTERRUPTED
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Trajectory
@@ -106,12 +105,11 @@ def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) ->
 
     `names` are those of agent and environment.
     """
-    interrupted = game.error == INTERRUPTED
     return {
         "question": game.question.text,
         "answer": game.answer,
-        "stop": INTERRUPTED if interrupted else game.stop,
-        "error": "" if interrupted else game.error,
+        "stop": game.stop,
+        "error": game.error,
         "turns": [asdict(turn) for turn in game.turns],
         **names,
         "calls": game.spent.calls,

@@ -31,16 +31,9 @@ class TrainConfig(AgentConfig):
     )
     beta2: float = setting(0.999, "AdamW", range=FRACTION, identifies=True)
     weight_decay: float = setting(0.01, "AdamW", range=NOT_NEGATIVE, identifies=True)
-    grad_clip: float = setting(1.0, "largest gradient norm", range=POSITIVE, identifies=True)
     clip: float = setting(0.2, "clip range of the ratio (eq. 17)", range=POSITIVE, identifies=True)
     clip_high: float = setting(
         0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", range=NOT_NEGATIVE, identifies=True
-    )
-    advantages: str = setting(
-        "group", "eq. 16, or without the std (Dr. GRPO)", choices=("group", "no-std"), identifies=True
-    )
-    drop_even_groups: bool = setting(
-        False, "train on no group whose games all did equally well (DAPO)", identifies=True
     )
     adapter_rank: int = setting(
         0,
@@ -51,30 +44,21 @@ class TrainConfig(AgentConfig):
     kl_coef: float = setting(
         0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
     )
-    importance_cap: float = setting(
-        2.0,
-        "cap of the importance weights π_policy / π_engine; 0: none. float32 needs none",
-        range=NOT_NEGATIVE,
-        identifies=True,
-    )
     loss: str = setting(
         "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
     )
-    val_every: int = setting(20, "steps between validations", range=POSITIVE, group="instruments")
+    save_every: int = setting(
+        20, "steps between checkpoints, and between validations", range=POSITIVE, group="instruments"
+    )
     val_limit: int = setting(
         256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
     )
-    save_every: int = setting(20, "steps between checkpoints", range=POSITIVE)
-    on_collapse: str = setting("warn", "at an alarm: warn, or save and stop", choices=("warn", "stop"))
     wandb: bool = setting(False, "log metrics to Weights & Biases too")
     device: str = setting("auto", "auto, cpu or cuda", group="the machine")
     parallel: str = setting(
         "auto",
         "weights on several ranks: replicated (ddp) or sharded (fsdp)",
         choices=("auto", "none", "ddp", "fsdp"),
-    )
-    rank_timeout: float = setting(
-        3600.0, "seconds that a rank waits for another", range=Range(above=0, below=1e9)
     )
     offload: bool = setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = setting(
@@ -147,7 +131,6 @@ PRESETS["small"] = {
     "mini_batch": 16,
     "lr": 3e-5,
     "kl_coef": 0.0,
-    "val_every": 8,
     "save_every": 8,
     "val_limit": 20,
 }
@@ -168,11 +151,6 @@ def check(config: TrainConfig) -> None:
         raise UsageError(
             "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
             "answers at once"
-        )
-    if 0 < config.importance_cap < 1:
-        raise UsageError(
-            f"--importance-cap {config.importance_cap:g} would truncate the weights of nearly all tokens: "
-            "give 1 or more, or 0 (no weights)"
         )
     if config.adapter_rank and (config.parallel == "fsdp" or config.offload):
         raise UsageError(

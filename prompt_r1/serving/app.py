@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from prompt_r1.agent.agent import Agent
 from prompt_r1.api import Piece, ask_pair
 from prompt_r1.environments.environment import Environment
-from prompt_r1.playing import Limits, PlaySettings
+from prompt_r1.playing import Limits
 from prompt_r1.serving import wire
 from prompt_r1.serving.wire import Body, Failure, bad_request
 from prompt_r1.types import Trajectory
@@ -98,10 +98,16 @@ class ChatServer:
             pieces.put_nowait(None)
 
         temperature = self.temperature if asked.temperature is None else asked.temperature
-        how = PlaySettings(temperature, limits=self.limits)
-        listen = pieces.put_nowait if asked.stream else None
-        pair, seed = (self.agent, self.environment), str(asked.seed)
-        game = asyncio.create_task(ask_pair(*pair, asked.question, how, seed=seed, on_piece=listen))
+        playing = ask_pair(
+            self.agent,
+            self.environment,
+            asked.question,
+            self.limits,
+            seed=str(asked.seed),
+            temperature=temperature,
+            on_piece=pieces.put_nowait if asked.stream else None,
+        )
+        game = asyncio.create_task(playing)
         game.add_done_callback(end)
         self.sessions += 1
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,53 @@ from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
 
 LogRatios = Mapping[int, list[float]]  # `Update.log_ratios`
+HEADER_EVERY = 25  # rows
+
+
+@dataclass(frozen=True)
+class Column:
+    """A right-aligned column of the table of steps."""
+
+    label: str
+    metric: str
+    width: int
+    digits: int
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        """The metric of a step; blank where it is missing, as in step 0, which only validates."""
+        value = metrics.get(self.metric)
+        return " " * self.width if value is None else f"{value:{self.width}.{self.digits}f}"
+
+
+COLUMNS = (
+    Column("step", "step", 4, 0),
+    Column("reward", "reward/mean", 6, 3),
+    Column("EM", "em", 5, 3),
+    Column("format", "format", 6, 3),
+    Column("turns", "turns", 5, 2),
+    Column("KL", "kl", 6, 4),
+)
+SPEED = Column("games/s", "games/s", 7, 1)
+DOLLARS = Column("dollars", "env/usd", 9, 4)  # of the whole run, in place of the speed
+VALIDATION = (
+    Column("EM", "val/em", 5, 3),
+    Column("reward", "val/reward", 6, 3),
+    Column("format", "val/format", 6, 3),
+)
+
+
+def header(*, priced: bool) -> str:
+    """The labels above the rows, in 80 columns; `priced` shows dollars in place of the speed."""
+    labels = [column.label.rjust(column.width) for column in (*COLUMNS, DOLLARS if priced else SPEED)]
+    return " ".join([*labels, "| val", *(column.label.rjust(column.width) for column in VALIDATION)])
+
+
+def row(metrics: Mapping[str, float], *, priced: bool) -> str:
+    """One step under `header`."""
+    cells = [column.cell(metrics) for column in (*COLUMNS, DOLLARS if priced else SPEED)]
+    if "val/em" in metrics:
+        cells += ["|    ", *(column.cell(metrics) for column in VALIDATION)]
+    return " ".join(cells).rstrip()
 
 
 class Clock:
@@ -50,12 +97,14 @@ class Clock:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    Metrics also go to Weights & Biases (`wandb`).
+    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars).
     """
 
-    def __init__(self, folder: Path, *, quiet: bool, wandb: bool = False) -> None:
+    def __init__(self, folder: Path, *, quiet: bool, priced: bool = False, wandb: bool = False) -> None:
         self.folder = folder
         self.quiet = quiet
+        self._priced = priced
+        self._rows = 0
         self._wandb = open_wandb(folder) if wandb and not quiet else None
 
     def say(self, text: str = "") -> None:
@@ -64,7 +113,10 @@ class Log:
             tqdm.write(printable(text), file=sys.stdout)
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Append the metrics of one step to metrics.jsonl. Returns them as written, with six digits."""
+        """Append the metrics of one step to metrics.jsonl and print their row.
+
+        Returns them as written, with six digits.
+        """
         rounded = dict(values)
         for key, value in values.items():
             if isinstance(value, float):  # not an integer, such as the step
@@ -75,6 +127,10 @@ class Log:
         _append(self.folder / "metrics.jsonl", [rounded])
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
+        if self._rows % HEADER_EVERY == 0:
+            tqdm.write(header(priced=self._priced), file=sys.stdout)
+        self._rows += 1
+        tqdm.write(row(rounded, priced=self._priced), file=sys.stdout)
         return rounded
 
     def _check_folder(self) -> None:

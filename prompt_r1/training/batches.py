@@ -25,27 +25,19 @@ class Batch:
     advantages: Tensor  # (N,) of each token's game
     engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
     tokens_of: dict[int, int]  # agent tokens of each game, by its index, in the order of the columns
-    old: Tensor | None = None  # (N,) of the policy before this training step; None: it has not moved since
 
 
 def mini_batches_of(
-    games_PG: Sequence[Sequence[ScoredGame]],
-    ranks: Ranks,
-    *,
-    games: int,
-    mini_batch: int,
-    drop_even: bool = False,
+    games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, games: int, mini_batch: int
 ) -> list[list[ScoredGame]]:
     """The games of all ranks to train on, by optimiser step of `mini_batch` games out of `games` in all.
 
     Called by every rank with the games that it played. A game's place follows from its index, so it does not
     depend on how many ranks there are. Groups stay whole where `mini_batch` is a multiple of their size.
-    `drop_even` leaves out groups whose games all did equally well.
     """
     played = [
         replace(game, trajectory=replace(game.trajectory, turns=[]))  # the loss needs no text
         for group in games_PG
-        if any(game.advantage for game in group) or not drop_even
         for game in group
         if game.advantage is not None
     ]
@@ -54,6 +46,32 @@ def mini_batches_of(
     for game in sorted(of_all, key=lambda game: game.index):
         mini_batches[game.index // mini_batch].append(game)
     return [batch for batch in mini_batches if batch]
+
+
+def micro_batches_of(
+    games: Sequence[ScoredGame],
+    ranks: Ranks,
+    *,
+    tokens_per_batch: int,
+    token_mean: bool,
+    device: torch.device,
+) -> list[Batch]:
+    """This rank's micro-batches of an optimiser step on these games of all ranks.
+
+    Every rank gets equally many, some of them perhaps empty: sharded weights are gathered by all ranks for
+    each forward. Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|. With `token_mean` all
+    tokens of the mini-batch count alike. Over all micro-batches and ranks the weights of the tokens sum to 1,
+    so neither can change the loss.
+    """
+    trajectories = [game.trajectory for game in games]
+    tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
+
+    def weight(trajectory: Trajectory) -> float:
+        """The weight w of each agent token of a game."""
+        return 1 / (tokens if token_mean else len(games) * sum(trajectory.sampled))
+
+    shares = divide(trajectories, ranks=ranks.count, tokens_per_batch=tokens_per_batch)
+    return [make_batch([games[n] for n in batch], weight, device) for batch in shares[ranks.rank]]
 
 
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:

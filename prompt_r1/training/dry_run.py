@@ -31,7 +31,7 @@ def estimate(config: TrainConfig) -> str:
 
 def games_of_run(config: TrainConfig, *, validation: int, test: int) -> dict[str, int]:
     """The games of each part of a run with so many validation and test questions."""
-    validations = 1 + config.steps // config.val_every + (config.steps % config.val_every > 0)
+    validations = 1 + config.steps // config.save_every + (config.steps % config.save_every > 0)
     return {
         "training": config.steps * config.questions * config.group_size,
         "validation": validation * validations,

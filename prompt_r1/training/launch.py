@@ -15,8 +15,9 @@ from prompt_r1.storage.checkpoint import checkpoints_of
 from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
-from prompt_r1.training.console import TEST_FILE, summary
 from prompt_r1.training.run import Run
+from prompt_r1.training.summary import summary
+from prompt_r1.training.validation import TEST_FILE
 
 
 def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
@@ -29,7 +30,7 @@ def launch(arguments: list[str], train: Callable[[Run], None]) -> None:
         print("\n".join(filter(None, [note, estimate(config)])))
         return
     with Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.layout, timeout=config.rank_timeout)
+        ranks = start_ranks(config.device, config.layout)
         with lost_ranks_resumable(ranks):
             folder = ranks.from_first(
                 lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")

@@ -1,12 +1,11 @@
-"""Checkpointing, best-agent export and alarms."""
+"""What happens after a step: validation, log, checkpoint, export of the best agent, alarms, stop."""
 
-import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
+from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
@@ -14,29 +13,26 @@ from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_run
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.alarms import Watchdog
-from prompt_r1.training.console import nothing_to_learn, summary
-from prompt_r1.training.metrics import spending, step_metrics
-from prompt_r1.training.parts import Parts
+from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run
-from prompt_r1.training.update import limit_of
+from prompt_r1.training.summary import summary
+from prompt_r1.training.update import Update, limit_of
 from prompt_r1.training.validation import compare_on_test, validation_metrics
 from prompt_r1.training.warm_up import warm_up
 from prompt_r1.types import ScoredGame
 
-IDLE_STEPS = 3  # this many steps in a row without a game to train on end the run
-REPORT_PAUSE = 20  # between two reports: this many times as long as the last one took
+IDLE_STEPS = 3  # this many steps in a row without an optimiser step end the run
 
 
 @contextmanager
-def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
-    """Train inside. When the environment, a signal or an alarm ends the training, save and say so.
+def lifecycle(run: Run) -> Iterator["Lifecycle"]:
+    """Train inside. When the environment or a signal ends the training, save and say so.
 
     Raises Resumable for a run that was stopped and saved.
     """
     steps = None
     try:
-        steps = Lifecycle(run, parts)
+        steps = Lifecycle(run)
         yield steps
         steps.update_report()  # with the games of the test
         run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
@@ -45,12 +41,13 @@ def lifecycle(run: Run, parts: Parts) -> Iterator["Lifecycle"]:
         first = 1 if isinstance(error, FatalEnvError) else 0
         if steps is None or steps.state.step < first or isinstance(error, RankLost):
             raise
-        steps.save(last=True)
+        steps.save()
         stop_ranks(run.ranks)  # all ranks have agreed on this stop
         raise run.interrupt.stops(
             f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
         ) from None
     finally:
+        run.progress.close()
         run.log.close()
 
 
@@ -60,201 +57,164 @@ class Lifecycle:
     Every method is called by every rank or by none.
     """
 
-    def __init__(self, run: Run, parts: Parts) -> None:
+    def __init__(self, run: Run) -> None:
         """Load the newest valid checkpoint of the run folder, if there is one."""
+        config, ranks = run.config, run.ranks
         self.run = run
-        self.parts = parts
-        self.state = State(step=-1)
-        self.idle_steps = 0
-        self.failed_exports = 0  # in a row
-        self.next_report = -math.inf  # monotonic seconds: at a save before this, the report is not updated
-        config, ranks, policy = run.config, run.ranks, parts.models.policy
+        self.idle_steps = 0  # in a row
         if ranks.device.type == "cuda":
-            longest, tokens = config.max_tokens, config.tokens_per_batch
-            warm_up(parts.models, parts.optimizer, game_tokens=longest, tokens=tokens)
-        size = sum(parameter.numel() for parameter in policy.parameters())
-        trained = sum(parameter.numel() for parameter in policy.trained_parameters())
+            warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
+        size = sum(weight.numel() for weight in run.policy.parameters())
+        trained = sum(weight.numel() for weight in run.policy.trained_parameters())
         learning = f", {trained:,} of them adapters that learn" if trained < size else ""
         agent = f"agent {config.agent} ({size:,} parameters{learning})"
         where = f"{ranks.count} × {ranks.device.type}"
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
-        self.checkpoints = Checkpoints(run.folder, policy, parts.optimizer, config, ranks, say=run.log.say)
-        self._resume()
-        self.watchdog = Watchdog(limit_of(policy.compute))
+        self.checkpoints = Checkpoints(run.folder, run.policy, run.optimizer, config, ranks, say=run.log.say)
+        self.state = self._resumed()
+        self.watchdog = Watchdog(limit_of(run.policy.compute))
         for line in read_metrics(run.folder) if ranks.first else []:
             self.watchdog.see(line)
-        self._check_earlier_alarms()
         run.interrupt.deferred = True  # from here on there is something to save
 
-    def _resume(self) -> None:
-        """Go on from the newest valid checkpoint, or before step 0."""
-        run = self.run
+    def _resumed(self) -> State:
+        """Go on from the newest valid checkpoint, or begin before step 0."""
+        run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
         if run.ranks.first:
             atomic_folder.remove_leftovers(run.folder, REPLACED)
         found = self.checkpoints.newest()
         if found is not None:
-            self.state = self.checkpoints.load(found)
-            if self.state.questions != self.parts.questions.digest:
+            saved = self.checkpoints.load(found)
+            if saved.questions != state.questions:
                 raise UsageError(
                     f"{found} was made with other questions: give the data that the run began with, or "
                     "start a new run with another --out"
                 )
-            self._repair_export()
-            run.log.say(f"Resuming after step {self.state.step} of {run.config.steps}, from {found}")
-            self.parts.models.refresh()
+            state = saved
+            self._repair_export(state)
+            run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
+            run.refresh()
+        run.progress.initial = run.progress.n = max(state.step, 0)
         if run.ranks.first:
-            logged = self.state.step - bool(self.state.line)  # a step with a line is validated again
-            trim_run(run.folder, trained=self.state.step, logged=logged)
+            logged = state.step - bool(state.line)  # a step with a line is validated again
+            trim_run(run.folder, trained=state.step, logged=logged)
             write_yaml(run.config, run.folder / "config.yaml")
+        return state
+
+    def _repair_export(self, state: State) -> None:
+        """Export the best agent from its checkpoint if the run was killed between export and checkpoint."""
+        exported = self.run.ranks.from_first(lambda: exported_step(self.run.folder / "agent"))
+        folder = self.checkpoints.folder
+        best, newest = (folder / f"step-{step:06d}" for step in (state.best_step, state.step))
+        if state.best_step in (-1, exported) or any(map(self.checkpoints.find_damage, (best, newest))):
+            return
+        self.checkpoints.load(best)
+        try:
+            self._export(state.best_step)
+        finally:
+            self.checkpoints.load(newest)
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to train. Step 0 only measures the start, and is not yielded."""
         if self.state.step < 0:
-            self.state = State(step=0, line={"step": 0})
-        with self.run.console.bar(self.state.step):
-            if self.state.line:  # step 0, or a run that stopped between an update and its line
-                self._complete()
-            while self.state.step < self.run.config.steps:
-                yield self.state.step + 1
-        self.save(last=True)
+            self.state.step, self.state.line = 0, {"step": 0}
+        if self.state.line:  # step 0, or a run that stopped between an update and its line
+            self.complete()
+        while self.state.step < self.run.config.steps:
+            yield self.state.step + 1
+        self.save()
 
-    def finish_step(self, step: int, games_PG: list[list[ScoredGame]], metrics: dict[str, float]) -> None:
+    def finish_step(self, step: int, games_PG: list[list[ScoredGame]], update: Update) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
-        run = self.run
-        name = f"step-{step:06d}-rank{run.ranks.rank}"
-        run.log.trajectories(name, games_PG, log_ratios=self.parts.update.log_ratios())
-        metrics |= step_metrics(games_PG, run.ranks, rollout_seconds=run.clock.seconds["rollout"])
-        if step == 1 and run.ranks.first and (alarm := nothing_to_learn(games_PG[0][0], metrics)):
-            run.log.say(alarm)
-        self.state.step, self.state.line = step, {"step": step, **metrics}
-        self._complete()
-        self.parts.update.check_finite()
+        run, ranks = self.run, self.run.ranks
+        run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG, log_ratios=update.log_ratios())
+        measured = step_metrics(games_PG, ranks, rollout_seconds=run.clock.seconds["rollout"])
+        self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
+        self.complete()
+        self.stop_if_idle(update)
+
+    def stop_if_idle(self, update: Update) -> None:
+        """Raise Resumable after IDLE_STEPS steps in a row in which nothing was learned."""
+        self.idle_steps = 0 if update.taken else self.idle_steps + 1
+        if self.idle_steps == IDLE_STEPS:
+            raise Resumable(
+                f"the loss or its gradient was not finite in {IDLE_STEPS} steps in a row: try a smaller --lr"
+                if update.skipped
+                else f"the environment broke every group of {IDLE_STEPS} steps in a row"
+            )
 
     def test(self) -> None:
         """Play the test questions, if there are any, and print the table."""
-        if self.parts.questions.test:
-            self.run.log.say("\n" + compare_on_test(self.run, self.parts))
+        if self.run.questions.test:
+            self.run.log.say("\n" + compare_on_test(self.run))
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         """Validate, log and save the step, and check whether the run must stop."""
         run, state, config = self.run, self.state, self.run.config
         line, last = dict(state.line), state.step == config.steps
-        if config.val_data and (last or state.step % config.val_every == 0):
+        due = last or state.step % config.save_every == 0
+        if config.val_data and due:
             with run.clock.phase("validation"):
-                line |= validation_metrics(run, self.parts, step=state.step)
-        line |= run.clock.take() | spending(self.parts.environment, run.ranks)
+                line |= validation_metrics(run, step=state.step)
+        line |= run.clock.take() | spending(run.environment, run.ranks)
         line = run.log.metrics(line)
-        run.console.row(line)
-        due = last or (state.step > 0 and state.step % config.save_every == 0)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         # A reward of the user's comes first: EM may know only one of several right answers.
         order = -1 if config.reward else 1
         best = (state.best_em, state.best_reward)
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
-        export = better or (due and not config.val_data)  # without validation, the newest agent counts
-        if export:
-            self._export_or_stop(state.step)
+        newest = due and state.step > 0 and not config.val_data  # without validation, the newest counts
+        if better or newest:
+            self._export(state.step)
             state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes
-        if due or better:
+        if better or (due and state.step > 0):
             self.save()
-            # In a long run the report takes longer: at most a twentieth of the time.
-            if last or time.monotonic() >= self.next_report:
-                self.update_report()
-        self._check_stop_conditions(line)
-        run.console.at(state.step)
+            self.update_report()
+        run.progress.n = state.step
+        self._check_signals_and_alarms(line)
 
-    def _export_or_stop(self, step: int) -> None:
-        """Export the agent of a step. If it cannot be written, the older one stays until the next save.
-
-        Raises Resumable at the second failure in a row, and at one in the last step.
-        """
-        run, config, models = self.run, self.run.config, self.parts.models
+    def _export(self, step: int) -> None:
+        """Export the agent of a step. Raises Resumable if it cannot be written."""
+        run, config = self.run, self.run.config
         lines = [line for line in read_metrics(run.folder) if line["step"] <= step]
         with run.clock.phase("save"):
             failed = export_agent(
-                models.policy,
-                models.start,
+                run.policy,
+                run.start,
                 config,
                 run.folder / "agent",
                 metrics=lines[-1] if lines else {},  # only the first rank may see the file
                 ranks=run.ranks,
             )
-        self._report_write_failure(failed)
-        self.failed_exports = self.failed_exports + 1 if failed else 0
-        if self.failed_exports >= 2 or (failed and self.state.step == config.steps):
-            again = ", for the second time in a row" if self.failed_exports >= 2 else ""
-            raise Resumable(f"{failed}{again}: make room, and the same command exports it")
+        if failed:
+            raise Resumable(f"{failed}: make room, and the same command exports it")
 
-    def save(self, *, last: bool = False) -> None:
-        """Write a checkpoint. Raises Resumable if the `last` one of this process cannot be written."""
-        self.state.questions = self.parts.questions.digest
+    def save(self) -> None:
+        """Write a checkpoint. Raises Resumable if it cannot be written."""
         with self.run.clock.phase("save"):
-            self._report_write_failure(self.checkpoints.save(self.state))
-        if last and self.checkpoints.failures:
+            failed = self.checkpoints.save(self.state)
+        if failed:
             raise Resumable(
-                f"step {self.state.step} is not saved: make room, and the same command resumes from the "
-                "checkpoint before it"
+                f"{failed}: make room, and the same command resumes from the checkpoint before it"
             )
-        if not last and self.failed_exports and self.state.best_step < self.state.step:
-            self._repair_export()
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.run.ranks.first:
             from prompt_r1.report.page import write_report  # not part of a step
 
-            begin = time.monotonic()
             try:
                 write_report(self.run.folder)
             except (OSError, UsageError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 self.run.log.say(f"report.html could not be written: {reason}")
-            now = time.monotonic()
-            self.next_report = now + REPORT_PAUSE * (now - begin)
 
-    def _check_stop_conditions(self, line: dict[str, float]) -> None:
-        """Signals, an environment that is down, collapsing metrics. The ranks agree on each."""
-        ranks, on_collapse = self.run.ranks, self.run.config.on_collapse
-        for reason in filter(None, ranks.gather(self.run.interrupt.reason)):
-            raise self.run.interrupt.stops(reason)
-        self.idle_steps = self.idle_steps + 1 if line.get("groups/dropped") == 1 else 0
-        if self.idle_steps == IDLE_STEPS:
-            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
-        alarms = ranks.from_first(lambda: self.watchdog.see(line))
-        for alarm in alarms:
-            self.run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/running.md says what to do)")
-        if alarms and on_collapse == "stop":
-            raise Resumable(
-                f"training has collapsed: {alarms[0]}; to go on all the same, give --on-collapse warn"
-            )
-
-    def _check_earlier_alarms(self) -> None:
-        """Refuse to resume past an alarm that stopped the run: a job queue may restart it unattended."""
-        collapsed = self.run.ranks.from_first(lambda: sorted(self.watchdog.alarming))
-        if collapsed and self.run.config.on_collapse == "stop":
-            raise UsageError(
-                f"{self.run.folder}: training had collapsed at step {self.state.step} "
-                f"({', '.join(collapsed)}); to go on all the same, give --on-collapse warn"
-            )
-
-    def _repair_export(self) -> None:
-        """Export the best agent from its checkpoint, if the export failed or a kill came before it."""
-        state, folder = self.state, self.checkpoints.folder
-        exported = self.run.ranks.from_first(lambda: exported_step(self.run.folder / "agent"))
-        best, newest = (folder / f"step-{step:06d}" for step in (state.best_step, state.step))
-        if state.best_step in (-1, exported) or any(map(self.checkpoints.find_damage, (best, newest))):
-            return
-        self.checkpoints.load(best)
-        try:
-            self._export_or_stop(state.best_step)
-        finally:
-            self.checkpoints.load(newest)
-
-    def _report_write_failure(self, failed: str) -> None:
-        """Report a failed write ("": none). A full disk may be cleared in time; the second in a row stops."""
-        if failed:
-            self.run.log.say(f"{failed}. The older one stays; the next save tries again")
-        if self.checkpoints.failures >= 2:
-            raise Resumable(f"{failed}, for the second time in a row")
+    def _check_signals_and_alarms(self, line: dict[str, float]) -> None:
+        """Raise Resumable if any rank has received a signal; print the alarms of the metrics."""
+        run = self.run
+        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
+            raise run.interrupt.stops(reason)
+        for alarm in self.watchdog.see(line) if run.ranks.first else []:
+            run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/running.md says what to do)")

@@ -1,8 +1,12 @@
-"""Metrics of games, over all ranks, with intervals."""
+"""Metrics of games, over all ranks, with intervals; alarms for metrics that collapse.
 
-from collections.abc import Mapping, Sequence
+docs/running.md says what to do after each alarm.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import mean, median, stdev
 from typing import TypeVar, get_args
 
@@ -10,11 +14,16 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.environments.environment import Environment
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.reward import well_formed
+from prompt_r1.training.update import Limit
 from prompt_r1.types import ScoredGame, Stop
 
 # Metrics of a game that has a reward; those of other games count in stop/*, tokens/* and env/* only.
 SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
 WITH_INTERVAL = ("reward/mean", "em", "format")
+
+WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
+HAD_FORMAT = 0.5  # of the games were well formed: then that none is cannot be chance
+LEARNED_EM = 0.9  # of the sampled games: groups without spread are then right, and no alarm
 
 T = TypeVar("T")
 Row = Mapping[str, float]  # the metrics of one game
@@ -48,7 +57,8 @@ def metrics_of_game(game: ScoredGame) -> Row:
 def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -> dict[str, float]:
     """Means over the games of a step, and their intervals: ± 1.96 standard errors, 95 % for many questions.
 
-    The games of one question are not independent, so the standard error is that of the questions' means.
+    The games of one question are not independent, so the interval is that of the mean over questions, of a
+    normal distribution: enough for a curve.
     """
     rows = [row for group in rows_PG for row in group]
     scored_PG = [kept for group in rows_PG if (kept := [row for row in group if "em" in row])]
@@ -70,7 +80,7 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
     # What the agent can do beside what it does: pass@k with k games of a question, beside pass@1 ("em").
     metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
-    for name in WITH_INTERVAL if len(scored_PG) > 1 else ():
+    for name in WITH_INTERVAL if len(scored_PG) > 1 else ():  # nothing is known from a single question
         means = [mean(row[name] for row in group) for group in scored_PG]
         half = 1.96 * stdev(means) / sqrt(len(means))
         metrics |= {f"{name}_low": mean(means) - half, f"{name}_high": mean(means) + half}
@@ -147,3 +157,94 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     dollars = {"env/usd": usd + before.usd, "env/lost_usd": lost_usd + before.lost_usd}
     names = sorted({name for share in shares for name in share})
     return dollars | {name: sum(share.get(name, 0.0) for share in shares) for name in names}
+
+
+def _halved(now: float, history: Sequence[float]) -> bool:
+    return now < 0.5 * max(history) and max(history) > 0.2
+
+
+# Whether a metric has collapsed, from the median of its window and those of the windows before.
+RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
+    "format": _halved,
+    "stop/answered": _halved,
+    # By more than a quarter of the range of rewards, -1 to 1.
+    "reward/mean": lambda now, history: now < max(history) - 0.5,
+    # In nats per token: the text has lost the language of the start model.
+    "kl": lambda now, history: now > 1.0,
+    # In nats per token. Too low: all games of a group are the same. Too high: the text is noise.
+    "entropy": lambda now, history: now < 1e-3 or now > max(1.0, 3 * history[0]),
+    "grad_norm": lambda now, history: now > 10 * median(history) > 0,
+    # In all groups: every advantage is 0, and nothing is learned.
+    "groups/no_spread": lambda now, history: now >= 1.0,
+}
+
+
+# Metrics, the value above which one step is an alarm, and what that means. They are means over all tokens or
+# questions of a step. In 72 healthy runs they were at most 0, and update/kl at most 0.0006.
+SIGNS = {
+    "reward/misranked": (0.2, "the reward prefers worse answers"),
+    # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
+    "update/kl": (0.015, "the steps are too large, or games are used too often"),
+}
+
+
+@dataclass
+class Watchdog:
+    """Reads the metric lines of a run in order, and says which metrics have collapsed.
+
+    Its state follows from the lines alone: after a resume it reads the earlier lines again.
+    """
+
+    gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
+    recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
+    medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
+    highest_format: float = 0.0  # share of well-formed games, of all lines so far
+    alarming: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
+
+    def see(self, line: Mapping[str, float]) -> list[str]:
+        """A short description of each metric that collapses with this line.
+
+        A metric is reported once, until it recovers. One of RULES is judged from its sixth line on; a value
+        that is not finite is a collapse at once. A step whose games the environment broke says nothing about
+        the agent, and one whose answers are nearly all right needs no spread.
+        """
+        if line.get("groups/dropped") == 1:
+            return []
+        signs = dict(SIGNS)
+        if self.gap is not None:
+            signs[self.gap.metric] = (self.gap.alarm, "engine and policy disagree")
+        wrong: dict[str, str] = {}  # what is wrong with each metric of the line; "": nothing
+        for name, (highest, meaning) in signs.items():
+            if name in line:
+                alarm = f"{name} is {line[name]:.3g}, above {highest:g}: {meaning}"
+                wrong[name] = "" if line[name] <= highest else alarm
+        right = line.get("em", 0.0) >= LEARNED_EM
+        for name in RULES:
+            if name in line and not (right and name == "groups/no_spread"):
+                wrong[name] = self._judge_window(name, line[name])
+        if line.get("step") == 1 and line.get("groups/no_spread") == 1 and not right:
+            why = "the agent does not know the format" if line["format"] == 0 else "its games are alike"
+            wrong["groups/no_spread"] = f"all games of each question have the same reward: {why}"
+        # A learning rate that is far too large can destroy the format in a single step.
+        self.highest_format = max(self.highest_format, line.get("format", 0.0))
+        if line.get("format") == 0 and self.highest_format > HAD_FORMAT:
+            wrong["format"] = f"format is 0, after {self.highest_format:.3g}: no game is well formed any more"
+        alarms = [text for name, text in wrong.items() if text and name not in self.alarming]
+        self.alarming -= wrong.keys()
+        self.alarming |= {name for name, text in wrong.items() if text}
+        return alarms
+
+    def _judge_window(self, name: str, value: float) -> str:
+        """Judge the median of the window that ends with `value` by those of the windows before it."""
+        recent, medians = self.recent.setdefault(name, []), self.medians.setdefault(name, [])
+        before = list(medians)
+        if isfinite(value):
+            recent.append(value)
+            del recent[:-WINDOW]
+        now = median(recent) if recent else value
+        if len(recent) == WINDOW:
+            medians.append(now)
+        usual = f"; its median over the run is {median(before):.3g}" if before else ""
+        if not isfinite(value):
+            return f"{name} is {value:.3g}{usual}"
+        return f"{name} is {now:.3g}{usual}" if before and RULES[name](now, before) else ""

@@ -1,34 +1,86 @@
-"""What the parts of a training share: settings, folder, ranks, log, console, event loop."""
+"""What a training has: folder, log, environment, models, questions, optimiser."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent
+from prompt_r1.agent.loading import load_policy
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off
+from prompt_r1.agent.model_check import add_checked_lora
+from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.packing import Packed
+from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.questions import find_questions, training_and_validation
+from prompt_r1.data.sampler import assign_questions, questions_of_step
 from prompt_r1.distributed import Interrupt, Ranks
+from prompt_r1.environments.specs import Environments
+from prompt_r1.errors import UsageError
+from prompt_r1.protocol import Codec
 from prompt_r1.storage.run_log import Clock, Log
-from prompt_r1.training.console import Console
+from prompt_r1.types import Question
 
 T = TypeVar("T")
 
 
-@dataclass
 class Run:
     """A training run on this rank. Every method is called by every rank or by none."""
 
-    config: TrainConfig
-    folder: Path
-    ranks: Ranks
-    runner: asyncio.Runner
-    interrupt: Interrupt
-
-    def __post_init__(self) -> None:
-        quiet, priced = not self.ranks.first, bool(self.config.env_price)
-        self.log = Log(self.folder, quiet=quiet, wandb=self.config.wandb)
-        self.console = Console(self.log, steps=self.config.steps, priced=priced)
-        self.clock = Clock(self.console.phase)
+    def __init__(
+        self, config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+    ) -> None:
+        """Open, load and build everything. Raises UsageError, FatalEnvError or Resumable."""
+        self.config = config
+        self.folder = folder
+        self.ranks = ranks
+        self.interrupt = interrupt
+        self._runner = runner
+        # Before a large model is loaded: a missing key, or an endpoint that does not answer.
+        self.environment = Environments(
+            config, seed=config.seed, device=ranks.device, folder=folder, rank=ranks.rank, ranks=ranks.count
+        ).open(config.env)
+        self.wait_for(self.environment.check())
+        # The untrained agent.
+        self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
+        # Plays: a whole copy of the weights on each rank, in the compute dtype.
+        self.agent = load_agent(self.start, config, ranks.device)
+        # Learns: float32, perhaps sharded; the agent's own weights where those will do.
+        adapter_rank, offload = config.adapter_rank, config.offload
+        self.policy = load_learner(
+            self.start, self.agent, ranks, adapter_rank=adapter_rank, seed=config.seed, offload=offload
+        )
+        if config.checkpointing:
+            self.policy.checkpoint_activations()
+        # The frozen start, for the KL: `policy` itself where it has adapters.
+        self.reference: Policy | None = None
+        if config.kl_coef and adapter_rank:
+            self.reference = self.policy
+        elif config.kl_coef:
+            self.reference = load_reference(self.start, self.agent, ranks, offload=offload)
+        self.questions = RunQuestions.load(config, self.agent.codec)
+        self.optimizer = torch.optim.AdamW(
+            self.policy.trained_parameters(),
+            lr=config.lr,
+            betas=(0.9, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
+        )
+        self.log = Log(folder, quiet=not ranks.first, priced=bool(config.env_price), wandb=config.wandb)
+        self.progress = tqdm(
+            total=config.steps,
+            disable=None if ranks.first else True,  # None: only on a terminal
+            leave=False,
+            dynamic_ncols=True,
+            bar_format="{desc} |{bar:10}| {percentage:3.0f} % {remaining} left",
+        )
+        self.clock = Clock(self.progress.set_description_str)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work.
@@ -36,4 +88,96 @@ class Run:
         A signal cancels it, and an error on one rank stops all of them. Raises Resumable, FatalEnvError or
         UsageError.
         """
-        return self.ranks.run(self.interrupt.guard(work), self.runner)
+        return self.ranks.run(self.interrupt.guard(work), self._runner)
+
+    def refresh(self) -> None:
+        """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
+        self.agent.policy.copy_weights_from(self.policy)
+        self.agent.engine.clear_cache()  # it was computed with the old weights
+
+    @torch.no_grad()
+    def reference_logprobs(self, packed: Packed) -> Tensor | None:
+        """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
+        if self.reference is None:
+            return None
+        with adapters_off(self.reference.model):
+            return self.reference(packed).logprobs
+
+
+@dataclass(frozen=True)
+class RunQuestions:
+    """Questions to train on, to validate and to test with."""
+
+    training: Sequence[Question]
+    validation: Sequence[Question]
+    test: Sequence[Question]
+    per_step: int
+    seed: int
+
+    @classmethod
+    def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
+        """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
+        training, validation = training_and_validation(
+            config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        )
+        test = find_questions(config.test_data, "test", config.seed)
+        check_question_lengths([*training, *validation, *test], codec, config.game)
+        return cls(training, validation, test, config.questions, config.seed)
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, in which a step begins."""
+        return (step - 1) * self.per_step // len(self.training)
+
+    def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
+        """This rank's questions of a step, by their numbers among the questions of all ranks."""
+        questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
+        mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
+        return {number: questions[number] for number in mine}
+
+
+def load_learner(
+    start: Path | str, agent: Agent, ranks: Ranks, *, adapter_rank: int, seed: int, offload: bool
+) -> Policy:
+    """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
+
+    The weights are the agent's own where those are float32 and nothing is sharded. Raises UsageError for
+    `--offload` without sharding, and for a model that adapters do not fit.
+    """
+    if adapter_rank:
+        add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
+        return agent.policy
+    if ranks.mesh is None and offload:
+        raise UsageError("--offload is for sharded weights: give --parallel fsdp")
+    if ranks.mesh is None and agent.policy.compute == torch.float32:
+        return agent.policy
+    return _load_share(start, agent, ranks, weights=torch.float32, offload=offload)
+
+
+def load_reference(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:
+    """The frozen start model of the KL, at the temperature of sampling."""
+    # Sharded weights are gathered in the compute dtype, so the learner's before its first step are these.
+    weights = torch.float32 if ranks.mesh is None else agent.policy.compute
+    reference = _load_share(start, agent, ranks, weights=weights, offload=offload)
+    return reference.requires_grad_(False)
+
+
+def _load_share(
+    start: Path | str, agent: Agent, ranks: Ranks, *, weights: torch.dtype, offload: bool
+) -> Policy:
+    """A whole model on this rank's device or, sharded, this rank's share of it.
+
+    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. The agent has been
+    checked: this is the same model, so it is not checked again.
+    """
+    device = ranks.device if ranks.mesh is None else torch.device("cpu")
+    policy = load_policy(
+        start,
+        device=device,
+        compute=agent.policy.compute,
+        weights=weights,
+        temperature=agent.policy.temperature,
+        check=False,
+    )
+    if ranks.mesh is not None:
+        policy.shard(ranks.mesh, ranks.device, offload=offload)
+    return policy

@@ -1,11 +1,11 @@
-"""What surrounds forward, loss and backward.
+"""The update of one training step: its optimiser steps, and what is measured of them.
 
-The loop over them stands in train.py. Every method is called by every rank or by none.
+The loop over micro-batches stands in train.py. Every method is called by every rank or by none.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
-from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.grpo import Loss, token_weight
-from prompt_r1.training.batches import Batch, divide, make_batch
-from prompt_r1.types import ScoredGame, Trajectory
+from prompt_r1.errors import UsageError
+from prompt_r1.grpo import Loss
+from prompt_r1.training.batches import Batch
 
-# One broken game can spoil one optimiser step; five in a row mean that weights or settings are broken.
-MAX_SKIPPED = 5
+GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
+IMPORTANCE_CAP = 2.0  # of the loss in 16 bits; in float32 the engine samples from the policy itself
 GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
 
@@ -43,9 +42,6 @@ class Sums:
         """Add another sum to this one."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
-
-
-Reference = Callable[[Packed], Tensor | None]  # the reference's log-probabilities (N,); None: no reference
 
 
 @dataclass(frozen=True)
@@ -94,96 +90,41 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
     }
 
 
-def check_gap(metrics: Mapping[str, float], limit: Limit) -> None:
-    """Raise UsageError if engine and policy are plainly different models."""
-    value = metrics[limit.metric]
-    if value > limit.stop:
-        raise UsageError(
-            f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
-            f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, or "
-            "try --dtype float32"
-        )
+Reference = Callable[[Packed], Tensor | None]  # the reference's log-probabilities (N,); None: no reference
 
 
-@dataclass
 class Update:
-    """Prepares the micro-batches of a training step, and takes its optimiser steps."""
+    """Takes the optimiser steps of one training step, and collects their metrics."""
 
-    policy: Policy
-    optimizer: Optimizer
-    ranks: Ranks
-    _: KW_ONLY
-    grad_clip: float
-    token_mean: bool  # average the loss over tokens, not over games (eq. 17)
-    tokens_per_batch: int
-    importance_cap: float = 0.0  # of the loss
-    # A mini-batch of fewer games counts as if the others had no loss, so that few games take a small step
-    # (--drop-even-groups).
-    least_games: int = 0
-    gap_limit: Limit | None = None  # None: that of the compute dtype
-
-    def __post_init__(self) -> None:
-        self.skipped_in_a_row = 0  # optimiser steps that were not taken
-        self._forget_step()
-
-    def _forget_step(self) -> None:
-        """Begin the metrics of a training step."""
-        self._taken = self._skipped = 0
+    def __init__(
+        self, policy: Policy, optimizer: Optimizer, ranks: Ranks, *, gap_limit: Limit | None = None
+    ) -> None:
+        """`gap_limit`: None for that of the compute dtype."""
+        self.policy = policy
+        self.importance_cap = 0.0 if policy.compute.itemsize >= 4 else IMPORTANCE_CAP
+        self.taken = self.skipped = 0  # optimiser steps
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._gap_limit = gap_limit or limit_of(policy.compute)
+        self._gap: dict[str, float] = {}  # measured before the first optimiser step
         self._sums, self._current = Sums(), Sums()
         # Policy's minus engine's log-probabilities of each game's tokens, in nats, by the game's index.
         self._differences: dict[int, Tensor] = {}
-        self._gap: dict[str, float] | None = None  # measured before the first optimiser step
-
-    def prepare(self, mini_batches: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
-        """This rank's micro-batches of each optimiser step, with the old log-probabilities.
-
-        `mini_batches` are the games of all ranks. Every rank gets equally many micro-batches, some of them
-        perhaps empty: sharded weights are gathered by all ranks for each forward.
-
-        In the first optimiser step the old log-probabilities are those of its own forward: `old` stays None.
-        In later ones they are computed now, with the weights before the first step. The engine's would do in
-        float32, but their last bits depend on which games decoded together, so a run over a network would
-        never be the same twice.
-        """
-        self._forget_step()
-        first, *later = [self._micro_batches(games) for games in mini_batches] or [[]]
-        later = [[self._with_old(batch) for batch in batches] for batches in later]
-        return [batches for batches in (first, *later) if batches]
-
-    def _micro_batches(self, games: Sequence[ScoredGame]) -> list[Batch]:
-        """This rank's micro-batches of an optimiser step on these games of all ranks."""
-        trajectories = [game.trajectory for game in games]
-        tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
-
-        def weight(trajectory: Trajectory) -> float:
-            own = sum(trajectory.sampled)
-            return token_weight(
-                own, games=len(games), tokens=tokens, token_mean=self.token_mean, least_games=self.least_games
-            )
-
-        ranks, device = self.ranks, self.policy.device
-        shares = divide(trajectories, ranks=ranks.count, tokens_per_batch=self.tokens_per_batch)
-        return [make_batch([games[n] for n in batch], weight, device) for batch in shares[ranks.rank]]
-
-    @torch.no_grad()
-    def _with_old(self, batch: Batch) -> Batch:
-        return replace(batch, old=self.policy(batch.packed).logprobs)
 
     def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch to the metrics of its optimiser step."""
         gap = scores.logprobs.detach() - batch.engine
         parts = gap.cpu().split(list(batch.tokens_of.values()))
-        self._differences |= dict(
-            zip(batch.tokens_of, parts, strict=False)
-        )  # without games, one part is empty
+        # Without games, one part is empty.
+        self._differences |= dict(zip(batch.tokens_of, parts, strict=False))
         self._current.add(
             Sums(
                 loss=loss.total.item(),
                 kl=loss.kl.item(),
                 clip_frac=loss.clip_frac.item(),
                 entropy=(batch.weights * scores.entropy).sum().item(),
-                moved=-gap.double().sum().item() if self._taken else 0.0,
-                moved_tokens=len(gap) if self._taken else 0,
+                moved=-gap.double().sum().item() if self.taken else 0.0,
+                moved_tokens=len(gap) if self.taken else 0,
                 token_kl=[loss.token_kl.cpu()] if len(gap) else [],
             )
         )
@@ -195,31 +136,40 @@ class Update:
         on every rank, before a step on games of another model than the policy, and when the weights are not
         finite afterwards: they must not be saved.
         """
-        if self._gap is None:  # the first step: the weights have not moved yet
+        if not self._gap:  # the first step: the weights have not moved yet
             self._gap = self._measure_gap()
-            check_gap(self._gap, self.gap_limit or limit_of(self.policy.compute))
+            self._check_gap()
         step, self._current = self._current, Sums()
-        self.ranks.sum_gradients(self.policy)
-        step.grad_norm = self.ranks.clip_gradients(self.policy, self.grad_clip)
+        self._ranks.sum_gradients(self.policy)
+        step.grad_norm = self._ranks.clip_gradients(self.policy, GRADIENT_LIMIT)
         broken = not (math.isfinite(step.grad_norm) and math.isfinite(step.loss))
-        if self.ranks.max([broken])[0]:
-            self._skipped += 1
-            self.skipped_in_a_row += 1
+        if self._ranks.max([broken])[0]:
+            self.skipped += 1
         else:
-            self.optimizer.step()
-            self._taken += 1
+            self._optimizer.step()
+            self.taken += 1
             self._sums.add(step)
-            self.skipped_in_a_row = 0
-        self.optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(self.ranks.weight_norm(self.policy)):  # the same number on every rank
+        self._optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(self._ranks.weight_norm(self.policy)):  # the same number on every rank
             raise UsageError(
                 "the weights are not finite after an optimiser step: they are not saved, and the last "
                 "checkpoint is kept; start a new run with a smaller --lr"
             )
 
     def _measure_gap(self) -> dict[str, float]:
-        shares = self.ranks.gather(list(self._differences.values()))
+        shares = self._ranks.gather(list(self._differences.values()))
         return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
+
+    def _check_gap(self) -> None:
+        """Raise UsageError if engine and policy are plainly different models."""
+        limit = self._gap_limit
+        value = self._gap[limit.metric]
+        if value > limit.stop:
+            raise UsageError(
+                f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
+                f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
+                "or try --dtype float32"
+            )
 
     def log_ratios(self) -> dict[int, list[float]]:
         """What this step trained on: of each agent token of a game, in nats, by the game's index:
@@ -229,30 +179,22 @@ class Update:
         Where engine and policy agree, that is log r of eq. 17. Called by every rank: games are trained on by
         other ranks than those that played them.
         """
-        shares = self.ranks.gather(self._differences)
+        shares = self._ranks.gather(self._differences)
         return {index: tokens.tolist() for share in shares for index, tokens in share.items()}
-
-    def check_finite(self) -> None:
-        """Raise Resumable when too many optimiser steps in a row were skipped; the same on every rank."""
-        if self.skipped_in_a_row >= MAX_SKIPPED:
-            raise Resumable(
-                f"the loss or its gradient was not finite in {self.skipped_in_a_row} optimiser steps in a "
-                "row: try a smaller --lr, or go back to an earlier checkpoint"
-            )
 
     def metrics(self) -> dict[str, float]:
         """Means over the optimiser steps that were taken and over all ranks."""
-        sums, count = self._sums, max(1, self._taken)
+        sums, count = self._sums, max(1, self.taken)
         own = [sums.loss, sums.kl, sums.clip_frac, sums.entropy, sums.moved, sums.moved_tokens]
-        loss, kl, clip_frac, entropy, moved, tokens = self.ranks.sum(own)
-        token_kl = [tokens for share in self.ranks.gather(sums.token_kl) for tokens in share]
+        loss, kl, clip_frac, entropy, moved, tokens = self._ranks.sum(own)
+        token_kl = [tokens for share in self._ranks.gather(sums.token_kl) for tokens in share]
         return {
             "loss": loss / count,
             "kl": kl / count,
             "clip_frac": clip_frac / count,
             "entropy": entropy / count,
             "grad_norm": sums.grad_norm / count,
-            "update/skipped": float(self._skipped),
+            "update/skipped": float(self.skipped),
             "update/kl": moved / max(tokens, 1),
             **(self._gap or self._measure_gap()),
             "kl_median": torch.cat(token_kl).median().item() if token_kl else 0.0,

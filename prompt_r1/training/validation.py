@@ -10,22 +10,20 @@ from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.playing import GREEDY, play_question
 from prompt_r1.reward import score_games
-from prompt_r1.training.console import TEST_FILE
+from prompt_r1.rollout import play_question
 from prompt_r1.training.metrics import Row, joined, metrics_of_game
-from prompt_r1.training.parts import Parts
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
+TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 # Columns of the tables, and the metrics of a game that they are means of.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 
 
-def validation_metrics(run: Run, parts: Parts, *, step: int) -> dict[str, float]:
+def validation_metrics(run: Run, *, step: int) -> dict[str, float]:
     """The metrics val/* of the agent after a step. Called by every rank; the questions are shared out."""
-    questions, name = parts.questions.validation, f"validation-{step:06d}"
-    rows = play_share(run, parts.models.agent, questions, parts.environment, name=name)
+    rows = play_share(run, run.agent, run.questions.validation, name=f"validation-{step:06d}")
     metrics = {
         **mean_metrics(rows),
         "calls": float(sum(row["env/calls"] for row in rows)),
@@ -34,20 +32,20 @@ def validation_metrics(run: Run, parts: Parts, *, step: int) -> dict[str, float]
     return {f"val/{name}": value for name, value in metrics.items()}
 
 
-def compare_on_test(run: Run, parts: Parts) -> str:
+def compare_on_test(run: Run) -> str:
     """A table of test questions: the environment alone, the agent before and after training.
 
     The rows by dataset are written to test.md in the run folder.
     """
-    questions, environment = parts.questions.test, parts.environment
+    questions = run.questions.test
     datasets = [question.dataset for question in questions]
     rows: dict[str, list[Row]] = {}
     if run.config.env != "none":
         mine = questions[run.ranks.rank :: run.ranks.count]
-        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, environment)))
-    for name, path in [("untrained agent", parts.models.start), ("trained agent", run.folder / "agent")]:
+        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, run.environment)))
+    for name, path in [("untrained agent", run.start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device)
-        rows[name] = play_share(run, agent, questions, environment, name=f"test-{name.partition(' ')[0]}")
+        rows[name] = play_share(run, agent, questions, name=f"test-{name.partition(' ')[0]}")
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
     if run.ranks.first:
@@ -55,9 +53,7 @@ def compare_on_test(run: Run, parts: Parts) -> str:
     return printed_table(rows)
 
 
-def play_share(
-    run: Run, agent: Agent, questions: Sequence[Question], environment: Environment, *, name: str
-) -> list[Row]:
+def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
     """The metrics of a greedy game of each question, in the order of the questions, on every rank.
 
     Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
@@ -65,11 +61,10 @@ def play_share(
 
     async def play_one(question: Question) -> Trajectory:
         seed = f"evaluation/{question.id}"
-        return await play_question(agent, environment, question, GREEDY, seed=seed, sample=0)
+        return await play_question(agent, run.environment, question, seed=seed)
 
     async def play_all() -> list[Trajectory]:
-        counted = run.console.counted(play_one, len(mine))
-        return await asyncio.gather(*map(counted, mine))
+        return await asyncio.gather(*map(play_one, mine))
 
     mine = questions[run.ranks.rank :: run.ranks.count]
     trajectories = run.wait_for(play_all())

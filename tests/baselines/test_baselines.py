@@ -11,7 +11,6 @@ from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld import MiniEnvironment, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
-from prompt_r1.playing import GREEDY
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question
@@ -78,7 +77,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(lambda: agent, None, RULES[rule], GREEDY)
+    played = AgentMethod(lambda: agent, None, RULES[rule], temperature=0.0, top_p=1.0)
     prediction = asyncio.run(played.answer(ANNA, sample=0, seed="0"))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 

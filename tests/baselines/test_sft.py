@@ -27,8 +27,8 @@ from prompt_r1.baselines.sft import (
 )
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.errors import UsageError
-from prompt_r1.playing import play_question
 from prompt_r1.protocol import Codec, parse
+from prompt_r1.rollout import play_question
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced

@@ -8,7 +8,6 @@ import pytest
 from prompt_r1.cli import question_input
 from prompt_r1.cli.dialogue import Dialogue, blocks, cost_line, game_as_json
 from prompt_r1.cli.tables import markdown_table
-from prompt_r1.errors import INTERRUPTED
 from prompt_r1.spending import Spending
 from prompt_r1.types import Action, Question, Trajectory, Turn
 
@@ -76,10 +75,6 @@ def test_a_finished_game_has_these_fields_for_programs():
     assert game_as_json(finished, names, priced=False)["usd"] is None
     broken = game_as_json(Trajectory(GAME.question, stop="env_error", error="down"), names, priced=False)
     assert (broken["stop"], broken["error"]) == ("env_error", "down")
-    stopped = Trajectory(GAME.question, stop="env_error", error=INTERRUPTED)
-    assert game_as_json(stopped, names, priced=False) | {"stop": "interrupted", "error": ""} == game_as_json(
-        stopped, names, priced=False
-    )
 
 
 def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeypatch, capsys):

@@ -59,7 +59,7 @@ class Case:
     offload: bool = False  # weights to CPU memory
     compute: torch.dtype = torch.float32
     adapter_rank: int = 0
-    options: bool = False  # another clip range, and groups without spread left out
+    options: bool = False  # another clip range
 
 
 CASES = {
@@ -137,10 +137,10 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    options = {"clip": 0.02, "clip_high": 0.03, "least_games": 8} if case.options else {}
+    options = {"clip": 0.02, "clip_high": 0.03} if case.options else {}
     learner = Learner(policy, reference=reference, ranks=ranks, kl_coef=0.1, **options)
     gradients: list[Tensor] = []
-    learner.update.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
+    learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics = []
     for step, broken in enumerate(BROKEN_GAMES):
         groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
@@ -150,9 +150,7 @@ def five_steps(case: Case, ranks: Ranks) -> Outcome:
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
-        mini_batches = mini_batches_of(
-            games_PG, ranks, games=len(broken) * GROUP_SIZE, mini_batch=8, drop_even=case.options
-        )
+        mini_batches = mini_batches_of(games_PG, ranks, games=len(broken) * GROUP_SIZE, mini_batch=8)
         metrics.append(learner.learn(mini_batches))
         rollout_policy.copy_weights_from(policy)
     return Outcome(

@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.faults
 
-KILLS = 16  # with each number of ranks
-KILLS_OF_A_RUN = 8
+KILLS = 10  # with each number of ranks
+KILLS_OF_A_RUN = 5
 TARGET_PHASES = "rollout backward step save seal backward step validation export".split()
 # A kill may land in a later phase than the one it is aimed at: each of these must be hit at least once.
 PHASES_TO_HIT = [("rollout",), ("backward",), ("step", "update"), ("save", "seal")]
@@ -61,10 +61,7 @@ class BySession:
         return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
 
 
-@pytest.mark.parametrize(
-    ("env", "phase"),
-    [(BY_SESSION, "rollout"), (BY_SESSION, "backward"), (BY_SESSION, "save"), (NEURAL, "rollout")],
-)
+@pytest.mark.parametrize(("env", "phase"), [(BY_SESSION, "save"), (NEURAL, "rollout")])
 def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_neural_one_ends_the_same(
     harness, arguments, tmp_path, env, phase
 ):

@@ -23,7 +23,6 @@ def without_calls(lines: list[dict[str, float]]) -> list[dict[str, float]]:
 SIGNALS = [
     ("rollout", signal.SIGTERM, (0, 1), 1),
     ("backward", signal.SIGUSR1, (1,), 2),  # only one of the ranks receives it
-    ("validation", signal.SIGTERM, (0, 1), 2),
     ("save", signal.SIGUSR1, (0, 1), 2),
 ]
 

@@ -14,6 +14,7 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.grpo import compare_games
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
+from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
@@ -27,9 +28,6 @@ SETTINGS: dict[str, Any] = {
     "clip": 0.2,
     "clip_high": 0.0,
     "kl_coef": 0.01,
-    "least_games": 0,
-    "importance_cap": 0.0,
-    "grad_clip": 1.0,
     "token_mean": False,
     "tokens_per_batch": 64,
 }
@@ -117,7 +115,7 @@ def _continue_opening(opening: list[int], *, seed: int) -> Trajectory:
 
 
 class Learner:
-    """An update with AdamW, by default on games of any policy, and the loop of train.py over it."""
+    """AdamW, and updates of a policy by the loop of train.py, by default on games of any policy."""
 
     def __init__(
         self,
@@ -133,18 +131,29 @@ class Learner:
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
         self.loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef")}
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
-        self.update = Update(policy, optimizer, ranks, **chosen, gap_limit=gap_limit)
-        self.reference = reference
+        self.batching = chosen
+        self.policy, self.ranks, self.reference = policy, ranks, reference
+        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+        self.gap_limit = gap_limit
+        self.update = self.new_update()
 
     @torch.no_grad()
     def reference_logprobs(self, packed: Packed) -> Tensor | None:
         return None if self.reference is None else self.reference(packed).logprobs
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        """Take an optimiser step on each mini-batch; the metrics."""
-        batches = self.update.prepare(list(filter(None, mini_batches)))
-        return learn(self.update, batches, self.reference_logprobs, **self.loss)
+        """Take an optimiser step on each mini-batch, as one `update`; the metrics."""
+        self.update = self.new_update()
+        batches = [self.micro_batches(games) for games in mini_batches if games]
+        learn(self.update, batches, self.reference_logprobs, **self.loss)
+        return self.update.metrics()
+
+    def new_update(self) -> Update:
+        return Update(self.policy, self.optimizer, self.ranks, gap_limit=self.gap_limit)
+
+    def micro_batches(self, games: list[ScoredGame]) -> list[Batch]:
+        """This rank's micro-batches of an optimiser step."""
+        return micro_batches_of(games, self.ranks, device=CPU, **self.batching)
 
 
 def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> list[list[ScoredGame]]:

@@ -25,7 +25,7 @@ COMPLETION = "POST /v1/chat/completions"
 # Options of a short training.
 GAMES = [
     *"--questions 4 --group-size 4 --mini-batch 16 --max-new 64 --max-tokens 900".split(),
-    *"--max-turns 3 --val-limit 2 --val-every 9 --lr 1e-4".split(),
+    *"--max-turns 3 --val-limit 2 --lr 1e-4".split(),
 ]
 
 # What a request gets in place of an ordinary response.

@@ -20,7 +20,7 @@ SMALL: list[str] = (
     "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 5 --lr 1e-3 "
     "--device cpu"
 ).split()
-FOUR_STEPS = [*SMALL, *"--out runs/small --steps 4 --val-every 2 --save-every 2".split()]
+FOUR_STEPS = [*SMALL, *"--out runs/small --steps 4 --save-every 2".split()]
 
 MAINS = {"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}
 

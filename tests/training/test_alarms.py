@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from prompt_r1.training.alarms import SIGNS, Watchdog
+from prompt_r1.training.metrics import SIGNS, Watchdog
 from prompt_r1.training.update import limit_of
 
 Curve = Callable[[int], float]  # the value of a metric in a step
@@ -202,10 +202,10 @@ def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute
 @pytest.mark.parametrize("name", SIGNS)
 def test_a_sign_is_an_alarm_in_its_first_step(name):
     """EM may fall within two steps, before a window of five is full."""
-    limit = SIGNS[name].highest
+    limit, meaning = SIGNS[name]
     seen = alarms_for(name, [0.0, limit, 1.1 * limit, 1.2 * limit, limit, 1.1 * limit])
     assert [step for step, _ in seen] == [2, 5]
-    assert all(alarm.startswith(f"{name} is ") and alarm.endswith(SIGNS[name].meaning) for _, alarm in seen)
+    assert all(alarm.startswith(f"{name} is ") and alarm.endswith(meaning) for _, alarm in seen)
 
 
 @pytest.mark.parametrize(("em", "count"), [(0.2, 1), (0.95, 0)])
@@ -213,3 +213,12 @@ def test_groups_without_spread_are_an_alarm_unless_the_answers_are_right(em, cou
     """A bug: the console said so in step 1 only, and a run that got stuck later gave no alarm."""
     lines = [{"step": step, "em": em, "groups/no_spread": 0.3 if step < 10 else 1.0} for step in range(20)]
     assert [alarm.split()[0] for _, alarm in alarms(lines)] == ["groups/no_spread"] * count
+
+
+@pytest.mark.parametrize(("known", "cause"), [(0.0, "does not know the format"), (0.5, "games are alike")])
+def test_a_first_step_without_any_spread_is_an_alarm_that_says_why(known, cause):
+    """An untrained model never wrote the format, and its run ended like a success."""
+    line = {"step": 1, "em": 0.2, "format": known, "groups/no_spread": 1.0}
+    [(step, alarm)] = alarms([line, line | {"step": 2}])
+    assert step == 1 and alarm.startswith("all games of each question") and alarm.endswith(cause)
+    assert alarms([line | {"em": 0.95}]) == [] == alarms([line | {"groups/no_spread": 0.9}])

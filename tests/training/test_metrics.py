@@ -110,7 +110,7 @@ def test_the_intervals_of_a_step_count_questions_not_games():
     rows = [row(game_of_turns(GOOD, ending)) for ending in endings]
     once = game_metrics([[one] for one in rows], [])
     five_times = game_metrics([[one] * 5 for one in rows], [])
-    half = 1.96 * (5 / 8 * 3 / 8 / 7) ** 0.5
+    half = 1.96 * (5 / 8 * 3 / 8 / 7) ** 0.5  # the standard error of 5 right answers out of 8
     assert (once["em_low"], once["em_high"]) == pytest.approx((5 / 8 - half, 5 / 8 + half))
     bounds = [name for name in once if name.endswith(("low", "high"))]
     assert all(five_times[name] == pytest.approx(once[name]) for name in bounds)

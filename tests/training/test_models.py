@@ -11,15 +11,16 @@ from prompt_r1.agent import loading
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
+from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig, check
 from prompt_r1.distributed import Interrupt
 from prompt_r1.errors import UsageError
-from prompt_r1.training.parts import Models, load_models, load_parts, load_reference
-from prompt_r1.training.run import Run
+from prompt_r1.training.run import Run, load_reference
+from prompt_r1.training.update import IMPORTANCE_CAP
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 
-ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",))
+ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",), env="mini")
 
 
 def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, monkeypatch):
@@ -38,52 +39,45 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
 def run_of(folder, config: TrainConfig) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
-    return Run(config, folder, ONE_RANK, asyncio.Runner(), Interrupt())
+    with asyncio.Runner() as runner:
+        return Run(config, folder, ONE_RANK, runner, Interrupt())
 
 
-def models_of(folder, config: TrainConfig) -> Models:
-    return load_models(run_of(folder, config))
-
-
-@pytest.mark.parametrize(("compute", "cap"), [(torch.bfloat16, 3.0), (torch.float32, 0.0)])
-def test_importance_weights_correct_the_engine_in_16_bits_only(compute, cap, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("compute", "cap"), [(torch.bfloat16, IMPORTANCE_CAP), (torch.float32, 0.0)])
+def test_importance_weights_correct_the_engine_in_16_bits_only(compute, cap):
     """In float32 the engine samples from the policy itself."""
-    monkeypatch.setattr("prompt_r1.agent.agent.compute_dtype", lambda name, device: compute)
-    config = TrainConfig(env="mini", data=("mini",), importance_cap=3.0, kl_coef=0.0)
-    run = run_of(tmp_path, config)
-    with run.runner:
-        assert load_parts(run).update.importance_cap == cap
+    assert Learner(Policy(tiny.model(), compute=compute)).update.importance_cap == cap
 
 
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
     """After an update: the reference still scores like the untrained agent, bit for bit."""
-    models = models_of(tmp_path, ADAPTERS)
-    assert models.agent.policy is models.policy
+    run = run_of(tmp_path, ADAPTERS)
+    assert run.agent.policy is run.policy
     packed = pack([siblings(0, 3)], CPU)
     with torch.no_grad():
         start = tiny.policy()(packed).logprobs
-        assert torch.equal(models.policy(packed).logprobs, start)
-    games = record_logprobs_of(models.policy, random_scored_games())
-    learner = Learner(models.policy, lr=1e-2, kl_coef=0.1)
-    learner.reference_logprobs = models.reference_logprobs
+        assert torch.equal(run.policy(packed).logprobs, start)
+    games = record_logprobs_of(run.policy, random_scored_games())
+    learner = Learner(run.policy, lr=1e-2, kl_coef=0.1)
+    learner.reference_logprobs = run.reference_logprobs
     assert learner.learn([games, games])["kl"] > 0
-    assert torch.equal(models.reference_logprobs(packed), start)
+    assert torch.equal(run.reference_logprobs(packed), start)
     with torch.no_grad():
-        assert not torch.equal(models.policy(packed).logprobs, start)
-    adapted = adapters_of(models.policy.model)
+        assert not torch.equal(run.policy(packed).logprobs, start)
+    adapted = adapters_of(run.policy.model)
     factors = {id(weight) for layer in adapted.values() for weight in (layer.a, layer.b)}
-    assert {id(weight) for weight in learner.update.optimizer.state} == factors and len(factors) == 28
+    assert {id(weight) for weight in learner.optimizer.state} == factors and len(factors) == 28
 
 
 def test_without_a_kl_there_is_no_reference(tmp_path):
     for rank in (0, 4):
-        models = models_of(tmp_path, replace(ADAPTERS, kl_coef=0.0, adapter_rank=rank))
-        assert models.reference_logprobs(pack([siblings(0, 3)], CPU)) is None
+        run = run_of(tmp_path, replace(ADAPTERS, kl_coef=0.0, adapter_rank=rank))
+        assert run.reference_logprobs(pack([siblings(0, 3)], CPU)) is None
 
 
 def test_adapters_that_do_not_fit_the_model_are_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="rank 999 do not fit the model: give a rank of at most 32"):
-        models_of(tmp_path, replace(ADAPTERS, adapter_rank=999))
+        run_of(tmp_path, replace(ADAPTERS, adapter_rank=999))
 
 
 def test_a_model_that_reads_the_weights_of_its_layers_itself_is_a_usage_error(tmp_path, monkeypatch):
@@ -94,7 +88,7 @@ def test_a_model_that_reads_the_weights_of_its_layers_itself_is_a_usage_error(tm
 
     monkeypatch.setattr(Qwen3MLP, "forward", forward)
     with pytest.raises(UsageError, match=r"adapters of rank 4: .* not supported: .*weight"):
-        models_of(tmp_path, ADAPTERS)
+        run_of(tmp_path, ADAPTERS)
 
 
 @pytest.mark.parametrize("line", [{"parallel": "fsdp"}, {"offload": True}])

@@ -3,16 +3,15 @@
 import random
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.files import write_questions
-from prompt_r1.data.sampler import assign_questions, digest_of, questions_of_step
+from prompt_r1.data.sampler import assign_questions, questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.training.parts import RunQuestions
+from prompt_r1.training.run import RunQuestions
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK
@@ -23,7 +22,7 @@ QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for numb
 @pytest.mark.parametrize(("per_step", "epochs"), [(7, [0, 1, 2]), (3, [0, 0, 0, 1, 1, 2])])
 def test_the_epoch_of_a_step_is_that_in_which_it_begins(per_step, epochs):
     """A step that ends an epoch belongs to it: else recorded replies of that epoch are paid for again."""
-    questions = RunQuestions(QUESTIONS, (), (), per_step, seed=0, digest="")
+    questions = RunQuestions(QUESTIONS, (), (), per_step, seed=0)
     assert [questions.epoch(step) for step in range(1, len(epochs) + 1)] == epochs
 
 
@@ -62,11 +61,11 @@ def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, pa
     files = {"data": ("mini",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     with pytest.raises(QuestionTooLong, match=r"question 'long' .* takes"):
-        RunQuestions.load(SimpleNamespace(config=TrainConfig(max_tokens=1000, **files)), codec)
+        RunQuestions.load(TrainConfig(max_tokens=1000, **files), codec)
 
 
 def test_every_rank_plays_its_own_questions_of_a_step():
-    run = RunQuestions(QUESTIONS, [], [], per_step=5, seed=3, digest=digest_of(QUESTIONS))
+    run = RunQuestions(QUESTIONS, [], [], per_step=5, seed=3)
     whole = run.of_rank(2, ONE_RANK)
     assert whole == dict(enumerate(questions_of_step(QUESTIONS, 2, count=5, seed=3)))
     shares = [run.of_rank(2, replace(ONE_RANK, rank=rank, count=2)) for rank in (0, 1)]

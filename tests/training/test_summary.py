@@ -1,0 +1,87 @@
+"""The table of steps on the console, and the summary after it."""
+
+import json
+import re
+
+import pytest
+
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.storage.run_log import COLUMNS, Log, header, row
+from prompt_r1.training.summary import summary
+
+STEP = {
+    "step": 12,
+    "reward/mean": 0.5,
+    "em": 0.25,
+    "format": 1.0,
+    "turns": 2.5,
+    "kl": 0.0123,
+    "games/s": 40.0,
+    "env/usd": 1.5,
+    "val/em": 0.75,
+    "val/reward": -0.25,
+    "val/format": 0.5,
+}
+
+
+def ends_of_words(line: str) -> list[int]:
+    """The columns where the labels or numbers of a line end."""
+    return [match.end() for match in re.finditer(r"[^\s|:]+", line.replace("| val ", "|     "))]
+
+
+def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
+    shown = "12 0.500 0.250 1.000 2.50 0.0123 1.5000 | 0.750 -0.250 0.500"
+    assert row(STEP, priced=True).split() == shown.split()
+
+
+@pytest.mark.parametrize("priced", [False, True])
+def test_numbers_are_right_aligned_with_their_labels(priced):
+    labels, numbers = header(priced=priced), row(STEP, priced=priced)
+    assert ends_of_words(labels) == ends_of_words(numbers)
+    assert len(ends_of_words(labels)) == len(COLUMNS) + 1 + 3
+    assert labels.index("|") == numbers.index("|") and len(labels) <= 80
+
+
+def test_a_step_without_games_leaves_its_cells_blank():
+    line = row({"step": 0, "val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}, priced=False)
+    assert line.split() == ["0", "|", "0.500", "0.500", "1.000"]
+
+
+def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
+    log = Log(tmp_path, quiet=False)
+    for step in range(51):
+        log.metrics({"step": step})
+    printed = capsys.readouterr().out.splitlines()
+    assert [number for number, line in enumerate(printed) if line.startswith("step")] == [0, 26, 52]
+    assert len(printed) == 54 and printed[1] == "   0"
+
+
+def test_the_whole_summary_of_a_run(tmp_path):
+    """Every line, with commands that can be typed as they stand."""
+    lines = [{"step": 0, "val/em": 0.1, "val/reward": 0.2, "val/format": 0.9, "val/calls": 5.0}]
+    games = {"reward/mean": 0.5, "em": 0.5, "format": 1.0, "games": 800.0, "time/rollout": 3600.0}
+    for step in (1, 2):
+        lines.append({"step": step, "env/calls": 1500.0, "env/usd": 0.5, "val/n": 100.0, **games})
+    lines[2] |= {"val/em": 0.9, "val/reward": 0.8, "val/format": 1.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = summary(tmp_path, 2, TrainConfig(env="mini", test_data=("mini",)))
+    assert shown.splitlines() == [
+        "The run",
+        "  validation   EM 0.100 → 0.900   reward 0.200 → 0.800   format 0.900 → 1.000",
+        "               from step 0 to step 2, the best",
+        "  took         2 steps, 1,600 games, 3,005 calls of mini, $0.5000, 2.0 h",
+        "Where it is",
+        f"  {tmp_path}/report.html: curves and games, to open in a browser",
+        f"  {tmp_path}/agent: the agent of step 2, a Hugging Face folder",
+        f"  {tmp_path}/metrics.jsonl: the curves; trajectories/: every game",
+        f"  {tmp_path}/test.md: the test by dataset",
+        "What to type next",
+        f"  python infer.py --agent {tmp_path}",
+        f"  python evaluate.py --agent {tmp_path} --data mini:ood",
+    ]
+    (tmp_path / "metrics.jsonl").write_text("")
+    empty = summary(tmp_path, 0, TrainConfig(env="model"))
+    assert "test.md" not in empty and "validation" not in empty and empty.endswith("--data FILE")
+    own = summary(tmp_path, 0, TrainConfig(env="py:my_llm:Oracle"))
+    assert own.endswith(f"evaluate.py --agent {tmp_path} --env py:my_llm:Oracle --data FILE")
+    assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
