@@ -50,7 +50,9 @@ def check_evaluate(arguments: list[str]) -> None:
     """Raise UsageError for an evaluation that cannot start."""
     config = evaluate_config(arguments)
     _check_agents([*config.agent, *filter(None, [config.grpo_agent])])
-    _check_environments(config, [*config.env, config.optimizer_env])
+    begun = bool(config.out) and (Path(config.out) / "predictions.jsonl").exists()
+    # An evaluation that is complete asks nothing, and needs no key.
+    _check_environments(config, [] if begun else [*config.env, config.optimizer_env])
     _check_data([*config.data, *config.train_data, *config.val_data])
 
 

@@ -165,7 +165,7 @@ class Endpoint:
                     call.give_up(attempt.lost)
                     if self._checking:
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
-                        verdict: Verdict = "refused" if attempt.misdirected else "failed"
+                        verdict: Verdict = "fatal" if attempt.misdirected else "failed"
                         return self._without_key(Outcome(verdict, reason=reason))
                     failures += 1
                     lost += attempt.lost
@@ -270,7 +270,7 @@ class Endpoint:
         reason = self._scrubbed(outcome.reason)
         if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
             reason += '; if it takes no system message, give --env-system ""'
-        if outcome.verdict == "refused" and self._key.note:
+        if outcome.verdict in ("refused", "fatal") and self._key.note:
             reason += f"; {self._key.note}"
         secret = self._key.text if len(self._key.text) >= SHORTEST_SECRET else ""
         return replace(

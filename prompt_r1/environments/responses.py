@@ -72,12 +72,12 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
     words = error.message.split() if status >= 400 else ()  # a reply may hold any word
     if "insufficient_quota" in (*error.codes, *words):
-        return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
+        return Attempt(Outcome("fatal", reason=f"{reason} (check plan and billing)"))
     if 200 <= status < 300 and isinstance(data, dict) and not data.get("error"):
         return _classify_completion(data)
     if 200 <= status < 300 and not error.message and not error.codes:
         if body.lstrip().startswith(b"data:"):
-            return Attempt(Outcome("refused", reason="the server streams its replies: turn that off"))
+            return Attempt(Outcome("fatal", reason="the server streams its replies: turn that off"))
         page = body.lstrip().startswith(b"<")
         said = WEB_PAGE if page else "the response is not a JSON object"
         return failed(said, lost=True, misdirected=page)
@@ -87,7 +87,7 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     if status in (400, 413, 422):
         return _classify_bad_request(status, error, reason)
     advice = ADVICE.get(status, "check the base URL")
-    return Attempt(Outcome("refused", reason=f"{reason} ({advice})"))
+    return Attempt(Outcome("refused" if status == 403 else "fatal", reason=f"{reason} ({advice})"))
 
 
 def requested_wait(headers: Mapping[str, str], body: bytes = b"", *, now: float) -> float | None:

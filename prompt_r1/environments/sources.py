@@ -16,9 +16,9 @@ from prompt_r1.types import Ask, Message
 # outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
 #          the game continues with the text there is, and the journal records the label
 # failed   the same call may succeed later
-# refused  the provider rejects this dialogue, or all of them (wrong key, no credit, no such model): if it has
-#          replied to no other call, it cannot be used
-Verdict = Literal["ok", "outcome", "failed", "refused"]
+# refused  the provider rejects this dialogue, or all of them: known once it has replied to another
+# fatal    no call can succeed: wrong key, no credit, no such model
+Verdict = Literal["ok", "outcome", "failed", "refused", "fatal"]
 REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
 # Where the thinking of a reply ends and its text begins, for models and servers that do not separate them. An

@@ -216,7 +216,7 @@ def test_a_request_that_the_deadline_of_its_call_ends_is_charged() -> None:
 
 def test_an_echoed_authorization_header_is_scrubbed() -> None:
     outcome, account = call_server("echo")
-    assert (outcome.verdict, account.lost) == ("refused", 0)
+    assert (outcome.verdict, account.lost) == ("fatal", 0)
     assert "uthorization: Bearer [key]" in outcome.reason and KEY not in outcome.reason
 
 

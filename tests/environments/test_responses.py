@@ -91,11 +91,12 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (200, b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
     ],
 )
-def test_a_permanent_failure_is_refused_with_the_providers_message(
+def test_a_permanent_failure_is_fatal_with_the_providers_message(
     status: int, body: object, words: str
 ) -> None:
     outcome = outcome_of_body(status, body)
-    assert outcome.verdict == "refused" and words in outcome.reason
+    refused = status in (400, 403, 422)  # perhaps only this dialogue
+    assert outcome.verdict == ("refused" if refused else "fatal") and words in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 @settings(max_examples=100)
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_can_be_classified(status: int, body: bytes) -> None:
-    assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused")
+    assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused", "fatal")
 
 
 # --- Waiting ---
