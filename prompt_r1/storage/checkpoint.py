@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,7 +69,6 @@ class Checkpoints:
         self._config, self._ranks = config, ranks
         self._say = say
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
-        self.failures = 0  # in a row
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
     def save(self, state: State) -> str:
@@ -93,10 +93,9 @@ class Checkpoints:
         ranks = self._ranks
         failed = ranks.try_on_first(begin) or self._write_tensors(temporary) or ranks.try_on_first(finish)
         if failed:
-            self.failures += 1
             ranks.try_on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
             return f"{folder} could not be written: {failed}"
-        self.failures, self._saved_state = 0, text
+        self._saved_state = text
         return ""
 
     def _write_tensors(self, folder: Path) -> str:
@@ -121,7 +120,7 @@ class Checkpoints:
         self._ranks.from_first(lambda: atomic_folder.remove_leftovers(self.folder, NAMES))
         found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
         for folder in reversed(found):
-            damage = self.find_damage(folder)
+            damage = self._ranks.from_first(partial(atomic_folder.find_damage, folder))
             if not damage:
                 return folder
             self._say(f"Skipping {folder}: {damage}")
@@ -131,10 +130,6 @@ class Checkpoints:
                 "new run with another --out"
             )
         return None
-
-    def find_damage(self, folder: Path) -> str:
-        """Verify a checkpoint. Returns what is wrong with it, or ""."""
-        return self._ranks.from_first(lambda: atomic_folder.find_damage(folder))
 
     def load(self, folder: Path) -> State:
         """Load a checkpoint into policy and optimiser.

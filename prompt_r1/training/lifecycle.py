@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prompt_r1.agent.names import exported_step
 from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
@@ -91,7 +90,6 @@ class Lifecycle:
                     "start a new run with another --out"
                 )
             state = saved
-            self._repair_export(state)
             run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
             run.refresh()
         run.progress.initial = run.progress.n = max(state.step, 0)
@@ -100,19 +98,6 @@ class Lifecycle:
             trim_run(run.folder, trained=state.step, logged=logged)
             write_yaml(run.config, run.folder / "config.yaml")
         return state
-
-    def _repair_export(self, state: State) -> None:
-        """Export the best agent from its checkpoint if the run was killed between export and checkpoint."""
-        exported = self.run.ranks.from_first(lambda: exported_step(self.run.folder / "agent"))
-        folder = self.checkpoints.folder
-        best, newest = (folder / f"step-{step:06d}" for step in (state.best_step, state.step))
-        if state.best_step in (-1, exported) or any(map(self.checkpoints.find_damage, (best, newest))):
-            return
-        self.checkpoints.load(best)
-        try:
-            self._export(state.best_step)
-        finally:
-            self.checkpoints.load(newest)
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to train. Step 0 only measures the start, and is not yielded."""

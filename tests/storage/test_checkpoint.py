@@ -318,10 +318,10 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
         failed = saved.checkpoints.save(State(3))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "step-000003 could not be written: File too large" in failed and saved.checkpoints.failures == 1
+    assert "step-000003 could not be written: File too large" in failed
     assert sorted(path.name for path in saved.checkpoints.folder.iterdir()) == ["step-000001", "step-000002"]
     saved.save(3)
-    assert saved.checkpoints.failures == 0 and saved.checkpoints.newest().name == "step-000003"
+    assert saved.checkpoints.newest().name == "step-000003"
 
 
 def another(value: object) -> object:

@@ -25,7 +25,6 @@ from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK
-from tests.support.tensors import load_tensors
 
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), save_every=1, lr=1e-2, steps=99
@@ -239,15 +238,6 @@ def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path,
         run.stop_if_idle(update)
     with pytest.raises(Resumable, match=reason):
         run.stop_if_idle(idle)
-
-
-def test_an_export_without_its_checkpoint_is_repaired_on_resume(base, tmp_path):
-    run = run_to_step_5(base, tmp_path)
-    (tmp_path / "agent/training.json").write_text('{"step": 6}')  # as if killed after the export of step 6
-    resumed = ScriptedRun(tmp_path, base)
-    assert resumed.state.step == 4 and resumed.weight() == 4 and resumed.refreshed == [4.0]
-    assert exported_step(tmp_path / "agent") == 2 == run.state.best_step
-    assert load_tensors(tmp_path / "agent")["model.embed_tokens.weight"][0, 0] == 2
 
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
