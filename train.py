@@ -41,12 +41,12 @@ def train(run: Run) -> None:
 
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
-    config, ranks = run.config, run.ranks
+    config, ranks, rule = run.config, run.ranks, run.config.reward_rule
     with lifecycle(run) as life:  # resumes; saves when a signal or an error stops it
         for step in life.steps():
             with run.clock.phase("rollout"):
                 trajectories_PG = run.wait_for(play_step(run, step))
-            rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
+            rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
             numbers = list(run.questions.of_rank(step, ranks))
             games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
             with run.clock.phase("update"):

@@ -1,6 +1,8 @@
 """The processes that torchrun starts: their collectives, sharded weights (FSDP2), and signals.
 
-Every collective is called by all ranks or by none.
+Every collective is called by all ranks or by none. With `--parallel fsdp` each rank learns with a shard of
+the weights (`shard`), and plays with a whole copy: after each update `Policy.copy_weights_from` gathers the
+shards, weight by weight, into the engine's policy (`Run.refresh`).
 """
 
 import asyncio
@@ -180,7 +182,7 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     # Batches of changing sizes then leave fewer holes between the allocator's segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    local_rank, visible = _number("LOCAL_RANK", 0), torch.cuda.device_count()
+    local_rank, visible = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
     if visible > 1 and local_rank >= visible:
         raise UsageError(
             f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
@@ -195,7 +197,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     A rank that has waited `timeout` seconds for another gives up. Raises UsageError for a value of `parallel`
     that does not fit the number of processes, and where the processes do not find each other.
     """
-    count = _number("WORLD_SIZE", 1)
+    count = int(os.environ.get("WORLD_SIZE") or 1)
     device = pick_device(device_name)
     mode = choose_parallel(parallel, count, device)
     if device.type == "cuda":
@@ -205,33 +207,16 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     if count == 1 and mode == "fsdp":
         dist.init_process_group(backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1)
     elif count > 1:
-        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if not os.environ.get(name):
-                raise UsageError(
-                    f"WORLD_SIZE is {count}, but {name} is not set: start the ranks with torchrun "
-                    f"--nproc-per-node {count} train.py …, or unset WORLD_SIZE"
-                )
-        if not 0 <= _number("RANK", 0) < count:
-            raise UsageError(f"RANK is {os.environ['RANK']}, and WORLD_SIZE is {count}: ranks count from 0")
         try:
             dist.init_process_group(backend, timeout=limit)
-        except (RuntimeError, ValueError) as error:  # a port in use, no such host, a rank that never comes
-            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        except (RuntimeError, ValueError) as error:  # a port in use, a rank that never comes
             raise UsageError(
-                f"the {count} ranks did not find each other at {place} ({first_line(error)}): start all of "
-                "them, with torchrun for example"
+                f"the {count} ranks (WORLD_SIZE) did not find each other ({first_line(error)}): start all of "
+                f"them, with torchrun --nproc-per-node {count} train.py …, or unset WORLD_SIZE"
             ) from None
     rank = dist.get_rank() if count > 1 else 0
     mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if mode == "fsdp" else None
     return Ranks(rank, count, device, mesh)
-
-
-def _number(variable: str, default: int) -> int:
-    """A number that a launcher sets; `default` where it is not set, or empty."""
-    text = os.environ.get(variable) or str(default)
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"the environment variable {variable} is {text!r}, not a number: unset it")
-    return int(text)
 
 
 def choose_parallel(name: str, count: int, device: torch.device) -> str:

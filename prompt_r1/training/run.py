@@ -92,7 +92,7 @@ class Run:
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
-        self.agent.policy.copy_weights_from(self.policy)
+        self.agent.engine.policy.copy_weights_from(self.policy)
         self.agent.engine.clear_cache()  # it was computed with the old weights
 
     @torch.no_grad()
@@ -100,8 +100,10 @@ class Run:
         """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
         if self.reference is None:
             return None
-        with adapters_off(self.reference.model):
+        if self.reference is not self.policy:
             return self.reference(packed).logprobs
+        with adapters_off(self.policy.model):
+            return self.policy(packed).logprobs
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """`Watchdog`: no alarm for a run that learns, an alarm for each metric that collapses."""
 
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -48,22 +47,6 @@ def alarms_for(name: str, values: Sequence[float]) -> list[tuple[int, str]]:
 
 def test_a_run_that_learns_gives_no_alarm():
     assert alarms(noisy_run()) == []
-
-
-COLLAPSES: dict[str, Curve] = {
-    "format": lambda step: 0.05,
-    "stop/answered": lambda step: 0.9 * 0.7 ** (step - 40),
-    "reward/mean": lambda step: 0.9 - 0.1 * (step - 40),
-    "kl": lambda step: 0.1 * 1.5 ** (step - 40),
-    "entropy": lambda step: 0.02 * 0.5 ** (step - 40),
-    "grad_norm": lambda step: 0.1 * 2.0 ** (step - 40),
-}
-
-
-@pytest.mark.parametrize("name", COLLAPSES)
-def test_a_collapsed_metric_is_reported_once_by_name(name):
-    [(step, alarm)] = alarms(noisy_run({name: COLLAPSES[name]}))
-    assert 40 < step < 60 and alarm.startswith(f"{name} is ")
 
 
 STEADY = {
@@ -145,12 +128,6 @@ def test_a_value_that_is_not_finite_is_an_alarm_at_once(value):
     assert [step for step, _ in alarms(lines)] == [3]
 
 
-def test_a_single_bad_step_is_no_alarm():
-    lines = noisy_run()
-    lines[45] |= {"format": 0.1, "reward/mean": -1.0, "kl": 50.0, "grad_norm": 90.0}
-    assert alarms(lines) == []
-
-
 @pytest.mark.parametrize(("before", "steps"), [([0.94], [1]), ([0.3, 0.94, 0.6], [3]), ([0.4], [])])
 def test_well_formed_games_that_fall_to_none_are_an_alarm_in_that_step(before, steps):
     """A preset's learning rate destroyed a real model in its first update: format 0.94, then 0 for good. No
@@ -172,18 +149,8 @@ def test_an_agent_that_never_scored_gives_no_alarm():
 
 
 def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
-    lines = noisy_run({"format": COLLAPSES["format"]})
+    lines = noisy_run({"format": lambda step: 0.05})
     assert len(alarms([*lines, *noisy_run()[20:40], *lines[40:]])) == 2
-
-
-def test_a_watchdog_that_replays_earlier_lines_gives_the_same_later_alarms():
-    lines = noisy_run({"kl": COLLAPSES["kl"]})
-    resumed_after = 50
-    watchdog = Watchdog()
-    for line in json.loads(json.dumps(lines[:resumed_after])):
-        watchdog.see(line)
-    later_alarms = [alarm for line in lines[resumed_after:] for alarm in watchdog.see(line)]
-    assert later_alarms == [alarm for step, alarm in alarms(lines) if step > resumed_after]
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
