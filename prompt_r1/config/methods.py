@@ -83,12 +83,14 @@ class SftConfig:
     games: str = setting("", "JSONL file of the games to imitate: question, turns")
     preset: str = setting(
         "paper",
-        "the game: instruction and limits of this preset (of the agent mini: mini)",
+        "preset whose instruction and limits the game has; the agent mini has its own",
         choices=("paper", "small"),
     )
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
-    rank: int = setting(8, "rank of the adapters (scale 2); 0: train all weights", range=NOT_NEGATIVE)
+    rank: int = setting(
+        8, "rank of the LoRA adapters, alpha is twice as much; 0: train all weights", range=NOT_NEGATIVE
+    )
     lr: float = setting(
         1e-4,
         "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)",

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from prompt_r1.errors import UsageError
 from prompt_r1.types import Kind, Question
 
 
@@ -282,8 +281,7 @@ def make_questions(
 ) -> list[MiniQuestion]:
     """Make `count` different questions in random order.
 
-    Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere. Raises UsageError
-    when the world has fewer questions.
+    Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere.
     """
     rng = random.Random(f"questions {split} {seed}")
     default_kinds: Sequence[str] = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
@@ -348,8 +346,8 @@ def _new_question(world: World, split: Split, kind: str, rng: random.Random, tex
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
         answers, form = (answer_of(slots, world),), FORMS.get(kind, "qa")
         return MiniQuestion(slots, Question(identity, kind, text, answers, form))
-    raise UsageError(
-        f"the mini world has no more than {len(texts)} {split} questions with this share of {kind!r}"
+    raise AssertionError(
+        f"the world has no more than {len(texts)} {split} questions with this share of {kind}"
     )
 
 
@@ -371,9 +369,8 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
         # With these numbers every total is between 2 and 97.
         amounts = (rng.randint(2, 19), rng.randint(2, 19))
         return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
-    if kind == "gen":
-        return Gen(film)
-    raise UsageError(f"there is no kind of question {kind!r}: choose from {[*TRAINING_MIX, *OOD_KINDS]}")
+    assert kind == "gen", kind
+    return Gen(film)
 
 
 def _split_of(slots: Slots, world: World) -> Split:
