@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +9,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import train
 from prompt_r1.chat_template import ONE_DAY, PieceEncoder, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -253,35 +251,3 @@ def test_a_character_that_the_tokenizer_does_not_know_stays_in_text_from_outside
     core.add_special_tokens([added("<unk>")])
     encoder = PieceEncoder(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
     assert encoder.untrusted("aжb") == [1, 0, 2]
-
-
-@pytest.mark.slow
-def test_a_training_earns_rewards_under_a_template_that_opens_the_think_block(tmp_path, monkeypatch):
-    """The whole way: engine, environment, reward, update and the recorded games."""
-    environment = "class Letters:\n    async def ask(self, messages):\n        return 'abc def. abc'\n"
-    (tmp_path / "letters.py").write_text(environment)  # replies like those of the agent's training
-    monkeypatch.syspath_prepend(tmp_path)
-    start = "{{- '<|im_start|>assistant\\n"
-    template = tiny.QWEN3_LIKE_TEMPLATE.replace(f"{start}' }}}}", f"{start}<think>\\n' }}}}")
-    agent = tiny.save_asking_agent(tmp_path / "agent", template=template, steps=600)
-    (tmp_path / "own.jsonl").write_text('{"id": "1", "question": "abc def?", "answer": "Anna"}\n')
-    settings = """
-        --env py:letters:Letters --val-data none --test-data none --device cpu
-        --steps 1 --questions 1 --group-size 32 --mini-batch 32 --max-new 80 --max-turns 3
-        --max-tokens 900 --rule release --instruction short --temperature 0.6
-    """
-    folders = [
-        "--config",
-        "mini",
-        "--agent",
-        str(agent),
-        "--data",
-        str(tmp_path / "own.jsonl"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    train.main([*folders, *settings.split()])
-    rows = (tmp_path / "run/trajectories/step-000001-rank0.jsonl").read_text().splitlines()
-    games = [json.loads(row) for row in rows]
-    assert {turn["text"].startswith("<think>\n") for game in games for turn in game["turns"]} == {True}
-    assert any(game["reward"]["total"] == 1.0 and len(game["turns"]) > 1 for game in games)

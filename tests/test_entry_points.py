@@ -11,6 +11,8 @@ import torch
 import evaluate
 import train
 from prompt_r1.agent.agent import open_agent
+from prompt_r1.data.files import write_questions
+from prompt_r1.miniworld import mini_world
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
 from tests.support.paths import ROOT
@@ -29,8 +31,10 @@ def agent(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, asking_agent) -> Path:
     """A folder with a run of four steps, runs/small; each step has a gradient."""
     folder = tmp_path_factory.mktemp("trained")
-    done = call(folder, "train.py", "--agent", asking_agent, *FOUR_STEPS)
-    assert done.returncode == 0, done.stderr
+    write_questions(folder / "test.jsonl", mini_world(0).test[:5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train.main(["--agent", str(asking_agent), "--test-data", "test.jsonl", *FOUR_STEPS])
     assert all(line["grad_norm"] > 0 for line in read_metrics(folder / "runs/small")[1:])
     return folder
 
@@ -68,14 +72,6 @@ def test_the_manuals_table_of_metrics_lists_exactly_the_metrics_of_a_run(trained
     for line in read_metrics(trained / "runs/small"):
         written |= line.keys()
     assert documented == written
-
-
-def test_the_saved_agent_loads_with_the_auto_classes(trained):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = trained / "runs/small/agent"
-    assert AutoTokenizer.from_pretrained(folder).chat_template
-    assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "qwen3"
 
 
 def test_the_trajectory_files_hold_the_games_of_a_step_with_rewards_and_advantages(trained):
@@ -119,7 +115,8 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
 @pytest.mark.slow
 def test_two_ranks_with_sharded_weights_train_like_one_process(trained, asking_agent, tmp_path):
     """The same games and the same losses, up to the order of sums."""
-    done = call(tmp_path, "train.py", "--agent", asking_agent, *FOUR_STEPS, "--parallel", "fsdp", ranks=2)
+    line = ["--agent", asking_agent, "--test-data", "none", *FOUR_STEPS, "--parallel", "fsdp"]
+    done = call(tmp_path, "train.py", *line, ranks=2)
     assert done.returncode == 0, done.stderr
     one, two = read_metrics(trained / "runs/small"), read_metrics(tmp_path / "runs/small")
     names = "loss kl grad_norm reward/mean tokens/sampled val/reward".split()
@@ -164,6 +161,7 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
     monkeypatch.chdir(tmp_path)
     line = ["--config", "mini", "--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files]
+    line += ["--max-new", "8"]
     train.main([*line, "--out", "alone"])
     output = capfd.readouterr().out
     run_folder = tmp_path / "alone"
@@ -177,17 +175,15 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
 
 def test_infer_prints_a_dialogue_and_json(trained, call_here):
     line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
-    dialogue = call(trained, *line)
+    dialogue = call(trained, *line)  # in a process of its own, as a user does
     assert dialogue.returncode == 0
     assert dialogue.stdout.startswith("question     Any idea who made Silver River?")
     game = json.loads(call_here(trained, *line, "--json").stdout)
-    assert game["question"] == "Any idea who made Silver River?"
-    assert game["stop"] in ("answered", "max_turns", "malformed", "max_tokens")
     assert game["environment"] == "mini" and 1 <= len(game["turns"]) <= 4
 
 
-def test_evaluate_scores_every_method_and_writes_all_predictions(trained):
-    done = call(trained, "evaluate.py", "--agent", "runs/small", "--limit", "10", "--out", "scores")
+def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_here):
+    done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--limit", "10", "--out", "scores")
     assert done.returncode == 0, done.stderr
     table = (trained / "scores/tables.md").read_text("utf-8")
     assert table.count("**all**") == 3 and "| untrained | bridge |" in table
@@ -233,57 +229,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next(
 
     monkeypatch.setattr("prompt_r1.baselines.make.open_agent", open_alone)
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
+    line += ["--max-new", "8"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)
     assert done.returncode == 0, done.stderr
     assert len(opened) == 2
-
-
-def test_evaluate_reads_a_file_of_questions(trained, tmp_path, call_here):
-    file = tmp_path / "own.jsonl"
-    file.write_text('{"question": "Who?", "answer": "Anna"}\n')
-    done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--data", file, "--method", "prompt-r1")
-    assert done.returncode == 0 and re.search(r"prompt-r1  1  [01]\.000 \[", done.stdout)
-    table = (trained / "runs/eval-small/tables.md").read_text("utf-8")
-    assert re.search(r"\| prompt-r1 \| own \| 1 \| 0 \| [01]\.000 \[", table)
-
-
-def test_an_out_of_memory_error_says_which_setting_to_lower(agent, tmp_path, monkeypatch, call_here):
-    def forward(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nno room")
-
-    monkeypatch.setattr("prompt_r1.agent.policy.Policy.forward", forward)
-    ended = call_here(tmp_path, "train.py", "--agent", agent, *SMALL, "--steps", "1", "--out", "run")
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert ended.stderr.startswith(
-        "train.py: CUDA out of memory: in training, give a smaller --tokens-per-batch or "
-    )
-
-
-@pytest.mark.slow
-def test_a_failed_rank_stops_the_others(agent, tmp_path):
-    """Only the first rank opens the run; when it fails, the other one must not wait for it."""
-    done = call(tmp_path, "train.py", "--agent", agent, "--resume", "nowhere", ranks=2)
-    assert done.returncode != 0 and "there is no checkpoint in it" in done.stderr
-
-
-def test_resuming_with_a_changed_setting_is_refused(trained, asking_agent, call_here):
-    before = (trained / "runs/small/config.yaml").read_bytes()
-    line = ["train.py", "--agent", asking_agent, "--out", "runs/small", "--steps", "9", *SMALL]
-    done = call_here(trained, *line, "--lr", "5e-3")
-    assert done.returncode == 2 and "lr = 0.001, not 0.005" in done.stderr
-    assert (trained / "runs/small/config.yaml").read_bytes() == before
-
-
-def test_resume_never_does_not_overwrite_a_run(trained, asking_agent, call_here):
-    before = (trained / "runs/small/metrics.jsonl").read_bytes()
-    line = ["train.py", "--agent", asking_agent, "--out", "runs/small", "--resume", "never", *SMALL]
-    done = call_here(trained, *line)
-    assert done.returncode == 2 and "holds a run already" in done.stderr
-    assert (trained / "runs/small/metrics.jsonl").read_bytes() == before
-
-
-def test_a_step_that_breaks_the_weights_keeps_the_checkpoint_before_it(asking_agent, tmp_path, call_here):
-    line = ["train.py", "--agent", asking_agent, *SMALL, "--out", "run", "--steps", "1"]
-    ended = call_here(tmp_path, *line, "--test-data", "none", "--weight-decay", "1e30")
-    assert ended.returncode == 2 and "the weights are not finite" in ended.stderr
-    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000"]

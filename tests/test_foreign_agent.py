@@ -62,7 +62,8 @@ def foreign(listener, asking_agent, tmp_path, monkeypatch) -> Path:
 def run(program: str, agent: Path, *flags: str) -> None:
     """Ask the agent one question with infer.py or evaluate.py."""
     if program == "infer":
-        infer.main(["--agent", str(agent), "--question", "abc def?", "--device", "cpu", *flags])
+        how = ["--temperature", "1", "--seed", "0", "--device", "cpu"]
+        infer.main(["--agent", str(agent), "--question", "abc def?", *how, *flags])
     else:
         names = ["--agent", str(agent), "--method", "direct", "opro", "--device", "cpu", "--out", "results"]
         data = ["--data", "questions.jsonl", "--train-data", "questions.jsonl"]

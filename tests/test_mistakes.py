@@ -99,6 +99,7 @@ SEEN_LATER = [
     ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
+    ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
     ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
     ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
@@ -133,6 +134,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "evaluation/predictions.jsonl": "",
         "begun/metrics.jsonl": "",
         "folder/notes.txt": "",
+        "held/config.yaml": "steps: 1\n",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

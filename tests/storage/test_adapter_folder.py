@@ -107,7 +107,7 @@ def trained(folder: Path, agent: Path, *line: object) -> Path:
 def whole(tmp_path_factory) -> Path:
     """A run of six steps, with checkpoints of steps 3 and 6, and its agent beside it."""
     folder = tmp_path_factory.mktemp("run")
-    tiny.save_pinned_agent(folder / "start")
+    tiny.save_asking_agent(folder / "start")
     return trained(folder / "whole", folder / "start", "--steps", 6)
 
 

@@ -1,6 +1,5 @@
 """Tiny models and fakes: a byte-level ChatML tokenizer, a random Qwen3, a scripted agent and environment."""
 
-import copy
 import random
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -20,7 +19,6 @@ from transformers import (
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import EnvError
-from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import Completion, Message
 
 # Like Qwen3's template: rendering a dialogue drops the think blocks of earlier turns.
@@ -100,8 +98,8 @@ def save_agent(folder: Path, **options) -> Path:
     return folder
 
 
-def save_pinned_agent(folder: Path) -> Path:
-    """The weights of `save_asking_agent` from one machine; trained on another, they would differ."""
+def save_asking_agent(folder: Path) -> Path:
+    """An agent that was trained for 150 steps to write one of three turns: two prompts and an answer."""
     save_agent(folder)
     weights = load_file(Path(__file__).parent / "asking_agent.safetensors")  # bfloat16: a small file
     exact = {name: value.float() for name, value in weights.items()}
@@ -179,35 +177,3 @@ def think(content: str, *, prompt: str | None = None, answer: str | None = None)
     """A well-formed turn: a think block, then a prompt or an answer."""
     name, text = ("interaction_prompt", prompt) if prompt is not None else ("answer", answer)
     return f"<think>{content}</think>\n<{name}>{text}</{name}>"
-
-
-def save_asking_agent(
-    folder: Path, *, template: str = QWEN3_LIKE_TEMPLATE, steps: int = 150, told: str = INSTRUCTIONS["short"]
-) -> Path:
-    """Train an agent to write one of three turns, two prompts and an answer, and save it.
-
-    `told` is the instruction of its games.
-    """
-    words = copy.deepcopy(tokenizer())
-    words.chat_template = template
-    turns = [think("a", prompt="Who?"), think("b", prompt="When was it?"), think("c", answer="Anna")]
-    codec = Codec(words, told)
-    turns = [turn.removeprefix(codec.frame.opened.strip()) for turn in turns]  # the template writes it
-    network, rng = model(), random.Random(0)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(steps):
-        tokens = codec.opening("".join(rng.choices("abc def?", k=rng.randrange(4, 40))))
-        labels = [-100] * len(tokens)
-        for text in rng.choices(turns, k=3):
-            new = [*tokenizer()(text)["input_ids"], codec.turn_end]
-            reply = codec.reply("".join(rng.choices("abc def.", k=12)), after=codec.turn_end)
-            tokens += new + reply
-            labels += new + [-100] * len(reply)
-        loss = network(input_ids=torch.tensor([tokens]), labels=torch.tensor([labels])).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-    network.save_pretrained(folder)
-    words.save_pretrained(folder)
-    return folder
