@@ -30,8 +30,9 @@ SETTINGS = """
 def exported(folder: Path, model, base: Path) -> Path:
     """Export a model with adapters of rank 4 that are not zero; returns the folder."""
     add_lora(model, rank=4, alpha=8)
+    generator = torch.Generator().manual_seed(0)
     for layer in adapters_of(model).values():
-        torch.nn.init.normal_(layer.b, std=0.1)
+        torch.nn.init.normal_(layer.b, std=0.1, generator=generator)
     config = TrainConfig(agent=str(base), adapter_rank=4)
     return export(Policy(model, compute=torch.float32), base, config, folder, {"step": 1})
 
