@@ -81,13 +81,6 @@ def qwen3_4b_config() -> Qwen3Config:
     )  # fmt: skip
 
 
-def qwen3_8b_config() -> Qwen3Config:
-    """The config of Qwen3-8B, for calculations that need only shapes."""
-    config = qwen3_4b_config()
-    config.update({"hidden_size": 4096, "intermediate_size": 12_288, "tie_word_embeddings": False})
-    return config
-
-
 def policy(**options) -> Policy:
     return Policy(model(**options), compute=torch.float32)
 
