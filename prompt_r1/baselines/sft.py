@@ -143,6 +143,8 @@ def fine_tune_agent(
             file.write(json.dumps(line) + "\n")
     if config.rank:
         merge_lora(policy.model)
+    if not math.isfinite(alone.weight_norm(policy)):
+        raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     error = export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)
     if error:
         raise Resumable(f"the fine-tuned agent could not be written: {error}")
