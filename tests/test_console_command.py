@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
@@ -67,13 +66,6 @@ def test_a_usage_error_imports_nothing_slow(line, sentence):
 def test_the_version_is_that_of_the_package():
     expected = f"prompt-r1 {prompt_r1.__version__}\nended with 0 imported []\n"
     assert start("prompt_r1", "--version").stdout == expected
-
-
-def test_pyproject_installs_the_command_and_the_three_scripts_inside_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert project["project"]["scripts"] == {"prompt-r1": "prompt_r1.__main__:main"}
-    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {script: f"prompt_r1/scripts/{script}" for script in SCRIPTS}
 
 
 @pytest.mark.slow

@@ -173,9 +173,6 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["train.py"])
     shown = help_of(["--help-all"], capsys)
     assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
-    assert shown["--data"] == (
-        "--data NAME [NAME ...] mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION (mini: mini)"
-    )
     assert shown["--checkpointing"].startswith(
         "--checkpointing [true|false] gradient checkpointing (true, mini: false)"
     )

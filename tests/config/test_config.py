@@ -17,14 +17,6 @@ def test_without_arguments_the_mini_preset_is_used():
     assert (config.questions, config.group_size, config.mini_batch, config.lr) == (16, 5, 40, 5e-4)
 
 
-def test_the_paper_preset_has_the_values_of_table_6_and_the_run_script():
-    config, _ = train_config(["--config", "paper", "--data", "train.parquet"])
-    assert (config.agent, config.env) == ("Qwen/Qwen3-4B", "gpt-4o-mini")
-    assert (config.instruction, config.rule) == ("paper", "paper")
-    assert (config.questions, config.lr) == (128, 1e-6)  # the other numbers are in test_fields.py
-    assert (config.loss, config.dtype, config.checkpointing) == ("sequence-mean", "bfloat16", True)
-
-
 def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nlr: 2.0e-5\nsteps: 7\nval_data: [a.jsonl, b.jsonl]\ncheckpointing: false\n")
@@ -67,7 +59,7 @@ def test_a_config_that_is_written_reads_back_equal(tmp_path):
         ('data: ["a\\0b"]', "data contains a NUL"),
         ("steps: !!int x", "is not YAML"),
         ("steps: !!bool x", "is not YAML"),
-        ("steps: " + "[" * 5000, "is not YAML"),
+        ("steps: " + "[" * 1500, "is not YAML"),
         (f"lr: 1{'0' * 400}", "lr must be above 0 and below 1000"),
     ],
     ids=lambda text: text[:40],
