@@ -404,6 +404,28 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
 
 
+def test_a_turn_that_is_sampled_again_has_the_same_tokens():
+    """All of its prompt is cached then; what is known of the opening must not be taken for its end."""
+    engine = make_engine(tiny.policy())
+
+    async def play() -> list[list[int]]:
+        tokens = tiny.random_tokens(9, seed=4)
+        with engine.new_game() as game:
+            first = await engine.generate(tokens, max_new=5, seed="0", game=game)
+            tokens += [*first.tokens, *tiny.random_tokens(4, seed=5)]
+            return [(await engine.generate(tokens, max_new=9, seed="1", game=game)).tokens for _ in range(2)]
+
+    first, second = asyncio.run(play())
+    assert first == second
+
+
+def test_a_call_without_a_game_samples_with_its_own_top_p():
+    engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(9, seed=4)
+    greedy = asyncio.run(engine.generate(prompt, max_new=9, seed="0", temperature=0.0))
+    narrow = asyncio.run(engine.generate(prompt, max_new=9, seed="0", temperature=2.0, top_p=1e-6))
+    assert narrow.tokens == greedy.tokens
+
+
 def test_generation_stops_at_a_stop_token():
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
@@ -586,6 +608,7 @@ def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypa
         limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
         assert asyncio.run(play()) == 1
     assert asyncio.run(play()) == 4
+    assert engine._scheduler.prefill_tokens == engine._prefill_tokens
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

@@ -1,0 +1,69 @@
+"""Which games get pages and tokens: a pool of a few small pages, and jobs without an engine."""
+
+import asyncio
+import random
+
+import pytest
+
+from prompt_r1.agent.kv_cache import Game, PagePool
+from prompt_r1.agent.sampling import Sampling
+from prompt_r1.agent.scheduler import Job, Scheduler
+from tests.support import tiny
+
+
+@pytest.fixture
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner.get_loop()
+
+
+def job_of(game: Game, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
+    game.opening = game.opening or tuple(tokens)
+    done = loop.create_future()
+    return Job(game.number, game, tokens, len(tokens), 1, Sampling(), random.Random(0), done)
+
+
+def compute(scheduler: Scheduler, game: Game, tokens: list[int], loop: asyncio.AbstractEventLoop) -> None:
+    """Cache the tokens of a game, which then waits for a reply."""
+    job = job_of(game, tokens, loop)
+    scheduler.add(job)
+    scheduler.admit()
+    while job.uncached:
+        scheduler.schedule()
+    game.opening_state = tiny.policy().model.get_input_embeddings().weight[0]
+    scheduler.finish(job)
+
+
+def scheduler_of(*, pages: int, prefill_tokens: int = 100) -> Scheduler:
+    pool = PagePool(tiny.policy(), pages=pages, page_size=4)
+    return Scheduler(pool, max_games=16, prefill_tokens=prefill_tokens)
+
+
+def test_the_newest_waiting_game_loses_its_pages_first(loop):
+    scheduler, games = scheduler_of(pages=3), [Game(number) for number in range(3)]
+    for game in games:
+        compute(scheduler, game, [game.number] * 4, loop)
+    scheduler.add(job_of(games[0], [0] * 8, loop))
+    scheduler.admit()
+    assert [len(game.pages) for game in games] == [2, 1, 0]
+
+
+def test_a_shared_page_is_free_only_when_the_last_game_has_lost_it(loop):
+    """Of two games with a common page and one page each, both must leave before two pages are free."""
+    scheduler, games = scheduler_of(pages=4), [Game(number) for number in range(3)]
+    compute(scheduler, games[0], [0] * 4, loop)
+    for game in games[1:]:
+        game.opening = (9,) * 4
+        compute(scheduler, game, [9] * 4 + [game.number], loop)
+    assert games[1].pages[0] == games[2].pages[0]
+    scheduler.add(job_of(games[0], [0] * 12, loop))
+    scheduler.admit()
+    assert [len(game.pages) for game in games] == [3, 0, 0]
+
+
+def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
+    scheduler = scheduler_of(pages=9, prefill_tokens=6)
+    for number in range(3):
+        scheduler.add(job_of(Game(number), [number] * 4, loop))
+    scheduler.admit()
+    assert [len(scheduler.schedule().tokens) for _ in range(2)] == [6, 6]
