@@ -24,13 +24,14 @@ def pair_of(
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
+    temperature: float = 0.0,
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
         agent=cast(Agent, agent or EchoAgent()),
         environment=pool or environment_of(Shouting()),
         model_name="prompt-r1",
-        temperature=0.0,
+        temperature=temperature,
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,

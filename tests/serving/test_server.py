@@ -76,6 +76,22 @@ def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(ur
     assert len(thoughts) > 20  # it arrives while the agent writes
 
 
+def test_a_request_samples_with_its_own_temperature_and_seed():
+    agent = EchoAgent()
+    with serving(pair_of(agent, temperature=0.7)) as url:
+        for fields in ({}, {"temperature": 0, "seed": 3}, {"temperature": 1.5, "seed": 4}, {"seed": 3}):
+            assert ask(url, **fields).status_code == 200
+    seeds, temperatures = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
+    assert temperatures == (0.7, 0.0, 1.5, 0.7)
+    assert seeds[1] == seeds[3] != seeds[2]
+
+
+def test_a_stream_has_the_usage_only_if_it_is_asked_for(url):
+    with client_of(url) as client:
+        chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
 # --- Requests -------------------------------------------------------------------------------------
 
 

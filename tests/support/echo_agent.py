@@ -29,6 +29,7 @@ class EchoAgent:
         self.game = GAME
         self.seconds = seconds  # of a turn
         self.running = self.peak = 0
+        self.sampled_with: list[tuple[str, float]] = []  # seed and temperature of each turn
 
     def new_game(self) -> AbstractContextManager[Game]:
         """The handle of a game, which this agent does not need."""
@@ -45,6 +46,7 @@ class EchoAgent:
         game: Game | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
+        self.sampled_with.append((seed, temperature))
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
