@@ -104,6 +104,14 @@ def test_a_requested_wait_delays_all_calls(status: int) -> None:
     assert sleep == pytest.approx([20, 20], abs=1)
 
 
+def test_a_shorter_wait_that_is_requested_later_does_not_end_a_longer_one() -> None:
+    sleep = RecordedSleep()
+    waits = [httpx.Response(429, headers={"Retry-After": seconds}) for seconds in ("20", "5")]
+    environment = endpoint(Provider(*waits, OK), sleep=sleep)
+    assert ask_at_once(environment, 2) == ["Paris"] * 2
+    assert min(sleep) > 19
+
+
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     """Forty calls through one slot take longer than the deadline of one call."""
 

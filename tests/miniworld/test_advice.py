@@ -61,6 +61,9 @@ def test_advice_is_read_in_system_messages_and_in_the_prompt():
         {"role": "user", "content": question},
     ]
     assert asyncio.run(ENVIRONMENT.ask(system)) == ENVIRONMENT.reply(question, ["step by step"]).text
+    for mini in make_questions(WORLD, "train", 50, 0, kinds=["math"]):
+        prompt = f"{mini.question.text} Let's think step by step."
+        assert ENVIRONMENT.reply(prompt, ["Be kind."]) == ENVIRONMENT.reply(prompt)
     inside = answers("math", count=200)
     assert sum(answers("math", "step by step", count=200)) > sum(inside)
     text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0].question.text
