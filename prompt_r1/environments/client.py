@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CHECK_SECONDS = 5.0
+CHECKS = 3  # requests of the check that a web page or no server may answer
 CONNECT_SECONDS = 30.0
 MOST_LOST = 6  # requests of a call that may be billed without a reply; others are repeated until time ends
 LONGEST_REASON = 300  # characters of a provider's error message
@@ -163,11 +164,13 @@ class Endpoint:
                     if attempt.outcome.verdict != "failed":
                         return self._without_key(attempt.outcome)
                     call.give_up(attempt.lost)
+                    failures += 1
+                    if self._checking and attempt.misdirected and failures < CHECKS:
+                        continue  # a page of a proxy, once: the endpoint may be right
                     if self._checking:
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
                         verdict: Verdict = "fatal" if attempt.misdirected else "failed"
                         return self._without_key(Outcome(verdict, reason=reason))
-                    failures += 1
                     lost += attempt.lost
                     wait = attempt.wait or back_off(failures, random.Random())
                     if attempt.wait:  # all calls wait
