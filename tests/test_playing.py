@@ -6,8 +6,9 @@ import pytest
 
 from prompt_r1.environments.environment import environment_of
 from prompt_r1.playing import LimitReached, Limits, play_within
+from prompt_r1.rollout import play_question
 from prompt_r1.types import Question
-from tests.support.echo_agent import EchoAgent
+from tests.support.echo_agent import EchoAgent, Shouting
 
 
 class SlowReplies:
@@ -22,3 +23,18 @@ def test_all_calls_of_a_question_share_its_seconds():
     game = play_within(Limits(seconds=0.3), EchoAgent(), environment, question, seed="0", temperature=0.0)
     with pytest.raises(LimitReached, match=r"no answer within the limit of 0.3 s"):
         asyncio.run(game)
+
+
+def test_a_game_samples_with_its_temperature_and_top_p():
+    heard = set()
+
+    class Listening(EchoAgent):
+        async def generate(self, tokens, *, temperature, top_p=1.0, **how):
+            heard.add((temperature, top_p))
+            return await super().generate(tokens, temperature=temperature, **how)
+
+    asked = Question("q", "d", "Who?", ("a",))
+    asyncio.run(
+        play_question(Listening(), environment_of(Shouting()), asked, seed="3", temperature=0.5, top_p=0.9)
+    )
+    assert heard == {(0.5, 0.9)}

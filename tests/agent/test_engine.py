@@ -654,3 +654,13 @@ def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
     again = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
     assert engine.prefilled == 2 * len(prompt)
+
+
+def test_the_turn_of_a_game_samples_with_its_own_top_p():
+    engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(9, seed=4)
+
+    def turn(**how):
+        with engine.new_game() as game:
+            return asyncio.run(engine.generate(prompt, max_new=9, seed="0", game=game, **how)).tokens
+
+    assert turn(temperature=2.0, top_p=1e-6) == turn(temperature=0.0)

@@ -58,3 +58,12 @@ def test_varlen_attention_equals_attention_game_by_game(kv_heads):
     for window in (None, 6):
         expected = game_by_game(groups, *rows, 0.3, window)
         assert torch.allclose(varlen(groups, *rows, 0.3, window), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [9, 33, 45])
+def test_merged_attention_sees_the_window_of_every_group(window):
+    """The first group is shorter than the window; a game may exceed it only with its opening."""
+    groups = (Group(0, 4, (3, 2)), Group(9, 30, (8, 6)), Group(53, 10, (7,)))
+    torch.manual_seed(0)
+    rows = [torch.randn(heads, 70, 16) for heads in (4, 2, 2)]
+    torch.testing.assert_close(merged(groups, *rows, 0.3, window), game_by_game(groups, *rows, 0.3, window))

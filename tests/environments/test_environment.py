@@ -10,6 +10,7 @@ from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Price
 from tests.support.counting import HELLO, CountingSource, environment
+from tests.support.echo_agent import Paid
 from tests.support.providers import open_environment
 
 DOWN = Outcome("failed", reason="large did not reply: HTTP 500")
@@ -177,3 +178,11 @@ def test_replies_without_text_are_counted_by_label_and_a_share_of_them_is_an_ala
     ask_often(asked, source, 1, Outcome("ok", text=" "))
     metrics = asked.take_metrics()
     assert (metrics["env/outcomes/length"], metrics["env/outcomes/empty"]) == (25, 1)
+
+
+def test_the_latency_is_that_of_the_calls_since_the_last_metrics():
+    environment = Environment([Paid(), Paid()])
+    asyncio.run(environment.ask(HELLO))
+    before, after = environment.take_metrics(), environment.take_metrics()
+    latency = [name for name in before if name.endswith("/latency")]
+    assert any(before[name] > 0 for name in latency) and all(after[name] == 0 for name in latency)

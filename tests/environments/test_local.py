@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from prompt_r1.environments.sources import without_thinking
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
 from tests.support import tiny
+from tests.support.games import CPU
 from tests.support.providers import outcome_of
 from tests.support.templates import chatml
 
@@ -123,3 +125,26 @@ def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_confi
     for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
         policy.model.generation_config.eos_token_id = configured
         assert LocalEnvironment(policy, tiny.tokenizer(), name="tiny")._stop_ids == expected
+
+
+def test_a_dialogue_beyond_the_models_positions_has_no_reply(tmp_path):
+    folder = tiny.save_agent(tmp_path)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 64}))
+    source = load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1, device=CPU)
+    long = [{"role": "user", "content": "Where is the Louvre? " * 40}]
+    assert asyncio.run(outcome_of(source, long)).label == "context_length"
+
+
+def test_a_loaded_model_has_the_given_settings(tmp_path):
+    given = {"max_tokens": 7, "temperature": 0.5}
+    source = load_local(
+        f"hf:{tiny.save_agent(tmp_path)}", fields=given, system="Be brief.", seed=3, slots=1, device=CPU
+    )
+    assert {**given, "system": "Be brief.", "seed": 3}.items() <= source.parameters.items()
+    assert source.encode(HELLO) == source.encode([{"role": "system", "content": "Be brief."}, *HELLO])
+
+
+def test_sampled_replies_depend_on_the_seed():
+    first, again, other = (call(local(temperature=1.5, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
