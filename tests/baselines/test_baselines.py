@@ -120,3 +120,8 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
             found = asyncio.run(cot.answer(question, sample=0, seed="0"))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"
+
+
+def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation():
+    played = method("prompt-r1", priced(PricedSource(lambda prompt: "")), temperature=0.5, top_p=0.9)
+    assert isinstance(played, AgentMethod) and (played.temperature, played.top_p) == (0.5, 0.9)

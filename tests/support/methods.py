@@ -68,7 +68,7 @@ def method(
         agent=AgentSpec(agent, CONFIG, start=str(agent)),
         device=torch.device("cpu"),
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.
-        config=EvaluateConfig(temperature=1.0, top_p=1.0, **settings),
+        config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
         seed=0,
         folder=folder,
     )
