@@ -28,6 +28,11 @@ OWN_TEXT = """{"question": "Who is the mother of the director of Silent Valley?"
 OWN_CODE = """
 def reward(game, paper):
     return paper.total - len(game.turns)
+
+
+class Oracle:
+    def ask(self, messages):
+        return "Anna."
 """
 SET_UP = "python3 -m venv .venv && . .venv/bin/activate && pip install"
 PIP = "pip install --dry-run --no-index --no-build-isolation -q"  # offline: are the requirements installed?
@@ -47,6 +52,7 @@ COMMANDS = {
     "--env gpt-4o-mini": "OPENAI_API_KEY=k OPENAI_BASE_URL={URL} python infer.py --question Who? {SAME}",
     "--env MODEL@http://host:port/v1": "python infer.py --question Who? --env gpt-4o-mini@{URL}",
     "--env hf:DIR": "python infer.py --agent path/to/model --question Who? --env hf:path/to/model",
+    "--env py:MODULE:NAME": "python infer.py --question Who? --env py:my_code:Oracle",
     "--reward MODULE:FUNCTION": (
         f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward"
     ),
@@ -129,7 +135,7 @@ def test_the_commands_run_in_their_order(tmp_path):
     with_server(asyncio.to_thread(run_all), server)
     first = next(iter(output.values()))
     assert "Writing model shards" not in first.stdout + first.stderr
-    for name in ("mini-seed0", "data", "model", "reward", "metric", "ranks"):
+    for name in ("mini-seed0", "data", "model", "reward", "ranks"):
         assert [line["step"] for line in read_metrics(folder / "runs" / name)] == [0, 1], name
     shown = output['python infer.py --question "…"']
     assert "agent runs/mini-seed0, step" in shown.stdout + shown.stderr
