@@ -18,8 +18,8 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import (
     PAGE_SIZE,
+    CachedGame,
     Chunk,
-    Game,
     PagedBatch,
     PagePool,
     _flash,
@@ -60,7 +60,7 @@ def paged_attention(policy: Policy) -> str:
     for counts in ((1, 1, 1), (1, 300, 40)):
         chunks: list[Chunk] = []
         for number, (count, length) in enumerate(zip(counts, (700, 513, 40), strict=True)):
-            game = Game(number)
+            game = CachedGame(number)
             pool.extend(game, length)
             chunks.append(Chunk(sum(chunk.count for chunk in chunks), count, length, game.pages))
         batch = PagedBatch.of(chunks, pool, policy.device)

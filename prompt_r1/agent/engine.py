@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from prompt_r1.agent.cuda_graphs import Capture, Decoded, DecodeGraphs, capture_cuda_graph
-from prompt_r1.agent.kv_cache import Game, PagedBatch, PagePool, allocate_pool, upload
+from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool, allocate_pool, upload
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
@@ -79,10 +79,10 @@ class Engine:
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
-    def new_game(self) -> Iterator[Game]:
+    def new_game(self) -> Iterator[CachedGame]:
         """The handle of a new game. What is cached of the game is dropped at the end of the context."""
         self._games += 1
-        game = Game(self._games)
+        game = CachedGame(self._games)
         try:
             yield game
         finally:
@@ -95,7 +95,7 @@ class Engine:
         *,
         max_new: int,
         seed: str,
-        game: Game | None = None,
+        game: CachedGame | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
@@ -126,7 +126,7 @@ class Engine:
 
     async def _sample_turn(
         self,
-        game: Game,
+        game: CachedGame,
         tokens: list[int],
         max_new: int,
         sampling: Sampling,

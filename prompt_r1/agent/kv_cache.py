@@ -38,7 +38,7 @@ MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
 
 
 @dataclass(eq=False)
-class Game:
+class CachedGame:
     """A game in the engine: the handle that its calls of `generate` pass, and its cached sequence."""
 
     number: int  # in the order of their beginnings: older games are served first
@@ -74,14 +74,14 @@ class PagePool:
         """The number of pages of so many tokens."""
         return -(-tokens // self.page_size)
 
-    def extend(self, game: Game, tokens: int) -> None:
+    def extend(self, game: CachedGame, tokens: int) -> None:
         """Give a game pages for so many tokens. There must be enough free ones."""
         while len(game.pages) < self.pages_for(tokens):
             page = self.free.pop()
             self.users[page] = 1
             game.pages.append(page)
 
-    def truncate(self, game: Game, length: int) -> None:
+    def truncate(self, game: CachedGame, length: int) -> None:
         """Keep at most the first tokens of a sequence, in pages to which it may append.
 
         A page that others hold is not written to: what is cut inside of one is computed again.
@@ -95,7 +95,7 @@ class PagePool:
                 self.free.append(page)
         del game.pages[self.pages_for(length) :]
 
-    def fork(self, source: Game, target: Game, length: int) -> None:
+    def fork(self, source: CachedGame, target: CachedGame, length: int) -> None:
         """Let a game without a sequence begin with the first tokens of another one's.
 
         Full pages are shared; the rest is copied to a new page, which must be free.

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
-from prompt_r1.agent.kv_cache import PAGE_SIZE, Chunk, Game, PagedBatch, PagePool
+from prompt_r1.agent.kv_cache import PAGE_SIZE, CachedGame, Chunk, PagedBatch, PagePool
 from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -131,7 +131,7 @@ def _cached_logprobs(policy: Policy, games: list[list[int]]) -> Tensor:
     pool = PagePool(
         policy, pages=3 * len(games), page_size=PAGE_SIZE["cuda"] if policy.device.type == "cuda" else 8
     )
-    cached = [Game(number) for number in range(len(games))]
+    cached = [CachedGame(number) for number in range(len(games))]
     hidden: list[list[Tensor]] = [[] for _ in games]
     for begins, ends in pairwise(CACHED):
         row: list[int] = []

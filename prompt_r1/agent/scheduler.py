@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prompt_r1.agent.kv_cache import Chunk, Game, PagePool
+from prompt_r1.agent.kv_cache import CachedGame, Chunk, PagePool
 from prompt_r1.agent.sampling import Sampling
 from prompt_r1.types import Completion
 
@@ -25,7 +25,7 @@ class Job:
     """One call of `generate`."""
 
     number: int  # in the order of the calls
-    game: Game
+    game: CachedGame
     tokens: list[int]  # prompt, then the sampled tokens
     prompt_length: int
     max_new: int
@@ -88,7 +88,7 @@ class Scheduler:
         self.waiting: list[Job] = []
         self.preempted = 0
         self._pool = pool
-        self._games: set[Game] = set()  # those that hold pages
+        self._games: set[CachedGame] = set()  # those that hold pages
 
     @property
     def idle(self) -> bool:
@@ -103,7 +103,7 @@ class Scheduler:
         """Remove a running job. Its sequence stays cached for the game's next call."""
         self.running.remove(job)
 
-    def end(self, game: Game) -> None:
+    def end(self, game: CachedGame) -> None:
         """Free the pages of a game, and forget its jobs, which are not awaited any longer."""
         self.running = [job for job in self.running if job.game is not game]
         self.waiting = [job for job in self.waiting if job.game is not game]
@@ -138,7 +138,7 @@ class Scheduler:
             if not self._start(job, sibling):
                 return
 
-    def _sibling(self, job: Job) -> Game | None:
+    def _sibling(self, job: Job) -> CachedGame | None:
         """A game that has computed, or is computing, the opening of a job without a cached sequence."""
         opening = job.game.opening
         if job.game.pages or tuple(job.tokens[: len(opening)]) != opening:
@@ -151,7 +151,7 @@ class Scheduler:
         pending = [game for game in found if game.opening_state is None and game in computing]
         return next(iter(ready + pending), None)
 
-    def _start(self, job: Job, sibling: Game | None) -> bool:
+    def _start(self, job: Job, sibling: CachedGame | None) -> bool:
         """Run a job on what is cached of it. False if there are too few pages."""
         game, pool = job.game, self._pool
         # The last token must be computed: the next one is sampled from its hidden state.
@@ -203,13 +203,13 @@ class Scheduler:
 
     # Pages
 
-    def _make_room(self, pages: int, job: Job, *, keep: Game | None = None) -> bool:
+    def _make_room(self, pages: int, job: Job, *, keep: CachedGame | None = None) -> bool:
         """Take pages from newer games until so many are free. Takes none if they do not suffice."""
         free = len(self._pool.free)
         if free >= pages:
             return True
         victims = self._victims(job, keep)
-        lost: list[Game] = []
+        lost: list[CachedGame] = []
         # A page that several games hold becomes free when the last of them loses it.
         users = self._pool.users[:]
         while free < pages and victims:
@@ -225,7 +225,7 @@ class Scheduler:
             self._release(game)
         return True
 
-    def _victims(self, job: Job, keep: Game | None) -> list[Game]:
+    def _victims(self, job: Job, keep: CachedGame | None) -> list[CachedGame]:
         """The games that a job may displace, in this order: newer ones that wait for a reply, then newer ones
         that run, the newest first. If nothing else runs, older ones that wait for a reply come last.
         """
@@ -246,7 +246,7 @@ class Scheduler:
         self._release(job.game)
         self.add(job)
 
-    def _release(self, game: Game) -> None:
+    def _release(self, game: CachedGame) -> None:
         self._pool.truncate(game, 0)
         self._games.discard(game)
 

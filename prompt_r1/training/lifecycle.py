@@ -151,7 +151,7 @@ class Lifecycle:
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         newest = due and state.step > 0 and not config.val_data  # without validation, the newest counts
         if better or newest:
-            self._export(state.step)
+            self._export(line)
             state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if better or (due and state.step > 0):
@@ -160,18 +160,12 @@ class Lifecycle:
         run.progress.n = state.step
         self._check_signals_and_alarms(line)
 
-    def _export(self, step: int) -> None:
-        """Export the agent of a step. Raises Resumable if it cannot be written."""
-        run, config = self.run, self.run.config
-        lines = [line for line in read_metrics(run.folder) if line["step"] <= step]
+    def _export(self, line: dict[str, float]) -> None:
+        """Export the agent of a step with this metric line. Raises Resumable if it cannot be written."""
+        run = self.run
         with run.clock.phase("save"):
             failed = export_agent(
-                run.policy,
-                run.start,
-                config,
-                run.folder / "agent",
-                metrics=lines[-1] if lines else {},  # only the first rank may see the file
-                ranks=run.ranks,
+                run.policy, run.start, run.config, run.folder / "agent", metrics=line, ranks=run.ranks
             )
         if failed:
             raise Resumable(f"{failed}: make room, and the same command exports it")

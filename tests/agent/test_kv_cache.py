@@ -5,8 +5,8 @@ import torch
 
 from prompt_r1.agent import kv_cache
 from prompt_r1.agent.kv_cache import (
+    CachedGame,
     Chunk,
-    Game,
     PagedBatch,
     PagePool,
     _flash,
@@ -22,11 +22,11 @@ LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)
 
 
-def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[Game]]:
+def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[CachedGame]]:
     """A pool of random keys and values, and sequences whose pages are interleaved."""
     torch.manual_seed(0)
     pool = PagePool(tiny.policy(layers=layers), pages=100, page_size=page_size)
-    games = [Game(number) for number in range(len(LENGTHS))]
+    games = [CachedGame(number) for number in range(len(LENGTHS))]
     for length in range(1, max(LENGTHS) + 1):
         for game, most in zip(games, LENGTHS, strict=True):
             pool.extend(game, min(length, most))
@@ -86,7 +86,7 @@ def test_new_keys_and_values_are_written_to_their_rows():
 @pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
 def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
     pool, games = filled_pool(4, layers=2)
-    source, target, free = games[0], Game(9), len(pool.free)
+    source, target, free = games[0], CachedGame(9), len(pool.free)
     source.tokens = [*range(37)]
     pool.fork(source, target, length)
     assert target.tokens == source.tokens[:length]
@@ -101,7 +101,7 @@ def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
 
 def test_a_sequence_that_is_cut_inside_a_shared_page_leaves_it():
     pool, games = filled_pool(4)
-    source, target = games[0], Game(9)
+    source, target = games[0], CachedGame(9)
     source.tokens = [*range(37)]
     pool.fork(source, target, 10)
     pool.truncate(target, 6)

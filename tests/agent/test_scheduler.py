@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from prompt_r1.agent.kv_cache import Game, PagePool
+from prompt_r1.agent.kv_cache import CachedGame, PagePool
 from prompt_r1.agent.sampling import Sampling
 from prompt_r1.agent.scheduler import Job, Scheduler
 from tests.support import tiny
@@ -17,13 +17,15 @@ def loop():
         yield runner.get_loop()
 
 
-def job_of(game: Game, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
+def job_of(game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
     game.opening = game.opening or tuple(tokens)
     done = loop.create_future()
     return Job(game.number, game, tokens, len(tokens), 1, Sampling(), random.Random(0), done)
 
 
-def compute(scheduler: Scheduler, game: Game, tokens: list[int], loop: asyncio.AbstractEventLoop) -> None:
+def compute(
+    scheduler: Scheduler, game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop
+) -> None:
     """Cache the tokens of a game, which then waits for a reply."""
     job = job_of(game, tokens, loop)
     scheduler.add(job)
@@ -40,7 +42,7 @@ def scheduler_of(*, pages: int, prefill_tokens: int = 100) -> Scheduler:
 
 
 def test_the_newest_waiting_game_loses_its_pages_first(loop):
-    scheduler, games = scheduler_of(pages=3), [Game(number) for number in range(3)]
+    scheduler, games = scheduler_of(pages=3), [CachedGame(number) for number in range(3)]
     for game in games:
         compute(scheduler, game, [game.number] * 4, loop)
     scheduler.add(job_of(games[0], [0] * 8, loop))
@@ -50,7 +52,7 @@ def test_the_newest_waiting_game_loses_its_pages_first(loop):
 
 def test_a_shared_page_is_free_only_when_the_last_game_has_lost_it(loop):
     """Of two games with a common page and one page each, both must leave before two pages are free."""
-    scheduler, games = scheduler_of(pages=4), [Game(number) for number in range(3)]
+    scheduler, games = scheduler_of(pages=4), [CachedGame(number) for number in range(3)]
     compute(scheduler, games[0], [0] * 4, loop)
     for game in games[1:]:
         game.opening = (9,) * 4
@@ -64,6 +66,6 @@ def test_a_shared_page_is_free_only_when_the_last_game_has_lost_it(loop):
 def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
     scheduler = scheduler_of(pages=9, prefill_tokens=6)
     for number in range(3):
-        scheduler.add(job_of(Game(number), [number] * 4, loop))
+        scheduler.add(job_of(CachedGame(number), [number] * 4, loop))
     scheduler.admit()
     assert [len(scheduler.schedule().tokens) for _ in range(2)] == [6, 6]
