@@ -16,7 +16,7 @@ import asyncio
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -115,33 +115,24 @@ class Engine:
             )
         if self._pool is None:
             self._allocate()
-        if game is None:
-            with self.new_game() as own:
-                return await self._sample_turn(
-                    own, tokens, max_new, Sampling(temperature, top_p), random.Random(seed), watch
-                )
-        return await self._sample_turn(
-            game, tokens, max_new, Sampling(temperature, top_p), random.Random(seed), watch
-        )
-
-    async def _sample_turn(
-        self,
-        game: CachedGame,
-        tokens: list[int],
-        max_new: int,
-        sampling: Sampling,
-        rng: random.Random,
-        watch: Callable[[int], None] | None,
-    ) -> Completion:
-        game.opening = game.opening or tuple(tokens)
-        self._calls += 1
-        done = asyncio.get_running_loop().create_future()
-        self._scheduler.add(
-            Job(self._calls, game, [*tokens], len(tokens), max_new, sampling, rng, done, watch)
-        )
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run())
-        return await done
+        with self.new_game() if game is None else nullcontext(game) as cached:
+            cached.opening = cached.opening or tuple(tokens)
+            self._calls += 1
+            job = Job(
+                self._calls,
+                cached,
+                [*tokens],
+                len(tokens),
+                max_new,
+                Sampling(temperature, top_p),
+                random.Random(seed),
+                asyncio.get_running_loop().create_future(),
+                watch,
+            )
+            self._scheduler.add(job)
+            if self._loop is None or self._loop.done():
+                self._loop = asyncio.create_task(self._run())
+            return await job.done
 
     def clear_cache(self) -> None:
         """Drop every cached sequence: call it when the weights have changed.
