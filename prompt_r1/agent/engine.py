@@ -1,8 +1,8 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
 The interface is stateless: `generate(tokens)`. A game passes its handle, under which its sequence stays
-cached between its turns: only the tokens that are not cached yet are computed. The opening of a group is
-computed once. A step has three parts:
+cached between its turns: only the tokens that are not cached yet are computed. The longest prefix that any
+cached game has in common with it is copied. A step has three parts:
 
     schedule      choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run           one forward over these tokens, packed into one row
@@ -244,7 +244,8 @@ class Engine:
         self.sampled += len(schedule.jobs)
         pairs = decoded.drawn.tolist()
         for row, (job, (number, logprob)) in enumerate(zip(schedule.jobs, pairs, strict=True)):
-            if len(job.tokens) == len(job.game.opening):
+            opening = job.game.opening
+            if len(job.tokens) == len(opening) and tuple(job.tokens) == opening:
                 job.game.opening_state = decoded.hidden[row].clone()
             token = int(number)
             job.tokens.append(token)

@@ -4,8 +4,8 @@
     block table   the pages of a sequence: its token t is in row t % S of page number t // S
     users         how many sequences hold each page
 
-The games of a group begin with the same opening. Its full pages are held by all of them, and the rest of it
-is copied into a page of their own. On a CPU, a page usually holds a whole game, so that attention reads
+Of the longest prefix that a new game has in common with a cached one, full pages are held by both, and the
+rest is copied into a page of its own. On a CPU, a page usually holds a whole game, so that attention reads
 views; on GPUs a page has 256 tokens, the size that FlashAttention wants.
 """
 

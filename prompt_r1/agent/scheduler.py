@@ -18,6 +18,8 @@ from prompt_r1.types import Completion
 
 # Share of the pages that stays free when a job is admitted beside others, for those to grow.
 RESERVE = 1 / 16
+# Copy the cached prefix of another game only where it saves so many tokens.
+LEAST_SHARED = 16
 
 
 @dataclass(eq=False)
@@ -126,45 +128,54 @@ class Scheduler:
     def admit(self) -> None:
         """Start waiting jobs, those of the oldest games first.
 
-        A job whose opening another job is computing waits for that one. A job that does not fit waits, and so
-        do all behind it, so that none starves.
+        A job that begins as one that is being computed waits for that one. A job that does not fit waits, and
+        so do all behind it, so that none starves.
         """
         for job in [*self.waiting]:
             if len(self.running) >= self.max_games:
                 return
-            sibling = self._sibling(job)
-            if sibling is not None and sibling.opening_state is None:
+            source, shared = self._longest_prefix(job)
+            if any(
+                other.uncached > 1 and common_prefix_length(other.tokens, job.tokens) >= shared + LEAST_SHARED
+                for other in self.running
+            ):
                 continue
-            if not self._start(job, sibling):
+            if not self._start(job, source, shared):
                 return
 
-    def _sibling(self, job: Job) -> CachedGame | None:
-        """A game that has computed, or is computing, the opening of a job without a cached sequence."""
-        opening = job.game.opening
-        if job.game.pages or tuple(job.tokens[: len(opening)]) != opening:
-            return None
-        found = [game for game in self._games if game.opening == opening]
-        computing = {other.game for other in self.running}
-        ready = [
-            game for game in found if game.opening_state is not None and len(game.tokens) >= len(opening)
-        ]
-        pending = [game for game in found if game.opening_state is None and game in computing]
-        return next(iter(ready + pending), None)
+    def _longest_prefix(self, job: Job) -> tuple[CachedGame, int]:
+        """The game whose cache begins with the most tokens of a job, and their number: its own, unless
+        another one has `LEAST_SHARED` more.
+        """
+        own = common_prefix_length(job.game.tokens, job.tokens)
+        best, most = job.game, own
+        for game in self._games:
+            if len(game.tokens) > most and (shared := common_prefix_length(game.tokens, job.tokens)) > most:
+                best, most = game, shared
+        return (best, most) if most >= own + LEAST_SHARED else (job.game, own)
 
-    def _start(self, job: Job, sibling: CachedGame | None) -> bool:
-        """Run a job on what is cached of it. False if there are too few pages."""
+    def _start(self, job: Job, source: CachedGame, shared: int) -> bool:
+        """Run a job on the first tokens of a cached sequence. False if there are too few pages."""
         game, pool = job.game, self._pool
         # The last token must be computed: the next one is sampled from its hidden state.
-        pool.truncate(game, min(common_prefix_length(game.tokens, job.tokens), len(job.tokens) - 1))
+        known = (
+            source is not game and source.opening == tuple(job.tokens) and source.opening_state is not None
+        )
+        shared = min(shared, len(job.tokens) - (not known))
         needed = pool.pages_for(len(job.tokens)) + (int(RESERVE * pool.count) if self.running else 0)
-        shared = len(game.opening) // pool.page_size
-        if sibling is not None and not self._make_room(needed - shared, job, keep=sibling):
-            sibling = None  # its own pages may be the ones that are needed
-        if sibling is None and not self._make_room(needed - len(game.pages), job):
-            return False
-        if sibling is not None:
-            pool.fork(sibling, game, len(game.opening))
-            game.opening_state = sibling.opening_state
+        if source is not game:
+            pool.truncate(game, 0)
+            # The pages of the source may be the ones that are needed.
+            if self._make_room(needed - shared // pool.page_size, job, keep=source):
+                pool.fork(source, game, shared)
+                if known:
+                    game.opening_state = source.opening_state
+            elif not self._make_room(needed, job):
+                return False
+        else:
+            pool.truncate(game, shared)
+            if not self._make_room(needed - len(game.pages), job):
+                return False
         pool.extend(game, len(job.tokens))
         self._games.add(game)
         self.waiting.remove(job)

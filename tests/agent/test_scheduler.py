@@ -51,16 +51,30 @@ def test_the_newest_waiting_game_loses_its_pages_first(loop):
 
 
 def test_a_shared_page_is_free_only_when_the_last_game_has_lost_it(loop):
-    """Of two games with a common page and one page each, both must leave before two pages are free."""
-    scheduler, games = scheduler_of(pages=4), [CachedGame(number) for number in range(3)]
+    """Of two games with four common pages and one page each, both must leave before five are free."""
+    scheduler, games = scheduler_of(pages=7), [CachedGame(number) for number in range(3)]
     compute(scheduler, games[0], [0] * 4, loop)
     for game in games[1:]:
-        game.opening = (9,) * 4
-        compute(scheduler, game, [9] * 4 + [game.number], loop)
-    assert games[1].pages[0] == games[2].pages[0]
-    scheduler.add(job_of(games[0], [0] * 12, loop))
+        compute(scheduler, game, [9] * 16 + [game.number], loop)
+    assert games[1].pages[:4] == games[2].pages[:4]
+    scheduler.add(job_of(games[0], [0] * 24, loop))
     scheduler.admit()
-    assert [len(game.pages) for game in games] == [3, 0, 0]
+    assert [len(game.pages) for game in games] == [6, 0, 0]
+
+
+def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
+    """Also of a game with another opening, and not before that one is computed."""
+    scheduler, games = scheduler_of(pages=60), [CachedGame(number) for number in range(3)]
+    compute(scheduler, games[0], [9] * 20 + [0] * 10, loop)
+    first, second = job_of(games[1], [9] * 40, loop), job_of(games[2], [9] * 50, loop)
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.admit()
+    assert (first.uncached, scheduler.running) == (20, [first])
+    scheduler.schedule()
+    games[1].opening_state = tiny.policy().model.get_input_embeddings().weight[0]
+    scheduler.admit()
+    assert second.uncached == 10
 
 
 def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
