@@ -13,7 +13,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
     check_installation()
     from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.cli.preflight import check_infer
+    from prompt_r1.cli.question_input import check_infer
 
     check_usage(check_infer)
 

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.cli import preflight
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.preflight import check_train
+from prompt_r1.cli.question_input import check_infer
+from prompt_r1.evaluation.preflight import check_evaluate
 from prompt_r1.storage.run_folder import LOCK
 from tests.support.paths import ROOT
 from tests.support.programs import MAINS
 
-CHECKS = {
-    "train.py": preflight.check_train,
-    "infer.py": preflight.check_infer,
-    "evaluate.py": preflight.check_evaluate,
-}
+CHECKS = {"train.py": check_train, "infer.py": check_infer, "evaluate.py": check_evaluate}
 SEEN_BEFORE_TORCH = [
     # flags
     ("train.py --lerning-rate 1", "unrecognized arguments: --lerning-rate 1"),
@@ -178,12 +176,13 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_needs_no_model_is_checked_before_torch_is_imported(name, tmp_path):
     """An unknown flag took seconds, and a missing file minutes."""
+    check = CHECKS[name]
     code = f"""
 import sys
-from prompt_r1.cli import preflight
+from {check.__module__} import {check.__name__} as check
 for line in {[line for line, _ in SEEN_BEFORE_TORCH if line.startswith(name)]!r}:
     try:
-        preflight.check_{name.removesuffix(".py")}(line.split(" ")[1:])
+        check(line.split(" ")[1:])
     except Exception as error:
         assert type(error).__name__ == "UsageError", error
     except SystemExit:
@@ -208,4 +207,4 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
 
 def test_an_estimate_needs_no_key(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
-    preflight.check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
+    check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])

@@ -30,11 +30,15 @@ class Column:
     metric: str
     width: int
     digits: int
+    digits_below_1: int = 0  # if they are more
 
     def cell(self, metrics: Mapping[str, float]) -> str:
         """The metric of a step; blank where it is missing, as in step 0, which only validates."""
         value = metrics.get(self.metric)
-        return " " * self.width if value is None else f"{value:{self.width}.{self.digits}f}"
+        if value is None:
+            return " " * self.width
+        digits = self.digits if abs(value) >= 1 else max(self.digits, self.digits_below_1)
+        return f"{value:{self.width}.{digits}f}"
 
 
 COLUMNS = (
@@ -45,7 +49,7 @@ COLUMNS = (
     Column("turns", "turns", 5, 2),
     Column("KL", "kl", 6, 4),
 )
-SPEED = Column("games/s", "games/s", 7, 1)
+SPEED = Column("games/s", "games/s", 7, 1, digits_below_1=3)  # a large model plays one game a minute
 DOLLARS = Column("dollars", "env/usd", 9, 4)  # of the whole run, in place of the speed
 VALIDATION = (
     Column("EM", "val/em", 5, 3),

@@ -12,7 +12,7 @@ from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import REPLACED, trim_run
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.metrics import Watchdog, spending, step_metrics
+from prompt_r1.training.metrics import Watchdog, left_out, spending, step_metrics
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import Update, limit_of
@@ -71,7 +71,7 @@ class Lifecycle:
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
         self.checkpoints = Checkpoints(run.folder, run.policy, run.optimizer, config, ranks, say=run.log.say)
         self.state = self._resumed()
-        self.watchdog = Watchdog(limit_of(run.policy.compute))
+        self.watchdog = Watchdog(config.agent, limit_of(run.policy.compute))
         for line in read_metrics(run.folder) if ranks.first else []:
             self.watchdog.see(line)
         run.interrupt.deferred = True  # from here on there is something to save
@@ -116,6 +116,8 @@ class Lifecycle:
         measured = step_metrics(games_PG, ranks, rollout_seconds=run.clock.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()
+        if missing := left_out(games_PG, ranks):
+            run.log.say(f"Step {step}: {missing}")
         self.stop_if_idle(update)
 
     def stop_if_idle(self, update: Update) -> None:

@@ -22,8 +22,11 @@ SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format",
 WITH_INTERVAL = ("reward/mean", "em", "format")
 
 WINDOW = 5  # steps: a single bad step is noise, so every rule reads a median
-HAD_FORMAT = 0.5  # of the games were well formed: then that none is cannot be chance
+CHANCE = 1e-3  # probability below which it is no accident that no game of a step is well formed
 LEARNED_EM = 0.9  # of the sampled games: groups without spread are then right, and no alarm
+ODD = "env/outcomes/"  # counts of replies that are filtered, cut or empty, by label
+MOST_ODD = 0.2  # the highest share of them without an alarm
+NAMED = 5  # questions in a message
 
 T = TypeVar("T")
 Row = Mapping[str, float]  # the metrics of one game
@@ -126,6 +129,27 @@ def step_metrics(
     }
 
 
+def left_out(games_PG: list[list[ScoredGame]], ranks: Ranks) -> str:
+    """Which questions of a step are not trained on, because too many of their games broke; "" if all are.
+
+    Called by every rank.
+    """
+    games = [game for group in games_PG for game in group]
+    lost = [group[0].trajectory.question.id for group in games_PG if all(g.advantage is None for g in group)]
+    lost = joined(ranks.gather(lost))
+    failures = joined(ranks.gather([game.trajectory.error for game in games if game.reward is None]))
+    used = [float(game.advantage is not None) for game in games]
+    trained, played, groups = ranks.sum([sum(used), len(used), len(games_PG)])
+    if not lost:
+        return ""
+    names = ", ".join(lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
+    return (
+        f"{trained:.0f} of {played:.0f} games are trained on: {len(failures)} calls failed, and {len(lost)} "
+        f"of {groups:.0f} questions lost more than a quarter of their games ({names}); the first failure: "
+        f"{failures[0]}"
+    )
+
+
 def joined(shares: Sequence[Sequence[T]]) -> list[T]:
     """The shares of all ranks in one list."""
     return [item for share in shares for item in share]
@@ -157,6 +181,16 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     dollars = {"env/usd": usd + before.usd, "env/lost_usd": lost_usd + before.lost_usd}
     names = sorted({name for share in shares for name in share})
     return dollars | {name: sum(share.get(name, 0.0) for share in shares) for name in names}
+
+
+def _odd_replies(line: Mapping[str, float], calls: float) -> str:
+    """An alarm for too many replies that are filtered, cut or empty; "" if there are fewer."""
+    counts = {name: count for name, count in line.items() if name.startswith(ODD)}
+    share = sum(counts.values()) / calls
+    if share <= MOST_ODD:
+        return ""
+    label = max(counts, key=counts.__getitem__).removeprefix(ODD)
+    return f"{share:.0%} of the environment's replies are filtered, cut or empty, most of them: {label}"
 
 
 def _halved(now: float, history: Sequence[float]) -> bool:
@@ -195,6 +229,7 @@ class Watchdog:
     Its state follows from the lines alone: after a resume it reads the earlier lines again.
     """
 
+    agent: str = "DIR"  # as the user named it, for the command that teaches it the format
     gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
     recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
@@ -222,13 +257,20 @@ class Watchdog:
         for name in RULES:
             if name in line and not (right and name == "groups/no_spread"):
                 wrong[name] = self._judge_window(name, line[name])
-        if line.get("step") == 1 and line.get("groups/no_spread") == 1 and not right:
-            why = "the agent does not know the format" if line["format"] == 0 else "its games are alike"
-            wrong["groups/no_spread"] = f"all games of each question have the same reward: {why}"
+        first = line.get("step") == 1
+        if first and line.get("groups/no_spread") == 1 and line.get("format") and not right:
+            wrong["groups/no_spread"] = "all games of each question have the same reward: they are alike"
         # A learning rate that is far too large can destroy the format in a single step.
         self.highest_format = max(self.highest_format, line.get("format", 0.0))
-        if line.get("format") == 0 and self.highest_format > HAD_FORMAT:
+        if line.get("format") == 0 and (1 - self.highest_format) ** line.get("games", 0.0) < CHANCE:
             wrong["format"] = f"format is 0, after {self.highest_format:.3g}: no game is well formed any more"
+        elif first and line.get("format") == 0:
+            wrong["format"] = (
+                "no game is well formed: the agent does not know the format; "
+                f"`python -m prompt_r1.baselines.sft --agent {self.agent} --games FILE` teaches it"
+            )
+        if calls := line.get("env/calls", 0.0) + line.get("val/calls", 0.0):
+            wrong["env/outcomes"] = _odd_replies(line, calls)
         alarms = [text for name, text in wrong.items() if text and name not in self.alarming]
         self.alarming -= wrong.keys()
         self.alarming |= {name for name, text in wrong.items() if text}

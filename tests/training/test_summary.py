@@ -34,6 +34,12 @@ def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
     assert row(STEP, priced=True).split() == shown.split()
 
 
+@pytest.mark.parametrize(("speed", "shown"), [(181.52, "181.5"), (0.0267, "0.027")])
+def test_a_slow_run_shows_its_speed(speed, shown):
+    """A real model on a CPU plays a game in half a minute: its speed was shown as 0.0."""
+    assert row({"games/s": speed}, priced=False).split() == [shown]
+
+
 @pytest.mark.parametrize("priced", [False, True])
 def test_numbers_are_right_aligned_with_their_labels(priced):
     labels, numbers = header(priced=priced), row(STEP, priced=priced)
@@ -62,7 +68,9 @@ def test_the_whole_summary_of_a_run(tmp_path):
     games = {"reward/mean": 0.5, "em": 0.5, "format": 1.0, "games": 800.0, "time/rollout": 3600.0}
     for step in (1, 2):
         lines.append({"step": step, "env/calls": 1500.0, "env/usd": 0.5, "val/n": 100.0, **games})
+    lines[1]["env/outcomes/length"] = 3.0
     lines[2] |= {"val/em": 0.9, "val/reward": 0.8, "val/format": 1.0}
+    lines[2] |= {"env/outcomes/length": 2.0, "env/outcomes/content_filter": 1.0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = summary(tmp_path, 2, TrainConfig(env="mini", test_data=("mini",)))
     assert shown.splitlines() == [
@@ -70,6 +78,7 @@ def test_the_whole_summary_of_a_run(tmp_path):
         "  validation   EM 0.100 → 0.900   reward 0.200 → 0.800   format 0.900 → 1.000",
         "               from step 0 to step 2, the best",
         "  took         2 steps, 1,600 games, 3,005 calls of mini, $0.5000, 2.0 h",
+        "  odd replies  5 length, 1 content_filter",
         "Where it is",
         f"  {tmp_path}/report.html: curves and games, to open in a browser",
         f"  {tmp_path}/agent: the agent of step 2, a Hugging Face folder",
