@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 
 NAME = "prompt_r1"
-BLOCK = 512  # queries at a time, so that scores never exist for a whole long game
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,8 @@ def attend(
         # Contiguous, because some models take a view of it; others copy it anyway.
         out = packed(query[0], key[0], value[0], scale, sliding_window)
         return out.transpose(0, 1)[None].contiguous(), None
-    if is_shorter(sliding_window, query.shape[2]):
-        rows_of_games = [
-            attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)
-        ]
-        return torch.stack(rows_of_games).transpose(1, 2).contiguous(), None
-    grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-    return out.transpose(1, 2), None
+    rows = [attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)]
+    return torch.stack(rows).transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
@@ -125,29 +118,17 @@ def is_shorter(window: Window, length: int) -> TypeGuard[int]:
     return window is not None and window < length
 
 
-def attend_in_window(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
-    """Causal attention of one sequence in a sliding window, on any device, differentiable.
+def attend_in_window(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
+) -> Tensor:
+    """Causal attention of one sequence, on any device, differentiable.
 
     (H, Tq, D) queries, the last Tq of the T tokens, and (Hkv, T, D) keys and values → (H, Tq, D).
     """
-    cached = key.shape[1] - query.shape[1]
-    out: list[Tensor] = []
-    for start in range(0, query.shape[1], BLOCK):
-        rows = query[:, start : start + BLOCK]
-        first_row = cached + start
-        end = first_row + rows.shape[1]
-        first_key = max(0, first_row + 1 - window)
-        distance = (
-            torch.arange(first_row, end, device=query.device)[:, None]
-            - torch.arange(first_key, end, device=query.device)[None]
-        )
-        part = F.scaled_dot_product_attention(
-            rows[None],
-            key[None, :, first_key:end],
-            value[None, :, first_key:end],
-            attn_mask=(distance >= 0) & (distance < window),
-            scale=scale,
-            enable_gqa=len(query) != len(key),
-        )
-        out.append(part[0])
-    return torch.cat(out, 1)
+    count, length = query.shape[1], key.shape[1]
+    visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
+    if window is not None:
+        visible = visible.triu(length - count + 1 - window)
+    return F.scaled_dot_product_attention(
+        query[None], key[None], value[None], visible, scale=scale, enable_gqa=len(query) != len(key)
+    )[0]

@@ -8,48 +8,37 @@ game is only a target, so it is not in the row. Attention has three implementati
 `merged` on CPUs, `varlen` on GPUs in 16 bits, and the reference `game_by_game` on any device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.attention import Window, attend_in_window, is_shorter
+from prompt_r1.agent.attention import PackedAttention, Window, attend_in_window, is_shorter
 from prompt_r1.types import Trajectory
 
 
 @dataclass(frozen=True)
 class Group:
-    """Games with a common opening in a packed row: the opening's columns, then the columns of each game."""
+    """The columns of games with a common opening in a packed row."""
 
-    start: int  # first column
-    opening: int  # tokens of the opening
-    games: tuple[int, ...]  # tokens of each game after the opening; empty for a single game
-
-    @property
-    def end(self) -> int:
-        return self.start + self.opening + sum(self.games)
+    opening: slice  # all of a single game
+    games: tuple[slice, ...]  # what each game has after the opening; games without any are left out
 
     @property
     def longest_game(self) -> int:
-        return self.opening + max(self.games, default=0)
+        """Tokens of the longest game, its opening included."""
+        return _length(self.opening) + max(map(_length, self.games), default=0)
 
-    @property
-    def opening_columns(self) -> slice:
-        return slice(self.start, self.start + self.opening)
 
-    @property
-    def game_columns(self) -> Iterator[slice]:
-        """The columns of each game after the opening; games without any are left out."""
-        start = self.start + self.opening
-        for length in self.games:
-            if length:
-                yield slice(start, start + length)
-            start += length
+def _length(columns: slice) -> int:
+    return int(columns.stop - columns.start)
+
+
+Groups = tuple[Group, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Packed:
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
-    groups: tuple[Group, ...]
+    groups: Groups
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
@@ -71,67 +60,50 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     targets: list[int] = []
     layout: list[Group] = []
     for games in groups:
-        start, opening = len(tokens), games[0].opening
+        first = games[0]
         # A single game is all opening: one causal block.
-        shared = opening if len(games) > 1 else len(games[0].tokens) - 1
-        tokens += games[0].tokens[:shared]
+        shared = first.opening if len(games) > 1 else len(first.tokens) - 1
+        opening = slice(len(tokens), len(tokens) + shared)
+        tokens += first.tokens[:shared]
         positions += range(shared)
-        lengths: list[int] = []
+        own: list[slice] = []
         for game in games:
-            assert game.opening == opening and game.tokens[:shared] == tokens[start : start + shared]
-            own_start = len(tokens)
+            assert game.opening == first.opening and game.tokens[:shared] == tokens[opening]
+            own.append(slice(len(tokens), len(tokens) + len(game.tokens) - 1 - shared))
+            columns = [*range(opening.start, opening.stop), *range(own[-1].start, own[-1].stop)]
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    # The token before predicts it. That one is in the opening, or among the game's own.
-                    source = position - 1
-                    in_opening = source < shared
-                    sources.append(start + source if in_opening else own_start + source - shared)
+                    sources.append(columns[position - 1])  # the token before predicts it
                     targets.append(game.tokens[position])
             tokens += game.tokens[shared:-1]
             positions += range(shared, len(game.tokens) - 1)
-            lengths.append(len(game.tokens) - 1 - shared)
-        layout.append(Group(start, shared, tuple(lengths) if len(games) > 1 else ()))
+        layout.append(Group(opening, tuple(columns for columns in own if _length(columns))))
     row = torch.tensor([tokens, positions], device=device)
     scored = torch.tensor([sources, targets], device=device)
     return Packed(row[0], row[1], tuple(layout), sources=scored[0], targets=scored[1])
 
 
-# Attention over a packed row
-
-Groups = tuple[Group, ...]
-GroupAttention = Callable[[Groups, Tensor, Tensor, Tensor, float, Window], Tensor]
-"""The groups of a row, (H, T, D) queries, (Hkv, T, D) keys and values, the scale, the layer's window →
-(H, T, D).
-"""
-
-
-def attention_on(device: torch.device, dtype: torch.dtype) -> GroupAttention:
-    """The fastest attention over packed rows on a device: FlashAttention computes in 16 bits only."""
-    if device.type == "cpu":
-        return merged
-    return varlen if dtype.itemsize == 2 else game_by_game
+def attention_of(packed: Packed, dtype: torch.dtype) -> PackedAttention:
+    """The fastest attention over a packed row on its device: FlashAttention computes in 16 bits only."""
+    if packed.tokens.device.type == "cpu":
+        return partial(merged, packed.groups)
+    if dtype.itemsize == 2:
+        return partial(varlen, CausalBlocks.of(packed.groups, packed.tokens.device))
+    return partial(game_by_game, packed.groups)
 
 
 def game_by_game(
     groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
-    """Compute each game separately, its opening included, with torch's SDPA: any device and dtype."""
+    """Attend to copies of the opening and the game's own keys with torch's SDPA: any device and dtype."""
     out: list[Tensor] = []
     for group in groups:
-        shared = group.opening_columns
-        out.append(_causal(query[:, shared], key[:, shared], value[:, shared], scale, window))
-        for own in group.game_columns:
-            q, k, v = (torch.cat([rows[:, shared], rows[:, own]], 1) for rows in (query, key, value))
-            out.append(_causal(q, k, v, scale, window)[:, group.opening :])
+        shared = group.opening
+        out.append(attend_in_window(query[:, shared], key[:, shared], value[:, shared], scale, window))
+        for own in group.games:
+            keys, values = (torch.cat([rows[:, shared], rows[:, own]], 1) for rows in (key, value))
+            out.append(attend_in_window(query[:, own], keys, values, scale, window))
     return torch.cat(out, 1)
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window) -> Tensor:
-    if is_shorter(window, query.shape[1]):
-        return attend_in_window(query, key, value, scale, window)
-    return F.scaled_dot_product_attention(
-        query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=len(query) != len(key)
-    )[0]
 
 
 def merged(
@@ -178,7 +150,7 @@ class _Merged(torch.autograd.Function):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         query, key, value, out, sums = ctx.saved_tensors
-        grad_query, grad_key, grad_value = (torch.empty_like(rows) for rows in (query, key, value))
+        grad_query, grad_key, grad_value = (torch.zeros_like(rows) for rows in (query, key, value))
         for queries, keys in _blocks(ctx.groups):
             causal = queries == keys
             part_query, part_key, part_value = flash(
@@ -192,14 +164,9 @@ class _Merged(torch.autograd.Function):
                 causal,
                 scale=ctx.scale,
             )
-            if causal:  # the first block of these columns
-                grad_query[:, queries] = part_query[0]
-                grad_key[:, keys] = part_key[0]
-                grad_value[:, keys] = part_value[0]
-            else:
-                grad_query[:, queries] += part_query[0]
-                grad_key[:, keys] += part_key[0]
-                grad_value[:, keys] += part_value[0]
+            grad_query[:, queries] += part_query[0]
+            grad_key[:, keys] += part_key[0]
+            grad_value[:, keys] += part_value[0]
         return None, grad_query, grad_key, grad_value, None
 
 
@@ -208,24 +175,51 @@ def _blocks(groups: Groups) -> Iterator[tuple[slice, slice]]:
     themselves (causal), then all its games with the opening.
     """
     for group in groups:
-        opening = group.opening_columns
-        yield opening, opening
-        for own in group.game_columns:
-            yield own, own
-        if opening.stop < group.end:
-            yield slice(opening.stop, group.end), opening
+        for columns in (group.opening, *group.games):
+            yield columns, columns
+        if group.games:
+            yield slice(group.opening.stop, group.games[-1].stop), group.opening
+
+
+@dataclass(frozen=True)
+class CausalBlocks:
+    """The openings and games of a packed row in the form that FlashAttention reads."""
+
+    queries: Tensor  # (blocks + 1,) int32 first columns
+    keys: Tensor  # (blocks + 1,) int32 first rows among the copied keys
+    columns: Tensor  # the column of the row that each copied key comes from
+    longest_query: int
+    longest_key: int
+
+    @classmethod
+    def of(cls, groups: Groups, device: torch.device) -> "CausalBlocks":
+        """Each opening is a block, and each game with a copy of its opening's keys."""
+        columns: list[int] = []
+        queries, keys = [0], [0]
+        for group in groups:
+            opening = range(group.opening.start, group.opening.stop)
+            for own in (range(0), *(range(game.start, game.stop) for game in group.games)):
+                columns += [*opening, *own]
+                queries.append(own.stop or opening.stop)
+                keys.append(len(columns))
+        return cls(
+            torch.tensor(queries, dtype=torch.int32, device=device),
+            torch.tensor(keys, dtype=torch.int32, device=device),
+            torch.tensor(columns, device=device),
+            max(end - start for start, end in pairwise(queries)),
+            max(end - start for start, end in pairwise(keys)),
+        )
 
 
 def varlen(
-    groups: Groups, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
+    blocks: CausalBlocks, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
-    """One call of torch's FlashAttention; each game gets a copy of its opening's keys and values.
+    """One call of torch's FlashAttention. Not measured.
 
-    Not measured. Causal with fewer queries than keys is aligned at the bottom right.
+    Causal with fewer queries than keys is aligned at the bottom right.
     """
     from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
-    blocks = row_offsets(groups, query.device)
     keys, values = (rows.transpose(0, 1).index_select(0, blocks.columns) for rows in (key, value))
     out = varlen_attn(
         query.transpose(0, 1).contiguous(),
@@ -241,37 +235,3 @@ def varlen(
     )
     assert isinstance(out, Tensor), "the log-sum-exp was not requested"
     return out.transpose(0, 1)
-
-
-@dataclass(frozen=True)
-class RowOffsets:
-    """The causal blocks of a packed row in the form that FlashAttention reads."""
-
-    queries: Tensor  # (blocks + 1,) first columns
-    keys: Tensor  # (blocks + 1,) first rows among the copied keys
-    columns: Tensor  # the column of the row that each copied key comes from
-    longest_query: int
-    longest_key: int
-
-
-@lru_cache(maxsize=1)  # the same for all layers of a forward
-def row_offsets(groups: Groups, device: torch.device) -> RowOffsets:
-    """Where each causal block of a packed row begins and ends, for variable-length kernels."""
-    columns: list[int] = []
-    queries, keys = [0], [0]
-    for group in groups:
-        opening = range(group.start, group.start + group.opening)
-        columns += opening
-        queries.append(opening.stop)
-        keys.append(len(columns))
-        for own in group.game_columns:
-            columns += [*opening, *range(own.start, own.stop)]
-            queries.append(own.stop)
-            keys.append(len(columns))
-    return RowOffsets(
-        torch.tensor(queries, dtype=torch.int32, device=device),
-        torch.tensor(keys, dtype=torch.int32, device=device),
-        torch.tensor(columns, device=device),
-        max(end - start for start, end in pairwise(queries)),
-        max(end - start for start, end in pairwise(keys)),
-    )

@@ -1,22 +1,20 @@
 """The agent's weights: tokens in, log-probabilities out."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from prompt_r1.agent.packing import Packed, attention_on
+from prompt_r1.agent.packing import Packed, attention_of
 from prompt_r1.distributed import full_tensor, shard
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
-# Rows of a 16-bit head that a CPU converts to float32 at a time: they fit its cache.
-HEAD_ROWS = 2048
 
 
 class TokenScores(NamedTuple):
@@ -71,7 +69,7 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        attend = partial(attention_on(self.device, self.compute), packed.groups)
+        attend = attention_of(packed, self.compute)
         hidden = self.hidden_states(packed.tokens[None], position_ids=packed.positions[None], packed=attend)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
@@ -92,16 +90,9 @@ class Policy(nn.Module):
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
-        # transformers renamed the method in 5.2x.
-        old = self.model.gradient_checkpointing_enable
-        # Nothing in a layer is random. With adapters, the same layers play: in each of them a GPU would read
-        # its random state.
-        settings = {"use_reentrant": False, "preserve_rng_state": False}
-        getattr(self.model, "activation_checkpointing_enable", old)(settings)
-        # transformers recomputes only in training mode. What is inside a layer stays in evaluation mode:
-        # there, some models add noise to their routers.
-        for module in self.model.modules():
-            module.training = getattr(module, "gradient_checkpointing", False)
+        # transformers' own switch acts in training mode only, in which models have dropout and noise.
+        for block in blocks_of(self.model):
+            block.forward = partial(_recomputed, block.forward)
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
         """Shard every weight over the ranks. From then on every forward must be called by all ranks."""
@@ -120,6 +111,13 @@ class Policy(nn.Module):
                 mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
 
 
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
+    """A layer's forward that is computed again in backward. Nothing in it is random."""
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **keywords)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """log_softmax(logits)[target], and the entropy, chunk by chunk. `_logits` explains `scale` and `cap`.
 
@@ -136,8 +134,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         head = weight.to(hidden.dtype)
-        for chunk in _chunks(len(targets), head):
-            rows, logits, log_p = chunk.rows, chunk.logits, chunk.probabilities
+        for rows, (logits, log_p) in _chunks(len(targets), head):
             torch.log_softmax(_logits(hidden[rows], head, scale, cap, out=logits), -1, out=log_p)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
@@ -155,13 +152,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             # float32: a sum over many chunks loses bits in bfloat16.
             grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         head = weight.to(hidden.dtype)
-        for chunk in _chunks(len(targets), head):
-            rows, p = chunk.rows, chunk.probabilities
-            torch.softmax(_logits(hidden[rows], head, ctx.scale, ctx.cap, out=chunk.logits), -1, out=p)
+        for rows, (logits, p) in _chunks(len(targets), head):
+            torch.softmax(_logits(hidden[rows], head, ctx.scale, ctx.cap, out=logits), -1, out=p)
             # d log p[target] / d logits = one-hot - p. We compute p - one-hot, in float32 before rounding.
             p[torch.arange(len(p), device=p.device), targets[rows]] -= 1
             if ctx.cap:  # d cap · tanh(x / cap) / dx = 1 - tanh²
-                p *= 1 - (chunk.logits / ctx.cap).square_()
+                p *= 1 - (logits / ctx.cap).square_()
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
             if grad_head is None:
@@ -184,35 +180,23 @@ def _logits(hidden: Tensor, head: Tensor, scale: float, cap: float, *, out: Tens
 
 def _product(hidden: Tensor, head: Tensor, *, out: Tensor) -> None:
     """Write hidden @ head.T to the float32 `out`: in bfloat16, logits of 8 to 16 are off by up to 0.03."""
-    if hidden.dtype == out.dtype:
-        torch.mm(hidden, head.T, out=out)
-    elif hidden.dtype.itemsize > out.dtype.itemsize:  # float64, in tests
+    if hidden.dtype.itemsize > out.dtype.itemsize:  # float64, in tests
         out.copy_(hidden @ head.T)
-    elif hidden.device.type != "cpu":
+    elif hidden.dtype == out.dtype or hidden.device.type == "cpu":  # a CPU has no product of two dtypes
+        torch.mm(hidden.to(out.dtype), head.to(out.dtype).T, out=out)
+    else:
         torch.mm(hidden, head.T, out_dtype=out.dtype, out=out)
-    else:  # a CPU has no such product
-        states = hidden.to(out.dtype)
-        for start in range(0, len(head), HEAD_ROWS):
-            part = slice(start, start + HEAD_ROWS)
-            torch.mm(states, head[part].to(out.dtype).T, out=out[:, part])
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Some of the scored tokens, and two (chunk, V) float32 buffers to compute in."""
+def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Divide `count` tokens into chunks of R rows, each with two float32 buffers (2, R, V) to compute in.
 
-    rows: slice
-    logits: Tensor
-    probabilities: Tensor
-
-
-def _chunks(count: int, head: Tensor) -> Iterator[_Chunk]:
-    """Divide `count` tokens into chunks. They share their buffers: fresh memory costs page faults."""
+    All chunks share these buffers: fresh memory costs page faults.
+    """
     size = min(count, CHUNK_TOKENS.get(head.device.type, CHUNK_TOKENS["cpu"]))
     if not size:
         return
     buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
-        logits, probabilities = buffers[:, : rows.stop - start]
-        yield _Chunk(rows, logits, probabilities)
+        yield rows, buffers[:, : rows.stop - start]

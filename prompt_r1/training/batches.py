@@ -154,7 +154,7 @@ def make_batch(
         packed = pack([[game.trajectory for game in group] for group in groups], device)
     else:  # a row of one token, of which none is scored
         token_0 = torch.zeros(1, dtype=torch.long, device=device)
-        packed = Packed(token_0, token_0, (Group(0, 1, ()),), sources=token_0[:0], targets=token_0[:0])
+        packed = Packed(token_0, token_0, (Group(slice(0, 1), ()),), sources=token_0[:0], targets=token_0[:0])
     rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
     sizes = {game.index: sum(game.trajectory.sampled) for group in groups for game in group}
     return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2], tokens_of=sizes)

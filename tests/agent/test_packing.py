@@ -1,16 +1,25 @@
 """Packed rows hold every game without padding, and attention in them equals attention game by game."""
 
+from itertools import accumulate, pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packing import Group, game_by_game, merged, pack, row_offsets, varlen
+from prompt_r1.agent.packing import CausalBlocks, Group, game_by_game, merged, pack, varlen
 from tests.support.games import CPU, siblings
 
 some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
     lambda shapes: [siblings(seed, count) for seed, count in shapes]
 )
+
+
+def columns_of(*groups: tuple[int, tuple[int, ...]]) -> tuple[Group, ...]:
+    """Groups in a row, of the lengths of their opening and of what each game has after it."""
+    ends = [0, *accumulate(length for opening, games in groups for length in (opening, *games))]
+    columns = iter([slice(*pair) for pair in pairwise(ends)])
+    return tuple(Group(next(columns), tuple(next(columns) for _ in games)) for _, games in groups)
 
 
 @given(some_groups)
@@ -34,7 +43,7 @@ def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_heads):
-    groups = (Group(0, 7, (40, 3, 0, 90)), Group(140, 25, ()), Group(165, 1, (1, 70)))
+    groups = columns_of((7, (40, 3, 90)), (25, ()), (1, (1, 70)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 237, 16, dtype=dtype) for heads in (4, kv_heads, kv_heads, 4)]
     results = []
@@ -50,20 +59,20 @@ def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_h
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.usefixtures("varlen")
 def test_varlen_attention_equals_attention_game_by_game(kv_heads):
-    groups = (Group(0, 7, (40, 3, 0, 9)), Group(59, 25, ()), Group(84, 1, (1, 30)))
+    groups = columns_of((7, (40, 3, 9)), (25, ()), (1, (1, 30)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
-    blocks = row_offsets(groups, CPU)
+    blocks = CausalBlocks.of(groups, CPU)
     assert (blocks.longest_query, blocks.longest_key) == (40, 47)
     for window in (None, 6):
         expected = game_by_game(groups, *rows, 0.3, window)
-        assert torch.allclose(varlen(groups, *rows, 0.3, window), expected, atol=1e-5)
+        assert torch.allclose(varlen(blocks, *rows, 0.3, window), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [9, 33, 45])
 def test_merged_attention_sees_the_window_of_every_group(window):
     """The first group is shorter than the window; a game may exceed it only with its opening."""
-    groups = (Group(0, 4, (3, 2)), Group(9, 30, (8, 6)), Group(53, 10, (7,)))
+    groups = columns_of((4, (3, 2)), (30, (8, 6)), (10, (7,)))
     torch.manual_seed(0)
     rows = [torch.randn(heads, 70, 16) for heads in (4, 2, 2)]
     torch.testing.assert_close(merged(groups, *rows, 0.3, window), game_by_game(groups, *rows, 0.3, window))

@@ -1,14 +1,12 @@
 """Log-probabilities of packed games against log_softmax over the logits of each game on its own."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.agent import policy as policy_module
-from prompt_r1.agent.packing import Packed, attention_on, pack
+from prompt_r1.agent.packing import Packed, attention_of, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.types import Trajectory
 from tests.support import tiny
@@ -131,9 +129,8 @@ def exact_logits(hidden: torch.Tensor, head: torch.Tensor, scale: float, cap: fl
 
 
 @pytest.mark.parametrize(("scale", "cap"), HEADS)
-def test_logits_of_16_bit_weights_have_the_precision_of_float32(monkeypatch, scale, cap):
+def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale, cap):
     """A bug: they were rounded to bfloat16 before they were widened, up to 0.06 off."""
-    monkeypatch.setattr(policy_module, "HEAD_ROWS", 7)
     policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16)
     policy.logit_scale, policy.logit_cap = scale, cap
     head = policy.model.get_output_embeddings().weight
@@ -152,7 +149,7 @@ def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, 
     """
     policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
     policy.logit_scale, policy.logit_cap = scale, cap
-    attend = partial(attention_on(policy.device, policy.compute), packed.groups)
+    attend = attention_of(packed, compute)
     with torch.no_grad():
         hidden = policy.hidden_states(
             packed.tokens[None], position_ids=packed.positions[None], packed=attend
@@ -167,7 +164,6 @@ def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, 
 def test_16_bit_logprobs_and_gradients_equal_float64_up_to_one_rounding(monkeypatch, scale, cap, rows):
     """The oracle is autograd through log_softmax in float64, on the same rounded states and weights."""
     monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", rows)
-    monkeypatch.setattr(policy_module, "HEAD_ROWS", 7)
     head, hidden = (tensor.requires_grad_() for tensor in head_and_states())
     targets, upstream = torch.arange(9) % 50, torch.linspace(-1, 2, 9)
     logprobs, entropy = policy_module._ChunkedLogprobs.apply(hidden, head, targets, scale, cap)
