@@ -82,31 +82,19 @@ class Ranks:
         return items
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Call `make` on rank 0; return its result, or raise its error for the user, on every rank."""
-        items: list[T | UsageError | Resumable | FatalEnvError | None] = [None]
+        """Call `make` on rank 0; return its result, or raise its error, on every rank."""
+        items: list[T | Exception | None] = [None]
         if self.first:
             try:
                 items = [make()]
-            except FORESEEN as error:
+            except (*FORESEEN, OSError) as error:
                 items = [error]
         if self.count > 1:
             dist.broadcast_object_list(items, device=self.device)
-        if isinstance(items[0], FORESEEN):
+        if isinstance(items[0], Exception):
             self.barrier()  # a rank that left at once could cut off the others while they receive
             raise items[0]
         return items[0]  # type: ignore[return-value]
-
-    def try_on_first(self, work: Callable[[], object]) -> str:
-        """Do file operations on rank 0. Returns "" on every rank, or why they failed."""
-
-        def attempt() -> str:
-            try:
-                work()
-            except OSError as error:
-                return error.strerror or str(error)
-            return ""
-
-        return self.from_first(attempt)
 
     def run(self, work: Coroutine[None, None, T], runner: asyncio.Runner) -> T:
         """Run this rank's share of some asynchronous work, and wait for the other ranks.

@@ -38,11 +38,12 @@ from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import UsageError
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import make_folder
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
+from prompt_r1.storage.atomic_folder import REPLACED, TEMPORARY
 from prompt_r1.storage.export import export_agent
 from prompt_r1.training.run import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
@@ -126,7 +127,7 @@ def fine_tune_agent(
 
     Writes metrics.jsonl beside it.
     """
-    ours = {"metrics.jsonl", "agent", ".agent.tmp", ".agent.old"}
+    ours = {"metrics.jsonl", "agent", TEMPORARY, REPLACED}
     make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
@@ -145,9 +146,7 @@ def fine_tune_agent(
         merge_lora(policy.model)
     if not math.isfinite(alone.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    error = export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)
-    if error:
-        raise Resumable(f"the fine-tuned agent could not be written: {error}")
+    export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)
     return out / "agent"
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from prompt_r1.agent.lora import LoRA
@@ -13,8 +12,11 @@ from prompt_r1.agent.lora import LoRA
 ADAPTER_FOLDER = "adapter"  # in the folder of the agent, so that both are replaced at once
 
 
-def save_adapters(model: nn.Module, adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
-    """Write the adapters of a model, in float32. `base` is the folder or hub id of the model without them."""
+def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
+    """Write adapters, by the names of their layers, in float32.
+
+    `base` is the folder or hub id of the model without them.
+    """
     folder.mkdir()
     tensors = {}
     for name, layer in adapted.items():
@@ -30,18 +32,7 @@ def save_adapters(model: nn.Module, adapted: Mapping[str, LoRA], folder: Path, *
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": any(isinstance(layer.base, Conv1D) for layer in adapted.values()),
-        "target_modules": _target_modules(model, adapted),
+        "target_modules": sorted(adapted),
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-
-
-def _target_modules(model: nn.Module, adapted: Mapping[str, LoRA]) -> list[str]:
-    """The last parts of the names of adapted layers; whole names where other layers end like them."""
-    endings = {_ending(name) for name in adapted}
-    alike = {name for name, _ in model.named_modules() if _ending(name) in endings}
-    return sorted(endings if alike == adapted.keys() else adapted)
-
-
-def _ending(name: str) -> str:
-    return name.rpartition(".")[2]

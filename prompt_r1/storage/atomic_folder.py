@@ -1,67 +1,52 @@
 """Folders that are either complete or absent.
 
-A folder is written under a temporary name, gets one file with the checksums of the others, is synced to the
-disk and renamed. A kill while it is written leaves only the temporary folder.
+A folder is written under a temporary name, synced to the disk and renamed. A kill while it is written leaves
+only the temporary folder, which the next writer beside it removes.
 """
 
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
 from prompt_r1.foreign import json_object
 
+TEMPORARY, REPLACED = ".unfinished.tmp", ".replaced.old"  # what is written, and an older one of its name
 MANIFEST = "manifest.json"  # {name: [bytes, SHA-256]}
 
 
 def new_temporary(folder: Path) -> Path:
     """Make an empty folder beside `folder`, to be filled and then moved to that name."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.parent.mkdir(exist_ok=True)  # without its parents: a run folder that is gone stays so
+    remove_leftovers(folder.parent)
+    folder.parent.mkdir(exist_ok=True)  # without its parents: a run folder that is gone stays so
+    temporary = folder.with_name(TEMPORARY)
     temporary.mkdir()
     return temporary
 
 
 def seal(temporary: Path, folder: Path) -> None:
-    """Write the checksums of all files, sync them, and rename the temporary folder to `folder`."""
+    """Write the checksums of all files, and move the temporary folder to `folder`."""
     checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
     sync_and_move(temporary, folder)
 
 
 def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder, and rename it to `folder`. An existing one is moved aside first, and removed last."""
+    """Sync a folder, and rename it to `folder`. A kill between the two renames loses an older one."""
     for path in (*sorted(temporary.rglob("*")), temporary):
         _sync(path)
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():
-        os.replace(folder, aside)
+        os.replace(folder, folder.with_name(REPLACED))
     os.replace(temporary, folder)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_leftovers(folder.parent)
     _sync(folder.parent)
 
 
-def remove_leftovers(parent: Path, names: str) -> None:
-    """Remove the temporary folders that kills have left; restore a folder that was only moved aside.
-
-    `names` is a regular expression of the names that we write in `parent`: everything else belongs to the
-    user and is not touched.
-    """
-    for path in sorted(parent.iterdir()) if parent.is_dir() else []:
-        match = re.fullmatch(rf"\.({names})\.(old|tmp)", path.name)
-        if match is None:
-            continue
-        home = path.with_name(match[1])
-        if match[2] == "old" and not home.exists():
-            os.replace(path, home)
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def remove_leftovers(parent: Path) -> None:
+    """Remove what a kill or a full disk has left of a folder in `parent`."""
+    for name in (TEMPORARY, REPLACED):
+        shutil.rmtree(parent / name, ignore_errors=True)
 
 
 def find_damage(folder: Path) -> str:

@@ -15,7 +15,6 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.yaml_files import read_mapping, write_yaml
 from prompt_r1.distributed import Ranks
-from prompt_r1.errors import UsageError, first_line
+from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object
 from prompt_r1.storage import atomic_folder
 
@@ -69,15 +68,16 @@ class Checkpoints:
         self._config, self._ranks = config, ranks
         self._say = say
         self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
+        _begin_states(optimizer)
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
-    def save(self, state: State) -> str:
-        """Write the checkpoint of `state.step`, and remove old ones. Returns "", or why any rank failed."""
+    def save(self, state: State) -> None:
+        """Write the checkpoint of `state.step`, and remove old ones. Raises Resumable if that fails."""
         folder = self.folder / f"step-{state.step:06d}"
-        temporary = folder.with_name(f".{folder.name}.tmp")
+        temporary = folder.with_name(atomic_folder.TEMPORARY)
         text = json.dumps(asdict(state))
         if text == self._saved_state:
-            return ""
+            return
 
         def begin() -> None:
             atomic_folder.new_temporary(folder)
@@ -90,37 +90,41 @@ class Checkpoints:
                 if _step(old) != state.best_step:
                     shutil.rmtree(old)
 
-        ranks = self._ranks
-        failed = ranks.try_on_first(begin) or self._write_tensors(temporary) or ranks.try_on_first(finish)
-        if failed:
-            ranks.try_on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
-            return f"{folder} could not be written: {failed}"
+        try:
+            self._ranks.from_first(begin)
+            self._write_tensors(temporary)
+            self._ranks.from_first(finish)
+        except (OSError, dcp.CheckpointException) as error:
+            if self._ranks.first:
+                atomic_folder.remove_leftovers(self.folder)
+            cause = _cause(error)
+            raise Resumable(
+                f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "
+                "make room, and the same command resumes from the checkpoint before it"
+            ) from None
         self._saved_state = text
-        return ""
 
-    def _write_tensors(self, folder: Path) -> str:
-        """Write this rank's share, in files of about FILE_BYTES. Returns "", or why any rank failed."""
+    def _write_tensors(self, folder: Path) -> None:
+        """Write this rank's share, in files of about FILE_BYTES."""
         tensors, files, size = tensors_of(self._policy, self._optimizer), {}, 0
         for name, tensor in tensors.items():
             size += tensor.nbytes
             files[name] = 1 + size // FILE_BYTES
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
-        failure = ""
-        try:
-            dcp.save(tensors, storage_writer=writer, no_dist=self._ranks.count == 1)
-        except dcp.CheckpointException as error:
-            failure = getattr(_cause(error), "strerror", None) or first_line(_cause(error))
-        return next(filter(None, self._ranks.gather(failure)), "")
+        dcp.save(tensors, storage_writer=writer, no_dist=self._ranks.count == 1)
 
     def newest(self) -> Path | None:
         """The newest valid checkpoint, or None if there is no checkpoint at all.
 
         Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
         """
-        self._ranks.from_first(lambda: atomic_folder.remove_leftovers(self.folder, NAMES))
-        found = self._ranks.from_first(lambda: checkpoints_of(self.folder.parent))
+        return self._ranks.from_first(self._find_newest)
+
+    def _find_newest(self) -> Path | None:
+        atomic_folder.remove_leftovers(self.folder)
+        found = checkpoints_of(self.folder.parent)
         for folder in reversed(found):
-            damage = self._ranks.from_first(partial(atomic_folder.find_damage, folder))
+            damage = atomic_folder.find_damage(folder)
             if not damage:
                 return folder
             self._say(f"Skipping {folder}: {damage}")
@@ -141,41 +145,16 @@ class Checkpoints:
         values = json_object(text)
         if values.keys() != asdict(State()).keys():
             raise _of_another_version(folder, "another state")
-        state = State(**values)
-        self._read_tensors(folder)
-        self._saved_state = text
-        return state
-
-    def _read_tensors(self, folder: Path) -> None:
-        """Load weights, and Adam's states where they were saved: a weight without a gradient has none."""
-        reader = HuggingFaceStorageReader(str(folder))
+        tensors, reader = tensors_of(self._policy, self._optimizer), HuggingFaceStorageReader(str(folder))
         try:
-            saved = reader.read_metadata().state_dict_metadata.keys()
-            tensors: dict[str, Tensor] = {}
-            states: dict[str, dict[str, Tensor]] = {}  # Adam's, by weight
-            for name, weight in _trained(self._policy).items():
-                tensors[f"weights/{name}"] = weight.detach()
-                state = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight.detach())}
-                state["exp_avg_sq"] = torch.zeros_like(weight.detach())
-                if f"adam/{name}/step" in saved:
-                    tensors |= {f"adam/{name}/{entry}": tensor for entry, tensor in state.items()}
-                    states[name] = state
-            if different := sorted(saved ^ tensors.keys()):
-                raise ValueError(f"{different[0]} is in only one of them")
-            dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.count == 1)
+            dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.count == 1)  # in place
         except (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException) as error:
-            cause = _cause(error)
             raise UsageError(
-                f"{folder} does not fit the agent ({first_line(cause)}): give the agent that the run "
+                f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
                 "started from"
             ) from None
-        # An optimiser numbers its weights in the order of its groups.
-        groups = self._optimizer.param_groups
-        names = {weight: name for name, weight in self._policy.named_parameters()}
-        ordered = [names[weight] for group in groups for weight in group["params"]]
-        numbered = {number: states[name] for number, name in enumerate(ordered) if name in states}
-        saved_groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": numbered, "param_groups": saved_groups})
+        self._saved_state = text
+        return State(**values)
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -185,21 +164,28 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors to save: weights/NAME and adam/NAME/ENTRY.
+    """The tensors to save: weights/NAME and adam/NAME/ENTRY, of the weights that learn.
 
-    PyTorch's `get_state_dict` would give an optimiser without states some by an empty step, which changes
-    Adam's bias correction.
+    Frozen weights are those of the untrained agent.
     """
     tensors = {}
-    for name, weight in _trained(policy).items():
-        tensors[f"weights/{name}"] = weight.detach()
-        tensors |= {f"adam/{name}/{entry}": value for entry, value in optimizer.state.get(weight, {}).items()}
+    for name, weight in policy.named_parameters():
+        if weight.requires_grad:
+            tensors[f"weights/{name}"] = weight.detach()
+            tensors |= {f"adam/{name}/{entry}": value for entry, value in optimizer.state[weight].items()}
     return tensors
 
 
-def _trained(policy: Policy) -> dict[str, torch.nn.Parameter]:
-    """The weights that learn, by name: frozen ones are those of the untrained agent."""
-    return {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
+def _begin_states(optimizer: Optimizer) -> None:
+    """Give Adam the states that its first step would begin with, so that others can be loaded into them.
+
+    PyTorch's `get_state_dict` would take an empty step instead, which changes Adam's bias correction.
+    """
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            step = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+            moments = {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[weight] = {"step": step, **moments}
 
 
 def _cause(error: BaseException) -> BaseException:

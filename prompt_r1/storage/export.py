@@ -17,6 +17,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.distributed import Ranks
+from prompt_r1.errors import Resumable
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.adapter_folder import ADAPTER_FOLDER, save_adapters
 
@@ -43,26 +44,17 @@ def export_agent(
     *,
     metrics: Mapping[str, float],
     ranks: Ranks,
-) -> str:
+) -> None:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
     Adapters are merged into the weights, and written beside them to the folder `adapter`.
 
-    `metrics` is the metric line of the agent's step. Called by every rank. Returns "", or why it failed.
+    `metrics` is the metric line of the agent's step. Called by every rank. Raises Resumable if it fails.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
     def write() -> None:
         home, temporary = base_folder(base), atomic_folder.new_temporary(folder)
-        try:
-            fill(temporary, home)
-            atomic_folder.sync_and_move(temporary, folder)
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # after a failure it would take room
-
-    def fill(temporary: Path, home: Path) -> None:
         _save(policy.model, weights, home, temporary)
         for pattern in COPIED:
             for path in home.glob(pattern):
@@ -71,14 +63,24 @@ def export_agent(
         write_yaml(config, temporary / GAME_FILE)
         (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
         if adapted:
-            save_adapters(policy.model, adapted, temporary / ADAPTER_FOLDER, base=str(base))
+            save_adapters(adapted, temporary / ADAPTER_FOLDER, base=str(base))
+        atomic_folder.sync_and_move(temporary, folder)
+
+    def write_or_clean() -> None:
+        try:
+            write()
+        except (OSError, SafetensorError) as error:
+            atomic_folder.remove_leftovers(folder.parent)  # they would take room
+            reason = getattr(error, "strerror", None) or error
+            raise Resumable(
+                f"{folder} could not be written: {reason}: make room, and the same command exports it"
+            ) from None
 
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
         for name, layer in adapted.items() if ranks.first else ():
             weights[f"{name}.weight"] = layer.merged_weight().cpu()
-        failed = ranks.try_on_first(write)
-    return f"{folder} could not be written: {failed}" if failed else ""
+        ranks.from_first(write_or_clean)
 
 
 def base_folder(base: Path | str) -> Path:

@@ -10,7 +10,7 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent
-from prompt_r1.storage.run_folder import REPLACED, trim_run
+from prompt_r1.storage.run_folder import trim_run
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.metrics import Watchdog, left_out, spending, step_metrics
 from prompt_r1.training.run import Run
@@ -80,7 +80,7 @@ class Lifecycle:
         """Go on from the newest valid checkpoint, or begin before step 0."""
         run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
         if run.ranks.first:
-            atomic_folder.remove_leftovers(run.folder, REPLACED)
+            atomic_folder.remove_leftovers(run.folder)
         found = self.checkpoints.newest()
         if found is not None:
             saved = self.checkpoints.load(found)
@@ -166,20 +166,14 @@ class Lifecycle:
         """Export the agent of a step with this metric line. Raises Resumable if it cannot be written."""
         run = self.run
         with run.clock.phase("save"):
-            failed = export_agent(
+            export_agent(
                 run.policy, run.start, run.config, run.folder / "agent", metrics=line, ranks=run.ranks
             )
-        if failed:
-            raise Resumable(f"{failed}: make room, and the same command exports it")
 
     def save(self) -> None:
         """Write a checkpoint. Raises Resumable if it cannot be written."""
         with self.run.clock.phase("save"):
-            failed = self.checkpoints.save(self.state)
-        if failed:
-            raise Resumable(
-                f"{failed}: make room, and the same command resumes from the checkpoint before it"
-            )
+            self.checkpoints.save(self.state)
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""

@@ -24,7 +24,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder, checkpoint
 from prompt_r1.storage.checkpoint import Checkpoints, State, checkpoints_of
 from prompt_r1.storage.run_folder import LOCK, lock_run, open_run, trim_run
@@ -54,7 +54,7 @@ class TinyRun:
         self.optimizer.zero_grad()
 
     def save(self, step: int, **state) -> None:
-        assert self.checkpoints.save(State(step, **state)) == ""
+        self.checkpoints.save(State(step, **state))
 
     def weights(self) -> list[torch.Tensor]:
         return [weight.detach().clone() for weight in self.policy.parameters()]
@@ -109,7 +109,7 @@ def files_of_memory(folder: Path) -> float:
     run = Checkpoints(folder, policy, torch.optim.SGD(policy.parameters()), CONFIG, ONE_RANK, say=print)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    assert run.save(State(1)) == ""
+    run.save(State(1))
     return (peak_memory() - before) / file
 
 
@@ -187,8 +187,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
 def test_the_leftovers_of_a_kill_are_removed_and_the_older_checkpoint_is_used(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.checkpoints.folder
-    (folder / "step-000002").rename(folder / ".step-000003.tmp")
-    (folder / "step-000001").rename(folder / ".step-000001.old")
+    (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
+    shutil.copytree(folder / "step-000001", folder / atomic_folder.REPLACED)
     assert saved.checkpoints.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
@@ -224,51 +224,21 @@ def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, file_events
     """Otherwise a power cut could keep the name and lose the contents."""
     write_folder(tmp_path / "new", "text")
     *files, renamed, after = file_events
-    assert renamed == ".new.tmp -> new" and after == tmp_path.name
-    assert set(files[:-1]) == {"a.txt", "b.txt", atomic_folder.MANIFEST} and files[-1] == ".new.tmp"
-
-
-def test_the_older_folder_survives_a_failed_move(tmp_path):
-    """As after a kill between the two renames, the older folder has its temporary name."""
-    folder = tmp_path / "agent"
-    write_folder(folder, "older")
-    with pytest.raises(FileNotFoundError):
-        atomic_folder.sync_and_move(tmp_path / "absent", folder)
-    atomic_folder.remove_leftovers(tmp_path, "agent")
-    assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "older"
+    assert renamed == f"{atomic_folder.TEMPORARY} -> new" and after == tmp_path.name
+    assert (
+        set(files[:-1]) == {"a.txt", "b.txt", atomic_folder.MANIFEST} and files[-1] == atomic_folder.TEMPORARY
+    )
 
 
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (".agent.old", ".agent.tmp"):  # left by kills
+    for left in (atomic_folder.TEMPORARY, atomic_folder.REPLACED):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")
     assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
-
-
-def test_removing_leftovers_keeps_the_newer_of_two_folders(tmp_path):
-    """A kill came after the new folder was renamed and before the old one was removed."""
-    write_folder(tmp_path / "agent", "newer")
-    write_folder(tmp_path / "older", "older")
-    (tmp_path / "older").rename(tmp_path / ".agent.old")
-    atomic_folder.remove_leftovers(tmp_path, "agent")
-    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
-    assert (tmp_path / "agent/a.txt").read_text() == "newer"
-
-
-def test_removing_leftovers_keeps_the_files_of_the_user(saved):
-    """Any `.*.tmp` was deleted, and any `.*.old` was renamed or deleted."""
-    folder = saved.checkpoints.folder
-    names = [".thesis.tmp", ".thesis.old", ".step-best.tmp", ".step-9x.old", "step-9x"]
-    for name in names:
-        (folder / name).mkdir()
-    (folder / ".notes.tmp").touch()
-    (folder / ".step-000009.tmp").symlink_to(folder / ".thesis.tmp")  # removed, and not followed
-    assert saved.checkpoints.newest().name == "step-000002"
-    assert {path.name for path in folder.iterdir()} == {*names, ".notes.tmp", "step-000001", "step-000002"}
 
 
 def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
@@ -315,10 +285,10 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        failed = saved.checkpoints.save(State(3))
+        with pytest.raises(Resumable, match="step-000003 could not be written: File too large: make room"):
+            saved.save(3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "step-000003 could not be written: File too large" in failed
     assert sorted(path.name for path in saved.checkpoints.folder.iterdir()) == ["step-000001", "step-000002"]
     saved.save(3)
     assert saved.checkpoints.newest().name == "step-000003"
@@ -457,8 +427,9 @@ def test_an_export_has_tied_weights_once_and_buffers_too(exported):
 def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
     """As a checkpoint: a power cut could keep the name and lose the weights."""
     folder = export_again(exported, tiny.policy())
-    renamed = file_events.index(".second.tmp -> second")
-    assert {path.name for path in folder.iterdir()} | {".second.tmp"} == set(file_events[:renamed])
+    renamed = file_events.index(f"{atomic_folder.TEMPORARY} -> second")
+    synced = {path.name for path in folder.iterdir()} | {atomic_folder.TEMPORARY}
+    assert synced == set(file_events[:renamed])
     assert file_events[renamed + 1 :] == [folder.parent.name]
 
 

@@ -145,7 +145,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
         pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*: make room"),
     ):
         run.step(val_em=0.5, val_reward=0.3)
-    assert not (tmp_path / ".agent.tmp").exists()  # the room that it took is free again
+    assert not (tmp_path / atomic_folder.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
     run.lifecycle.save()
     resumed = ScriptedRun(tmp_path, base)
@@ -159,7 +159,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(base, tmp_path):
     run = ScriptedRun(tmp_path, base)
     run.steps(2)
-    (tmp_path / "checkpoints/.step-000002.tmp").touch()  # it is first written to a folder of this name
+    (tmp_path / "checkpoints" / atomic_folder.TEMPORARY).touch()  # it is first written to a folder so named
     with pytest.raises(Resumable, match=r"step-000002 could not be written: File exists: make room"):
         run.step()
     assert [int(path.name[5:]) for path in checkpoints_of(tmp_path)] == [0, 1]
