@@ -1,6 +1,5 @@
 """Checks that need no model: settings, files, folders and keys, before torch is imported."""
 
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +9,7 @@ from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, EnvironmentConfig
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.files import load_questions
 from prompt_r1.environments.specs import Environments
-from prompt_r1.errors import UsageError
-
-LOCK = ".lock"  # of a run folder
+from prompt_r1.storage.run_folder import LOCK, claim
 
 
 def check_train(arguments: list[str]) -> None:
@@ -54,14 +51,6 @@ def check_data(names: Iterable[str]) -> None:
 
 def _check_unused(run: Path) -> None:
     """Raise UsageError if a process holds the lock of a run folder."""
-    lock = run / LOCK
-    if not lock.is_file():
-        return
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = file.read() or "another process"
-            raise UsageError(
-                f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
-            ) from None
+    if (run / LOCK).is_file():
+        with (run / LOCK).open("a+") as file:
+            claim(file, run)

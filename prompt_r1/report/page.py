@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import check_no_links, replace_file
+from prompt_r1.foreign import replace_file
 from prompt_r1.report.curves import Lines, charts_of, points_of
 from prompt_r1.report.games import MOST_GROUPS, NOT_A_ROW, read_groups
 from prompt_r1.storage.run_log import read_metrics
@@ -44,7 +44,6 @@ def page(run: Path) -> str:
     file = run / "metrics.jsonl"
     if not file.exists():
         raise UsageError(f"{run}: there is no metrics.jsonl; give a run folder, such as runs/mini-seed0")
-    check_no_links(run, skip=("wandb",))
     lines = read_metrics(run)
     if not lines and file.stat().st_size:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")

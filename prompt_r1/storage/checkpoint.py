@@ -10,11 +10,10 @@ Each rank writes its share of sharded weights. Any number of ranks can read the 
 """
 
 import json
-import re
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,9 +31,10 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object
 from prompt_r1.storage import atomic_folder
+from prompt_r1.storage.run_folder import checkpoints_of, step_of
 
+FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 KEPT = 2  # newest checkpoints, beside the best one
-NAMES = r"step-\d{6,}"  # of the folders in checkpoints/
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 
 
@@ -75,7 +75,7 @@ class Checkpoints:
         """Write the checkpoint of `state.step`, and remove old ones. Raises Resumable if that fails."""
         folder = self.folder / f"step-{state.step:06d}"
         temporary = folder.with_name(atomic_folder.TEMPORARY)
-        text = json.dumps(asdict(state))
+        text = json.dumps({"format": FORMAT, **asdict(state)})
         if text == self._saved_state:
             return
 
@@ -87,7 +87,7 @@ class Checkpoints:
         def finish() -> None:
             atomic_folder.seal(temporary, folder)
             for old in checkpoints_of(self.folder.parent)[:-KEPT]:
-                if _step(old) != state.best_step:
+                if step_of(old) != state.best_step:
                     shutil.rmtree(old)
 
         try:
@@ -140,11 +140,14 @@ class Checkpoints:
 
         Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
         """
-        _check_settings(folder, self._config)
         text = (folder / "state.json").read_text("utf-8")
         values = json_object(text)
-        if values.keys() != asdict(State()).keys():
-            raise _of_another_version(folder, "another state")
+        if values.pop("format", None) != FORMAT:
+            raise UsageError(
+                f"{folder} was written by another version: its agent can play, but its training cannot be "
+                "resumed; start a new run with another --out"
+            )
+        _check_settings(folder, self._config)
         tensors, reader = tensors_of(self._policy, self._optimizer), HuggingFaceStorageReader(str(folder))
         try:
             dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.count == 1)  # in place
@@ -155,12 +158,6 @@ class Checkpoints:
             ) from None
         self._saved_state = text
         return State(**values)
-
-
-def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, valid or not, oldest first."""
-    named = (path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(NAMES, path.name))
-    return sorted(named, key=_step)
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -195,29 +192,16 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
-
-
 def _check_settings(folder: Path, config: AgentConfig) -> None:
-    """Raise UsageError if a setting that identifies the run differs from the checkpoint's, or is gone.
+    """Raise UsageError if a setting that identifies the run differs from the checkpoint's.
 
     Other settings may differ: a run may be resumed with more steps or on another machine.
     """
     before = read_mapping(folder / "config.yaml")
-    if different := sorted(before.keys() ^ {f.name for f in fields(config)}):
-        raise _of_another_version(folder, f"other settings ({different[0]})")
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
-        if before[name] != now:
+        if before.get(name) != now:
             raise UsageError(
-                f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "
+                f"{folder} was made with {name} = {before.get(name)!r}, not {now!r}: "
                 "resume with the same value, or start a new run with another --out"
             )
-
-
-def _of_another_version(folder: Path, what: str) -> UsageError:
-    return UsageError(
-        f"{folder} was written by another version, with {what}: its agent can play, but its training cannot "
-        "be resumed; start a new run with another --out"
-    )

@@ -1,29 +1,27 @@
-"""A run's folder: choose, lock, trim on resume."""
+"""A run's folder: choose, lock, trim on resume. It is checked before torch is imported."""
 
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
-from prompt_r1.storage.checkpoint import checkpoints_of
+
+if TYPE_CHECKING:
+    from prompt_r1.distributed import Ranks
 
 LOCK = ".lock"
-TRACKERS = ("wandb",)  # folders that a tracker fills, with links of its own
-# The names that are written under a temporary name first.
-REPLACED = r"agent|metrics\.jsonl"
 
 
 def open_run(out: str, resume: str, name: str) -> Path:
     """Choose and make the run folder by --out ("": runs/NAME) and --resume.
 
-    auto resumes the run in --out, a folder resumes the run there, and never starts a new run in a free
-    folder. Raises UsageError rather than write into a folder that holds another run or other files.
+    auto resumes the run in --out, a folder resumes the run there, and never begins a new run. Raises
+    UsageError rather than write into a folder that holds another run or other files.
     """
     run = Path(out or f"runs/{name}")
     if resume not in ("auto", "never"):
@@ -31,71 +29,50 @@ def open_run(out: str, resume: str, name: str) -> Path:
         if not checkpoints_of(run):
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
     elif resume == "never" and (run / "config.yaml").exists():
-        if out:
-            raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
-        candidates = (Path(f"{run}-{number}") for number in range(2, 10_000))
-        run = next(path for path in candidates if not path.exists())
-    make_folder(run, _holds_run, "a run", skip=TRACKERS)
+        raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
+    # A copy of a run may lack the hidden file.
+    make_folder(run, lambda run: (run / LOCK).exists() or bool(checkpoints_of(run)), "a run")
     return run
 
 
-def _holds_run(folder: Path) -> bool:
-    """Whether a run has written into the folder; its copy may lack the hidden file."""
-    return (folder / LOCK).exists() or bool(checkpoints_of(folder))
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a run folder, valid or not, oldest first."""
+    found = [path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(checkpoint.name[5:])
 
 
 @contextmanager
-def lock_run(run: Path, ranks: Ranks) -> Iterator[None]:
-    """Lock a run folder against other runs until the last process of this run has ended.
+def lock_run(run: Path, ranks: "Ranks") -> Iterator[None]:
+    """Lock a run folder against other runs. Called by every rank.
 
-    The operating system releases the lock when a process ends in any way, so a lock is never stale. The first
-    rank takes an exclusive lock and turns it into a shared one, which every rank then takes too. Called by
-    every rank. Raises UsageError if another run holds the folder.
+    The operating system releases the lock when rank 0 ends in any way, so a lock is never stale. Raises
+    UsageError if another run holds the folder.
     """
+    with (run / LOCK).open("a+") as file:
+        ranks.from_first(lambda: claim(file, run))
+        yield
+
+
+def claim(file: TextIO, run: Path) -> None:
+    """Lock the open file LOCK of a run folder, until it is closed. Raises UsageError if it is locked."""
     try:
-        file = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise UsageError(f"{run / LOCK}: {error.strerror}; give an --out that can be written") from None
-
-    def claim() -> None:
-        _lock(file, run, fcntl.LOCK_EX)
-        os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {os.uname().nodename}".encode())
-        _lock(file, run, fcntl.LOCK_SH)  # before the other ranks take theirs
-
-    try:
-        ranks.from_first(claim)
-        _lock(file, run, fcntl.LOCK_SH)
-        ranks.barrier()
-        try:
-            yield
-        finally:
-            if ranks.first:
-                _remove_unused(run)
-    finally:
-        os.close(file)
-
-
-def _remove_unused(run: Path) -> None:
-    """Remove the folder of a run that was refused before it began, unless it holds a paid call."""
-    with suppress(OSError):
-        files = {path.name for path in run.rglob("*") if path.is_file() and path.stat().st_size}
-        if files <= {LOCK} and {path.name for path in run.iterdir()} <= {*files, "journal"}:
-            shutil.rmtree(run)
-            if run.parent == Path("runs"):
-                run.parent.rmdir()  # only if it is empty
-
-
-def _lock(file: int, run: Path, kind: int) -> None:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = (run / LOCK).read_text("utf-8") or "another process"
+        file.seek(0)
         raise UsageError(
-            f"{run} is in use by {holder}: wait until it has ended, or choose another --out"
+            f"{run} is in use by {file.read() or 'another process'}: wait until it has ended, or choose "
+            "another --out"
         ) from None
     except OSError:
         pass  # a file system without locks: train without one
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
 
 
 def trim_run(run: Path, *, trained: int, logged: int) -> None:
@@ -111,10 +88,10 @@ def trim_run(run: Path, *, trained: int, logged: int) -> None:
     path = run / "metrics.jsonl"
     if path.exists():
         lines = path.read_text("utf-8", errors="replace").splitlines()
-        kept = [f"{line}\n" for line in lines if _step_of(line) <= logged]
+        kept = [f"{line}\n" for line in lines if _step_of_line(line) <= logged]
         replace_file(path, "".join(kept).encode())
 
 
-def _step_of(line: str) -> float:
+def _step_of_line(line: str) -> float:
     step = json_object(line).get("step")
     return step if is_finite_number(step) else float("inf")  # cut short by a kill, or no metric line

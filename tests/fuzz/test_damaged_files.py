@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.damage import FIXED, RANDOM, Damage, link_the_folder_to, link_to
+from tests.support.damage import FIXED, RANDOM
 from tests.support.sandbox import DONE, Sandbox
 from tests.support.tensors import load_tensors
 
@@ -19,12 +19,6 @@ TRAIN = (
     "--instruction short --questions 2 --group-size 4 --mini-batch 4 --max-turns 2 --max-new 60 "
     "--max-tokens 700 --lr 1e-3 --save-every 1 --device cpu --out out"
 ).split()
-
-
-def damages(sandbox: Sandbox) -> list[Damage]:
-    """Each kind of damage to a file."""
-    links = [link_to(sandbox.folder / "mine" / target) for target in ("notes.txt", "not-there")]
-    return [*RANDOM, *FIXED, *links]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -44,10 +38,7 @@ def test_a_run_resumes_bit_for_bit_from_a_damaged_folder_or_refuses(sandbox: San
     rng = random.Random("run")
     names = [path.relative_to(sandbox.folder / "two") for path in sorted((sandbox.folder / "two").rglob("*"))]
     for name in [name for name in names if (sandbox.folder / "two" / name).is_file()]:
-        ways = damages(sandbox)
-        if len(name.parts) > 1:
-            ways.append(link_the_folder_to(sandbox.folder / "mine"))
-        for damage in ways:
+        for damage in (*RANDOM, *FIXED):
             shutil.copytree(sandbox.folder / "two", good)
             damage(good / name, rng)
             sandbox.about = f"{damage.__name__} in {name}"
@@ -76,7 +67,7 @@ def test_programs_that_read_a_damaged_run_or_agent_explain_it(sandbox: Sandbox):
     for path in sorted((sandbox.folder / "run").rglob("*")):
         name = path.relative_to(sandbox.folder / "run")
         if path.is_file() and name.parts[0] != "checkpoints":
-            for damage in damages(sandbox):
+            for damage in (*RANDOM, *FIXED):
                 for reader in [*readers[""], *readers.get(name.parts[0], ())]:
                     shutil.copytree(sandbox.folder / "run", sandbox.folder / "foreign")
                     damage(sandbox.folder / "foreign" / name, rng)

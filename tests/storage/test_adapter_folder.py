@@ -13,7 +13,7 @@ import train
 from prompt_r1.agent.lora import adapters_of, add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.storage.checkpoint import checkpoints_of
+from prompt_r1.storage.run_folder import checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
 from tests.support.exports import export

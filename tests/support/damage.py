@@ -1,9 +1,7 @@
 """Ways in which a file can be damaged, or made by someone who wishes us ill."""
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,30 +68,5 @@ def put_a_folder_there(path: Path, rng: random.Random) -> None:
     path.mkdir()
 
 
-def put_a_pipe_there(path: Path, rng: random.Random) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def link_to(target: Path) -> Damage:
-    """Replace the file by a link to another one."""
-
-    def put_a_link_there(path: Path, rng: random.Random) -> None:
-        path.unlink()
-        path.symlink_to(target)
-
-    return put_a_link_there
-
-
-def link_the_folder_to(target: Path) -> Damage:
-    """Replace the folder of the file by a link to another one."""
-
-    def put_a_link_in_place_of_the_folder(path: Path, rng: random.Random) -> None:
-        shutil.rmtree(path.parent)
-        path.parent.symlink_to(target)
-
-    return put_a_link_in_place_of_the_folder
-
-
 RANDOM = (flip_a_bit, cut_off, overwrite_with_noise, replace_a_value)
-FIXED = (nest_deeply, put_a_folder_there, put_a_pipe_there)
+FIXED = (nest_deeply, put_a_folder_there)

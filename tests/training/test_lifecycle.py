@@ -18,7 +18,8 @@ from prompt_r1.distributed import Interrupt
 from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import State, checkpoints_of
+from prompt_r1.storage.checkpoint import State
+from prompt_r1.storage.run_folder import checkpoints_of
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training import lifecycle
 from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle
@@ -189,14 +190,15 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
-    """It holds the state of a sampler of questions."""
+    """It names no format, and holds the state of a sampler of questions."""
     run_to_step_5(base, tmp_path)
     newest = checkpoints_of(tmp_path)[-1]
-    state = json.loads((newest / "state.json").read_text()) | {"sampler": {"epoch": 0, "position": 10}}
-    (newest / "state.json").write_text(json.dumps(state))
+    state = json.loads((newest / "state.json").read_text())
+    del state["format"]
+    (newest / "state.json").write_text(json.dumps(state | {"sampler": {"epoch": 0, "position": 10}}))
     (newest / atomic_folder.MANIFEST).unlink()
     atomic_folder.seal(newest, newest.with_name("step-000005"))
-    with pytest.raises(UsageError, match=r"by another version, with another state: .* another --out$"):
+    with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
         ScriptedRun(tmp_path, base)
 
 
