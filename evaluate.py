@@ -19,31 +19,28 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     check_usage(check_evaluate)
 
 import asyncio
-import gc
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
-from prompt_r1.agent.agent import Agent, check_question_lengths, codec_of
+from prompt_r1.agent.agent import check_question_lengths, codec_of
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.baselines.make import MethodContext, make_method, preparation_questions, request_fields
+from prompt_r1.baselines.make import MethodMaker, preparation_questions
 from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import pick_device
-from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
-from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System, short_names
+from prompt_r1.evaluation.predictions import FILE, PredictionFile, System, short_names
 from prompt_r1.evaluation.results_folder import TABLES, keep_settings, note_preparation, write_results
 from prompt_r1.evaluation.systems import (
     choose_systems,
@@ -80,8 +77,15 @@ def main(arguments: list[str]) -> None:
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
     with closing(PredictionFile(folder / FILE)) as file:
         keep_settings(folder, identifying_values(config) | {"seed": seed}, contents_of(config, systems))
-        evaluation = Evaluation(config, systems, questions, seed, folder, file)
-        predictions = asyncio.run(evaluation.run())
+        wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
+        missing = {
+            system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
+        }
+        if any(missing.values()):  # a complete evaluation needs no journal
+            datasets = list(dict.fromkeys(question.dataset for question in questions))
+            maker = open_maker(config, systems, datasets, seed, folder)
+            asyncio.run(answer_missing(missing, maker, file))
+        predictions = [found for system in systems for found in file.predictions_for(system, wanted)]
         print(write_results(folder, score(predictions), trained_with(agents)))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:
@@ -109,111 +113,69 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     return list(questions.values())
 
 
-@dataclass
-class Evaluation:
-    """Lets each system answer the questions that the file lacks, with one journal and one budget for all."""
-
-    config: EvaluateConfig
-    systems: Mapping[System, AgentSpec]
-    questions: Sequence[Question]
-    seed: int
-    folder: Path
-    file: PredictionFile
-    _opened: tuple[str, Mapping[str, object], Environment] | None = (
-        None  # SPEC, fields of its requests, environment
-    )
-    _agents: dict[str, Agent] = field(default_factory=dict)  # of one AgentSpec
-
-    async def run(self) -> list[Prediction]:
-        """All answers, system by system, sorted by agent: only the agents of one AgentSpec are in memory."""
-        repeats = range(self.config.repeats)
-        wanted = [(question, sample) for question in self.questions for sample in repeats]
-        paths = list(dict.fromkeys(agent.path for agent in self.systems.values()))
-        last = None
-        for system in sorted(self.systems, key=lambda system: paths.index(self.systems[system].path)):
-            missing = [pair for pair in wanted if self.file.find(system, *pair) is None]
-            if not missing:
-                continue
-            if self.systems[system] != last:
-                self._agents, last = {}, self.systems[system]
-                gc.collect()  # an engine is part of a reference cycle
+async def answer_missing(
+    missing: Mapping[System, Sequence[tuple[Question, int]]], maker: MethodMaker, file: PredictionFile
+) -> None:
+    """Let each system answer the questions that the file lacks, system by system, sorted by agent."""
+    paths = [maker.systems[system].path for system in missing]
+    for system in sorted(missing, key=lambda system: paths.index(maker.systems[system].path)):
+        if missing[system]:
             # No variable keeps the method, which would keep its agent beside the next one.
-            await self._answer_all(system, await self._prepare(system), missing)
-        found = [self.file.predictions_for(system, wanted) for system in self.systems]
-        return [prediction for predictions in found for prediction in predictions]
+            await answer_all(system, await prepare(system, maker), missing[system], maker.seed, file)
 
-    async def _prepare(self, system: System) -> Method:
-        """The system's method, ready to answer. Notes in the folder what the preparation cost."""
-        agent = self.systems[system]
-        context = MethodContext(
-            # A method that asks no environment gets the mini world, which needs no key.
-            environment=await self._environment(system.environment or "mini", system.method),
-            spec=system.environment or agent.config.env,
-            environments=self._environments,
-            datasets=list(dict.fromkeys(question.dataset for question in self.questions)),
-            agent=agent,
-            device=self._device,
-            config=self.config,
-            seed=self.seed,
-            folder=self.folder,
-            agents=self._agents,
-        )
-        method = make_method(system.method, context)
-        await method.prepare(*preparation_questions([system.method], self.config, self.seed))
-        if any(method.ledger.row.values()):
-            note_preparation(self.folder, short_names(self.systems)[system], method.ledger.row)
-        return method
 
-    async def _answer_all(
-        self, system: System, method: Method, missing: Sequence[tuple[Question, int]]
-    ) -> None:
-        """Answer all questions concurrently, and write each answer with its scores at once.
+async def prepare(system: System, maker: MethodMaker) -> Method:
+    """The system's method, ready to answer. Notes in the folder what the preparation cost."""
+    method = await maker.make(system)
+    await method.prepare(*preparation_questions(system.method, maker.config, maker.seed))
+    if any(method.ledger.row.values()):
+        note_preparation(maker.folder, short_names(maker.systems)[system], method.ledger.row)
+    return method
 
-        A failed call of one question is recorded with its answer; any other error cancels the rest and is
-        raised.
-        """
 
-        async def answer_one(question: Question, sample: int) -> None:
-            answer_seed = f"evaluation/{self.seed}/{question.id}/{sample}"
-            answer = await method.answer(question, sample=sample, seed=answer_seed)
-            answer = replace(answer, sample=sample, system=system)
-            self.file.add(replace(answer, metrics=text_metrics(answer)))
-            bar.update()
+async def answer_all(
+    system: System, method: Method, missing: Sequence[tuple[Question, int]], seed: int, file: PredictionFile
+) -> None:
+    """Answer all questions concurrently, and write each answer with its scores at once.
 
-        with tqdm(total=len(missing), desc=str(system), disable=None, leave=False) as bar:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for pair in missing:
-                        group.create_task(answer_one(*pair))
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+    A failed call of one question is recorded with its answer; any other error cancels the rest and is raised.
+    """
 
-    @cached_property
-    def _device(self) -> torch.device:
-        return pick_device(self.config.device)
+    async def answer_one(question: Question, sample: int) -> None:
+        answer_seed = f"evaluation/{seed}/{question.id}/{sample}"
+        answer = await method.answer(question, sample=sample, seed=answer_seed)
+        answer = replace(answer, sample=sample, system=system)
+        file.add(replace(answer, metrics=text_metrics(answer)))
+        bar.update()
 
-    @cached_property
-    def _environments(self) -> Environments:
-        """What opens the environments; it has the journal, which a complete evaluation does not need."""
-        specs = (*(system.environment for system in self.systems), self.config.optimizer_env)
-        return Environments(
-            self.config,
-            seed=self.seed,
-            device=self._device,
-            folder=self.folder,
-            other_specs={spec for spec in specs if spec},
-            user_specs=[*self.config.env, self.config.optimizer_env],
-        )
+    with tqdm(total=len(missing), desc=str(system), disable=None, leave=False) as bar:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pair in missing:
+                    group.create_task(answer_one(*pair))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
-    async def _environment(self, spec: str, method: str) -> Environment:
-        """The environment with the request fields of a method; one at a time is open."""
-        fields = request_fields(method, self.config.env_args)
-        if self._opened is None or self._opened[:2] != (spec, fields):
-            self._opened = None  # a local model is in memory once
-            pool = self._environments.open(spec, fields=fields)
-            await pool.check()  # before large agents are loaded
-            self._opened = spec, fields, pool
-        return self._opened[2]
+
+def open_maker(
+    config: EvaluateConfig,
+    systems: Mapping[System, AgentSpec],
+    datasets: Sequence[str],
+    seed: int,
+    folder: Path,
+) -> MethodMaker:
+    """What makes the methods, with one journal and one budget for all."""
+    device = pick_device(config.device)
+    specs = (*(system.environment for system in systems), config.optimizer_env)
+    environments = Environments(
+        config,
+        seed=seed,
+        device=device,
+        folder=folder,
+        other_specs={spec for spec in specs if spec},
+        user_specs=[*config.env, config.optimizer_env],
+    )
+    return MethodMaker(config, systems, datasets, environments, device, seed, folder)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,16 @@ the original, 150 calls are checked before an iteration, which may exceed them; 
 
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import SEED_PROMPT, VALIDATED_ON, PromptSearch, draw_questions, mean_score
-from prompt_r1.errors import UsageError
+from prompt_r1.baselines.optimise import (
+    VALIDATED_ON,
+    PromptSearch,
+    check_questions,
+    draw_questions,
+    mean_score,
+)
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
@@ -38,18 +42,6 @@ about their subject that a future task may need, and every strategy that is of u
 the new instruction, and nothing else, between ``` and ```."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A prompt and its score on each validation question."""
-
-    prompt: str
-    scores: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return sum(self.scores) / len(self.scores)
-
-
 async def gepa(
     search: PromptSearch,
     train: Sequence[Question],
@@ -59,47 +51,42 @@ async def gepa(
     seed: int,
 ) -> str:
     """The prompt with the best mean score on the validation questions; the first of equals."""
+    check_questions(train, validation)
     held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
-    if not train or not held_out:
-        raise UsageError("gepa needs training and validation questions: give --train-data and --val-data")
     rng = random.Random(seed)
     batches = minibatches(train, rng)
 
-    async def validate(prompt: str) -> Candidate:
-        predictions = await search.try_prompt(prompt, held_out)
-        return Candidate(prompt, tuple(map(task_score, predictions)))
-
-    if not search.can_afford(len(held_out)):
-        return SEED_PROMPT
-    pool = [await validate(SEED_PROMPT)]
-    iteration, most = 0, 2 * BATCH + 1 + len(held_out)
-    while search.can_afford(most) and (search.max_calls or search.ledger.task.calls < METRIC_CALLS):
-        iteration += 1
-        parent, batch = draw_parent(pool, rng), next(batches)
-        before = await search.try_prompt(parent.prompt, batch)
+    async def step(number: int) -> None:
+        parent, batch = draw_parent(search.scores, rng), next(batches)
+        before = await search.try_prompt(parent, batch)
         if mean_score(before) == 1:
-            continue
-        reply = await search.ask_optimizer(ROLE, reflection(parent.prompt, before), sample=iteration)
+            return
+        reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=number)
         child = read_fenced_prompt(reply)
         after = await search.try_prompt(child, batch)
         if mean_score(after) > mean_score(before):
-            pool.append(await validate(child))
-    return max(pool, key=lambda candidate: candidate.mean).prompt
+            await search.score(child, held_out)
+
+    def ends(_: int) -> bool:
+        return search.ledger.task.calls >= METRIC_CALLS
+
+    await search.improve(step, held_out, calls=2 * BATCH + 1, ends=ends)
+    return search.best()
 
 
-def draw_parent(pool: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """Draw from the Pareto front, in proportion to the validation questions on which a candidate is best.
+def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
+    """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
-    A candidate is dropped if on each of its questions another remaining one does as well, starting with the
-    lowest mean.
+    `pool`: prompt → its scores. A prompt is dropped if on each of its questions another remaining one does as
+    well, starting with the lowest mean.
     """
-    columns = list(zip(*(candidate.scores for candidate in pool), strict=True))
-    # For each validation question, the numbers of the candidates that are best on it.
-    fronts = [{number for number, score in enumerate(column) if score == max(column)} for column in columns]
-    for number in sorted(range(len(pool)), key=lambda number: pool[number].mean):
-        if all(len(front) > 1 for front in fronts if number in front):
-            fronts = [front - {number} for front in fronts]
-    return pool[rng.choice([number for front in fronts for number in sorted(front)])]
+    # For each validation question, the prompts that are best on it.
+    columns = [dict(zip(pool, column, strict=True)) for column in zip(*pool.values(), strict=True)]
+    fronts = [[prompt for prompt in pool if column[prompt] == max(column.values())] for column in columns]
+    for dropped in sorted(pool, key=lambda prompt: sum(pool[prompt])):
+        if all(len(front) > 1 for front in fronts if dropped in front):
+            fronts = [[prompt for prompt in front if prompt != dropped] for front in fronts]
+    return rng.choice([prompt for front in fronts for prompt in front])
 
 
 def minibatches(questions: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:

@@ -1,6 +1,7 @@
 """Make methods by name."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,12 @@ from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.methods import METHODS, MethodConfig, SftConfig
+from prompt_r1.config.methods import METHODS, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments, parse_fields
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import System
 from prompt_r1.reward import RULES
 from prompt_r1.types import Question
 
@@ -44,77 +46,131 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 
 
 @dataclass
-class MethodContext:
-    """What a method is made from: its environment, agents and settings. Agents are loaded when needed."""
+class MethodMaker:
+    """Makes the methods of an evaluation. One environment and the agents of one AgentSpec are in memory."""
 
-    environment: Environment
-    spec: str  # the environment's name for users
-    environments: Environments  # opens other ones
-    datasets: Sequence[str]  # of the questions that will be answered
-    agent: AgentSpec  # that the user named
-    device: torch.device
     config: EvaluateConfig
+    systems: Mapping[System, AgentSpec]
+    datasets: Sequence[str]  # of the questions that will be answered
+    environments: Environments
+    device: torch.device
     seed: int  # of what a method draws while it prepares
     folder: Path  # prepared results are in folder/SPEC/METHOD
-    agents: dict[str, Agent] = field(default_factory=dict)  # those that are loaded, by path
+    _environment: Environment | None = field(init=False, default=None)
+    _opened: tuple[str, Mapping[str, object]] | None = field(init=False, default=None)  # SPEC, fields
+    _agents: dict[str, Agent] = field(init=False, default_factory=dict)  # by path
+    _loaded: AgentSpec | None = field(init=False, default=None)
 
-    def prepared(self, name: str) -> Path:
-        """The folder of what a method prepares for this environment."""
-        return self.folder / file_name(self.spec) / name
+    async def make(self, system: System) -> Method:
+        """The method of a system, before its preparation."""
+        agent, config = self.systems[system], self.config
+        if self._agents and agent != self._loaded:
+            self._agents = {}
+            gc.collect()  # an engine is part of a reference cycle
+        self._loaded = agent
+        environment = await self._open(system)
+        spec = system.environment or agent.config.env
+        answer_format = FORMATS[choose_answer_format(config.answer_format, spec)]
+        folder = self.folder / file_name(spec) / system.method
+        trained, untrained = partial(self._load, agent), partial(self._load_start, agent)
+        play = partial(self._player, agent.config.rule)
+        match system.method:
+            case "direct":
+                return AskOnce(environment, answer_format)
+            case "cot":
+                return ThinkThenAnswer(environment, answer_format)
+            case "opro" | "textgrad" | "gepa" as name:
+                return self._optimised_prompt(name, environment, spec, answer_format, folder)
+            case "sft" | "bc" | "rft" as name:
+                return self._fine_tuned(name, agent, environment, folder)
+            case "grpo-only":
+                return self._player("alone", partial(self._load, trained_alone(config.grpo_agent)), None)
+            case "untrained":
+                return play(untrained, environment)
+            case "agent-only":
+                return play(trained, None)
+            case "prompt-r1":
+                return play(trained, environment)
+        raise AssertionError(f"no method {system.method!r}")
 
-    def load(self, spec: AgentSpec) -> Agent:
+    async def _open(self, system: System) -> Environment:
+        """The system's environment, with the request fields of its method."""
+        # A method that asks no environment gets the mini world, which needs no key.
+        wanted = system.environment or "mini", request_fields(system.method, self.config.env_args)
+        if self._environment is None or self._opened != wanted:
+            self._environment = None  # a local model is in memory once
+            spec, fields = wanted
+            opened = self.environments.open(spec, fields=fields)
+            await opened.check()  # before large agents are loaded
+            self._environment, self._opened = opened, wanted
+        return self._environment
+
+    def _load(self, spec: AgentSpec) -> Agent:
         """An agent, ready to play."""
         path = str(spec.path)
-        if path not in self.agents:
-            self.agents[path] = open_agent(spec, self.device)
-        return self.agents[path]
+        if path not in self._agents:
+            self._agents[path] = open_agent(spec, self.device)
+        return self._agents[path]
 
-    def untrained(self) -> Agent:
+    def _load_start(self, spec: AgentSpec) -> Agent:
         """The agent before training; the agent itself if this project did not train it."""
-        start, config = self.agent.start, self.agent.config
-        return self.load(AgentSpec(find_agent(start, config.seed), config, start))
+        return self._load(replace(spec, path=find_agent(spec.start, spec.config.seed)))
 
-    def player(
-        self,
-        load: Callable[[], Agent],
-        environment: Environment | None,
-        rule: str = "",
-        *,
-        thinks: bool = True,
+    def _player(
+        self, rule: str, load: Callable[[], Agent], environment: Environment | None, *, thinks: bool = True
     ) -> AgentMethod:
-        """A method that plays games with an agent; the other arguments are those of `AgentMethod`."""
-        config, rule = self.config, rule or self.agent.config.rule
+        """A method that plays games with an agent; the arguments are those of `AgentMethod`."""
+        config = self.config
         return AgentMethod(load, environment, RULES[rule], config.temperature, config.top_p, thinks)
+
+    def _fine_tuned(self, name: str, agent: AgentSpec, environment: Environment, folder: Path) -> Method:
+        """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
+        start, game = agent.start, agent.config
+        if name == "bc" and start != MINI_AGENT:
+            raise UsageError(
+                "bc imitates the demonstrations of the mini agent: leave it out with other agents"
+            )
+        settings = SftConfig(
+            agent=start,
+            seed=self.seed,
+            lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
+            device=str(self.device),
+        )
+        if name == "sft":
+            game = one_turn_config(settings)
+        else:
+            settings = replace(settings, rank=16)
+        learned = partial(self._load, AgentSpec(folder / "agent", game, start))
+        if name == "sft":
+            return FineTuned(settings, game, folder, self._player(game.rule, learned, None, thinks=False))
+        player = self._player(game.rule, learned, environment)
+        if name == "bc":
+            return Imitation(settings, game, folder, player)
+        asked = environment, self.config.optimize_calls
+        return RejectionSampling(settings, game, folder, player, partial(self._load_start, agent), *asked)
+
+    def _optimised_prompt(
+        self, name: str, environment: Environment, spec: str, answer_format: AnswerFormat, folder: Path
+    ) -> Method:
+        """A search for a prompt, with the model that writes prompts."""
+        config = self.config
+        optimizer = self.environments.open(
+            config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
+            fields=OPTIMIZER_FIELDS.get(name, {}),
+            price=config.optimizer_price,
+        )
+
+        def open_search(dataset: str) -> PromptSearch:
+            described = f"{name} ({dataset})"
+            return PromptSearch(described, environment, optimizer, answer_format, config.optimize_calls)
+
+        algorithm = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=self.seed)
+        return OptimisedPrompt(algorithm, open_search, self.datasets, folder)
 
 
 def request_fields(name: str, env_args: str) -> dict[str, object]:
     """The request fields of a method's environment: --env-args, then those of its authors."""
     return {**parse_fields(env_args), **TASK_FIELDS.get(name, {})}
-
-
-def make_method(name: str, context: MethodContext) -> Method:
-    """The method called `name`, one of METHODS."""
-    config, environment = context.config, context.environment
-    answer_format = choose_answer_format(config, context.spec)
-    trained = partial(context.load, context.agent)
-    match name:
-        case "direct":
-            return AskOnce(environment, answer_format)
-        case "cot":
-            return ThinkThenAnswer(environment, answer_format)
-        case "opro" | "textgrad" | "gepa":
-            return optimised_prompt(name, context, answer_format)
-        case "sft" | "bc" | "rft":
-            return fine_tuned(name, context)
-        case "grpo-only":
-            return context.player(partial(context.load, trained_alone(config.grpo_agent)), None, "alone")
-        case "untrained":
-            return context.player(context.untrained, environment)
-        case "agent-only":
-            return context.player(trained, None)
-        case "prompt-r1":
-            return context.player(trained, environment)
-    raise AssertionError(f"no method {name!r}")
 
 
 def trained_alone(name: str) -> AgentSpec:
@@ -128,61 +184,17 @@ def trained_alone(name: str) -> AgentSpec:
     return spec
 
 
-def fine_tuned(name: str, context: MethodContext) -> Method:
-    """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
-    config, start, game = context.config, context.agent.start, context.agent.config
-    if name == "bc" and start != MINI_AGENT:
-        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
-    settings = SftConfig(
-        agent=start,
-        seed=context.seed,
-        lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
-        device=str(context.device),
-    )
-    if name == "sft":
-        game = one_turn_config(settings)
-    else:
-        settings = replace(settings, rank=16)
-    folder = context.prepared(name)
-    learned = partial(context.load, AgentSpec(folder / "agent", game, start))
-    if name == "sft":
-        return FineTuned(settings, game, folder, context.player(learned, None, game.rule, thinks=False))
-    player = context.player(learned, context.environment)
-    if name == "bc":
-        return Imitation(settings, game, folder, player)
-    asked = context.environment, config.optimize_calls
-    return RejectionSampling(settings, game, folder, player, context.untrained, *asked)
-
-
-def optimised_prompt(name: str, context: MethodContext, answer_format: AnswerFormat) -> Method:
-    """A search for a prompt, with the model that writes prompts."""
-    config = context.config
-    spec = config.optimizer_env or ("mini-optimizer" if is_mini(context.spec) else context.spec)
-    optimizer = context.environments.open(
-        spec, fields=OPTIMIZER_FIELDS.get(name, {}), price=config.optimizer_price
-    )
-
-    def open_search(dataset: str) -> PromptSearch:
-        described = f"{name} ({dataset})"
-        return PromptSearch(described, context.environment, optimizer, answer_format, config.optimize_calls)
-
-    algorithm = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=context.seed)
-    return OptimisedPrompt(algorithm, open_search, context.datasets, context.prepared(name))
-
-
 def preparation_questions(
-    methods: Iterable[str], config: EvaluateConfig, seed: int
+    method: str, config: EvaluateConfig, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions, if one of the methods needs them; the mini world brings its own."""
-    if not any(METHODS[method].training for method in methods):
+    """Training and validation questions, if the method needs them; the mini world brings its own."""
+    if not METHODS[method].training:
         return [], []
     own = ("mini",) if all(map(is_mini_data, config.data)) else ()
     train = find_questions(config.train_data or own, "train", seed)
     return train, sample_questions(config.val_data or own, "validation", seed, 0)
 
 
-def choose_answer_format(config: MethodConfig, spec: str) -> AnswerFormat:
+def choose_answer_format(wanted: str, spec: str) -> str:
     """The answer format to request: by default tags, which the mini world does not understand."""
-    if config.answer_format != "auto":
-        return FORMATS[config.answer_format]
-    return FORMATS["only" if is_mini(spec) else "tags"]
+    return wanted if wanted != "auto" else "only" if is_mini(spec) else "tags"

@@ -9,9 +9,9 @@ prompt and for each new instruction. With a limit of calls the search ends when 
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from prompt_r1.baselines.optimise import SEED_PROMPT, PromptSearch, draw_questions, mean_score, text_between
-from prompt_r1.errors import UsageError
+from prompt_r1.baselines.optimise import PromptSearch, check_questions, draw_questions, text_between
 from prompt_r1.types import Question
 
 STEPS, PER_STEP, SCORED_ON = 200, 8, 261  # the authors': steps, new instructions in each, questions
@@ -35,45 +35,29 @@ async def opro(
     search: PromptSearch, train: Sequence[Question], _: Sequence[Question], *, examples: int, seed: int
 ) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
+    check_questions(train)
     train = draw_questions(train, examples or SCORED_ON, seed)
-    if not train:
-        raise UsageError("opro needs training questions: give --train-data")
-    scores: dict[str, float] = {}
-    step, proposed = 0, [SEED_PROMPT]
-    while True:
-        for instruction in proposed:
-            if not search.can_afford(len(train)):
-                return best_of(scores)
-            scores[instruction] = mean_score(await search.try_prompt(instruction, train))
-        last = step == STEPS and not search.max_calls
-        if last or not search.can_afford(PER_STEP + len(train)):
-            return best_of(scores)
-        step += 1
-        proposed = await propose(search, scores, train, step, seed)
+    # In an instruction for mathematical questions, a number could give away an answer.
+    digits_allowed = not all(question.kind == "math" for question in train)
+
+    async def step(number: int) -> None:
+        for instruction in await propose(search, train, number, seed):
+            usable = is_usable(instruction, digits_allowed=digits_allowed)
+            if usable and instruction not in search.scores and search.can_afford(len(train)):
+                await search.score(instruction, train)
+
+    await search.improve(step, train, calls=PER_STEP, ends=lambda number: number == STEPS)
+    return search.best()
 
 
-def best_of(scores: Mapping[str, float]) -> str:
-    """The best instruction, the first of equals; the seed prompt if none could be scored."""
-    return max(scores, key=lambda instruction: scores[instruction], default=SEED_PROMPT)
-
-
-async def propose(
-    search: PromptSearch, scores: Mapping[str, float], train: Sequence[Question], step: int, seed: int
-) -> list[str]:
-    """The new instructions of a step that pass the filters."""
+async def propose(search: PromptSearch, train: Sequence[Question], step: int, seed: int) -> list[str]:
+    """The instructions that the optimiser writes in a step."""
     examples = random.Random(f"opro {seed} {step}").sample(train, min(EXEMPLARS, len(train)))
-    request = meta_prompt(scores, examples)
+    request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, examples)
     # The request is the same each time: the sample number makes each of them a call of its own.
     samples = range(step * PER_STEP, (step + 1) * PER_STEP)
     replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
-    # In an instruction for mathematical questions, a number could give away an answer.
-    digits_allowed = not all(question.kind == "math" for question in train)
-    instructions = dict.fromkeys(map(read_instruction, replies))
-    return [
-        instruction
-        for instruction in instructions
-        if instruction not in scores and is_usable(instruction, digits_allowed=digits_allowed)
-    ]
+    return list(map(read_instruction, replies))
 
 
 def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:

@@ -6,22 +6,24 @@ requests the answer format as in all other methods. Apart from the models a sear
 call is in the run's journal, so a search that is repeated after a kill pays for no call twice.
 
 Without a limit of calls a search makes as many steps as its authors' code; with one it goes on, and ends
-before the first step that might exceed the limit.
+before the first step that might exceed the limit. It also ends when the optimiser has no new prompts, or
+when none can score higher.
 """
 
 import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from prompt_r1.baselines.ask_once import AnswerFormat, ask_once, task_score
 from prompt_r1.baselines.method import Ledger, Method
 from prompt_r1.environments.environment import Environment, Game
-from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Message, Question
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SEED_PROMPT = "Answer the question as well as you can."  # the system message that a search starts from
 VALIDATED_ON = 50  # validation questions of textgrad and gepa
+PATIENCE = 50  # calls without a new prompt, after which a search ends
 ALL = "all questions"  # in place of a dataset: the search over all questions
 
 
@@ -36,7 +39,8 @@ ALL = "all questions"  # in place of a dataset: the search over all questions
 class PromptSearch:
     """Tries prompts on an environment, and asks an optimiser for new ones.
 
-    `max_calls` limits the calls of both models in the whole search; 0: no limit.
+    `max_calls` limits the calls of both models in the whole search; 0: no limit. Prompts are compared by
+    their scores on the same questions.
     """
 
     name: str  # of the method and the dataset
@@ -46,6 +50,44 @@ class PromptSearch:
     max_calls: int = 0
     ledger: Ledger = field(init=False, default_factory=Ledger)
     begun: int = field(init=False, default=0)  # calls, with those that wait for a reply
+    tried: set[str] = field(init=False, default_factory=set)  # prompts that questions were answered under
+    scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → of each question
+
+    async def improve(
+        self,
+        step: Callable[[int], Awaitable[None]],
+        questions: Sequence[Question],
+        *,
+        calls: int,
+        ends: Callable[[int], bool],
+    ) -> None:
+        """Score the seed prompt on `questions`, then repeat `step`, which scores new prompts on them.
+
+        A step makes at most `calls` calls before it scores its first prompt; it is given its number, from 1.
+        `ends` says after which step the search of the authors ends, for a search without a limit.
+        """
+        if not self.can_afford(len(questions)):
+            return
+        await self.score(SEED_PROMPT, questions)
+        number, last_new = 0, self.begun
+        while self.can_afford(calls + len(questions)) and (self.max_calls or not ends(number)):
+            if min(self.scores[self.best()]) == 1 or self.begun >= last_new + PATIENCE:
+                break
+            known = len(self.tried)
+            number += 1
+            await step(number)
+            if len(self.tried) > known:
+                last_new = self.begun
+
+    async def score(self, prompt: str, questions: Sequence[Question]) -> float:
+        """The mean score of a prompt. A prompt is scored once, so `questions` are always the same."""
+        if prompt not in self.scores:
+            self.scores[prompt] = list(map(task_score, await self.try_prompt(prompt, questions)))
+        return fmean(self.scores[prompt])
+
+    def best(self) -> str:
+        """The prompt with the best mean score, the first of equals; the seed prompt if none was scored."""
+        return max(self.scores, key=lambda prompt: fmean(self.scores[prompt]), default=SEED_PROMPT)
 
     def can_afford(self, calls: int) -> bool:
         """Whether the limit allows this many more calls."""
@@ -69,6 +111,7 @@ class PromptSearch:
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
         self._begin(len(questions))
+        self.tried.add(prompt)
         predictions = await asyncio.gather(*(self.answer(prompt, question) for question in questions))
         for prediction in predictions:
             self.ledger.task += prediction.spent
@@ -142,13 +185,19 @@ def file_name(text: str) -> str:
 
 def mean_score(predictions: Sequence[Prediction]) -> float:
     """The mean score of at least one prediction."""
-    return sum(map(task_score, predictions)) / len(predictions)
+    return fmean(map(task_score, predictions))
 
 
 def draw_questions(questions: Sequence[Question], limit: int, seed: int) -> list[Question]:
     """At most `limit` of the questions, drawn by seed."""
     order = random.Random(f"chosen {seed}").sample(list(questions), len(questions))
     return order[:limit]
+
+
+def check_questions(*splits: Sequence[Question]) -> None:
+    """Raise UsageError if a split that a search needs is empty."""
+    if not all(splits):
+        raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
 
 
 def text_between(text: str, opening: str, closing: str) -> str | None:

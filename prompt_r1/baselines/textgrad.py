@@ -8,18 +8,17 @@ each (and once for the seed prompt).
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from prompt_r1.baselines.ask_once import task_score
 from prompt_r1.baselines.optimise import (
     SEED_PROMPT,
     VALIDATED_ON,
     PromptSearch,
+    check_questions,
     draw_questions,
-    mean_score,
     text_between,
 )
-from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
@@ -44,27 +43,27 @@ async def textgrad(
     seed: int,
 ) -> str:
     """The last prompt that validation did not reject."""
-    if not train or not validation:
-        raise UsageError("textgrad needs training and validation questions: give --train-data and --val-data")
-    rng = random.Random(f"textgrad {seed}")
+    check_questions(train, validation)
     held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
+    batches = minibatches(train, random.Random(f"textgrad {seed}"))
     prompt = SEED_PROMPT
-    if not search.can_afford(len(held_out)):
-        return prompt
-    best = mean_score(await search.try_prompt(prompt, held_out))
-    epoch = 0
-    while epoch < EPOCHS or search.max_calls:
-        epoch += 1
+
+    async def step(_: int) -> None:
+        nonlocal prompt
+        proposed = await rewrite(search, prompt, next(batches))
+        if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
+            prompt = proposed
+
+    await search.improve(step, held_out, calls=3 * BATCH + 1, ends=lambda number: number == EPOCHS * UPDATES)
+    return prompt
+
+
+def minibatches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
+    """The batches of an epoch are the first of the shuffled training questions."""
+    while True:
         order = rng.sample(list(train), len(train))
         batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-        for batch in batches[:UPDATES]:
-            if not search.can_afford(3 * len(batch) + 1 + len(held_out)):
-                return prompt
-            proposed = await rewrite(search, prompt, batch)
-            value = mean_score(await search.try_prompt(proposed, held_out))
-            if value >= best:
-                prompt, best = proposed, value
-    return prompt
+        yield from batches[:UPDATES]
 
 
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:

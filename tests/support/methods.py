@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import torch
 
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.baselines.make import MethodContext, make_method
+from prompt_r1.baselines.make import MethodMaker
 from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
-from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.spending import Price
 from prompt_r1.types import Message, Question
 
@@ -60,19 +60,18 @@ def method(
     **settings: object,
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
-    context = MethodContext(
-        environment=environment,
-        spec="large",
-        environments=SimpleNamespace(open=lambda spec, **_: environment),
-        datasets=["a"],
-        agent=AgentSpec(agent, CONFIG, start=str(agent)),
-        device=torch.device("cpu"),
+    system = System(name, "large", str(agent))
+    maker = MethodMaker(
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.
         config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
+        systems={system: AgentSpec(agent, CONFIG, start=str(agent))},
+        datasets=["a"],
+        environments=SimpleNamespace(open=lambda spec, **_: environment),
+        device=torch.device("cpu"),
         seed=0,
         folder=folder,
     )
-    return make_method(name, context)
+    return asyncio.run(maker.make(system))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
