@@ -203,7 +203,9 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
 def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent):
     with pytest.raises(prompt_r1.UsageError, match="has no method `ask"):
         prompt_r1.load(asking_agent, env=object())
-    with pytest.raises(prompt_r1.UsageError, match="no tokenizer at 'nosuch'"):
+    with pytest.raises(
+        prompt_r1.UsageError, match="there is no folder 'nosuch', and the Hub cannot be asked"
+    ):
         prompt_r1.load("nosuch", env="mini")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,6 +25,7 @@ from prompt_r1.errors import UsageError, first_line
 
 # Kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def load_policy(
@@ -36,7 +38,7 @@ def load_policy(
     max_tokens: int = 0,
     check: bool = True,
 ) -> Policy:
-    """Load the Hugging Face causal model of a folder or hub id, with our attention and without dropout.
+    """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
     `max_tokens`: of the longest game (0: not known). `check`: compare with the unmodified model; not needed
     where the same model was checked before. Raises UsageError if there is no such model, if
@@ -51,15 +53,8 @@ def load_policy(
     if any(getattr(part, "quantization_config", None) for part in _parts(config)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if unknown := kinds - {
-        "full_attention",
-        "sliding_attention",
-    }:  # our check's games may be too short for it
+    if unknown := kinds - LAYER_TYPES:  # the games of our check may be too short for it
         raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
-    for part in _parts(config):
-        for name, value in vars(part).items():
-            if "drop" in name and (isinstance(value, float) or (type(value) is int and value == 1)):
-                setattr(part, name, 0.0)
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
         raise UsageError(
@@ -67,9 +62,6 @@ def load_policy(
             f"train it with --max-tokens {limit} or less"
         )
     model = _load_weights(path, config, weights)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
     if check:
@@ -146,20 +138,39 @@ def longest_game(config: PretrainedConfig) -> int | None:
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
+    _ask_hub_once(path)
+    reason = ""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        # Without files, transformers makes up a tokenizer that knows special tokens only.
+        if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
+            reason = "its files are missing"
     except Exception as error:  # a foreign folder may raise anything
         reason = first_line(error)
-        if (Path(path) / "config.json").exists() and not (Path(path) / "tokenizer.json").exists():
-            reason = (
-                "there is no tokenizer.json, and its other files cannot be read (is sentencepiece installed?)"
-            )
-        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
-    # Without files, transformers makes up a tokenizer that knows special tokens only.
-    if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
-        raise UsageError(f"no tokenizer at {str(path)!r}: its files are missing")
+    if reason and Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
+        reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
+    if reason:
+        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}")
     tokenizer.model_max_length = sys.maxsize  # ours is that of the model; theirs may be missing, or a text
     return tokenizer
+
+
+def _ask_hub_once(path: str | Path) -> None:
+    """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
+
+    transformers repeats every request for half a minute.
+    """
+    name = str(path)
+    try:
+        if Path(name).exists() or try_to_load_from_cache(name, "config.json"):
+            return
+        reason = "" if file_exists(name, "config.json") else "the Hub has no such model"
+    except HfHubHTTPError:  # an answer, such as a missing permission: transformers explains it
+        return
+    except Exception as error:
+        reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
+    if reason:
+        raise UsageError(f"there is no folder {name!r}, and {reason}")
 
 
 def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:

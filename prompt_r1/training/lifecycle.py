@@ -71,7 +71,7 @@ class Lifecycle:
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
         self.checkpoints = Checkpoints(run.folder, run.policy, run.optimizer, config, ranks, say=run.log.say)
         self.state = self._resumed()
-        self.watchdog = Watchdog(config.agent, limit_of(run.policy.compute))
+        self.watchdog = Watchdog(config.agent, limit_of(run.policy))
         for line in read_metrics(run.folder) if ranks.first else []:
             self.watchdog.see(line)
         run.interrupt.deferred = True  # from here on there is something to save

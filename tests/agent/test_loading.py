@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,16 @@ def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_p
     message = str(refused.value)
     assert str(tmp_path) in message and cause in message and "\n" not in message, message
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_hub_id_is_refused_at_once_where_the_hub_cannot_be_reached(monkeypatch):
+    """A bug: transformers retried for a minute before it gave up on a mistyped id."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="there is no folder 'no/such', and the Hub cannot be asked"):
+        load_tokenizer("no/such")
+    assert time.monotonic() - started < 1
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):

@@ -145,7 +145,7 @@ def test_the_engine_samples_from_the_policy_within_the_limits_of_the_gap(compute
             policy(pack([[game]], CPU)).logprobs - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
             for game in games
         ]
-    metrics, limit = gap_metrics(differences, cap=2.0), limit_of(compute)
+    metrics, limit = gap_metrics(differences, cap=2.0), limit_of(policy)
     assert metrics[limit.metric] < limit.alarm, metrics[GAP_MEAN]
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from prompt_r1.agent.policy import Policy
 from prompt_r1.training.metrics import SIGNS, Watchdog
 from prompt_r1.training.update import limit_of
+from tests.support import tiny
 
 Curve = Callable[[int], float]  # the value of a metric in a step
 
@@ -166,7 +168,7 @@ def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
     """A bug: the watchdog had no rule for it. It is reported once, until it is small again."""
-    limit = limit_of(compute)
+    limit = limit_of(Policy(tiny.model(), compute=compute))
     watchdog = Watchdog("my-agent", limit)
     seen = [
         watchdog.see({"step": step, limit.metric: share * limit.alarm})

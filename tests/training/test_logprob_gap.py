@@ -77,7 +77,7 @@ def learn_from_engine(
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_the_gap_of_a_right_engine_is_below_the_alarm(compute):
     metrics = learn_from_engine(compute)
-    limit = limit_of(compute)
+    limit = limit_of(Policy(tiny.model(), compute=compute))
     assert 0 < metrics[GAP_MEAN] < metrics[f"{GAP}_p99"] <= metrics[GAP]
     assert metrics[limit.metric] < limit.alarm
 
@@ -93,7 +93,7 @@ def test_an_engine_of_another_model_stops_the_run_before_the_update_in_float32(c
 
 @pytest.mark.parametrize("change", ERRORS)
 def test_an_engine_of_another_model_is_an_alarm_in_bfloat16(change):
-    limit = limit_of(torch.bfloat16)
+    limit = limit_of(Policy(tiny.model(), compute=torch.bfloat16))
     assert limit.alarm < learn_from_engine(torch.bfloat16, change)[limit.metric] < limit.stop
 
 
@@ -102,6 +102,13 @@ def test_an_engine_of_a_plainly_other_model_stops_the_run_in_bfloat16():
         learn_from_engine(
             torch.bfloat16, lambda network: network.load_state_dict(tiny.model(seed=1).state_dict())
         )
+
+
+def test_the_alarm_of_a_deep_model_is_far_above_its_rounding():
+    """A bug: the gap of SmolLM2, with 30 layers, was 5e-5, half of the alarm."""
+    deep, shallow = (limit_of(tiny.policy(layers=layers)) for layers in (30, 2))
+    assert deep.alarm > 10 * 5e-5 and shallow.alarm == 1e-4
+    assert deep.alarm < deep.stop / 10
 
 
 def test_the_gap_has_the_mean_the_99th_percentile_and_the_maximum_of_all_tokens():
