@@ -15,7 +15,6 @@ from prompt_r1.training.run import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
 from tests.support import tiny
 from tests.support.json_server import JsonHandler, serving
-from tests.support.providers import body_of
 from tests.support.tensors import load_tensors
 
 SMALL = (
@@ -221,14 +220,14 @@ def test_in_float32_there_are_no_importance_weights(asking_agent, tmp_path):
 
 
 class UnauthorizedEndpoint(JsonHandler):
-    """An endpoint that passes the check, and rejects every later call with status 401."""
+    """An endpoint that is busy during the check, and rejects every later call with status 401."""
 
     def do_GET(self) -> None:
         self.answer(404, {})
 
     def do_POST(self) -> None:
         if self.body()["messages"][-1]["content"] == "Hi":
-            return self.answer(200, body_of("Hello!"))
+            return self.answer(503, {})
         self.answer(401, {"error": {"message": "invalid key"}})
 
 

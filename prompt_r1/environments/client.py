@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -22,7 +23,7 @@ import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.environments.responses import Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import REPLIED, Call, Outcome, Verdict
+from prompt_r1.environments.sources import REPLIED, Call, Outcome
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 from prompt_r1.types import Ask, Message
@@ -31,14 +32,15 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CHECK_SECONDS = 5.0
-CHECKS = 3  # requests of the check that a web page or no server may answer
+CHECKS = 3  # requests of the check that may bring no chat completion
 CONNECT_SECONDS = 30.0
-MOST_LOST = 6  # requests of a call that may be billed without a reply; others are repeated until time ends
+MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
+SILENT_SECONDS = 10.0  # without a reply to any call, before a line says what is waited for
 LONGEST_REASON = 300  # characters of a provider's error message
 LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
 ENCODINGS = ("", "identity", "gzip", "deflate")
-# Read by httpx when a client is made.
-VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+# Read when a client is made.
+VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Traffic:
     client: httpx.AsyncClient
     closing: AsyncIterator[httpx.AsyncClient]  # closes the client when the loop shuts down
     paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
+    replied: float = 0.0  # loop time of the last reply, or of the line that says that there is none
 
 
 class Endpoint:
@@ -144,12 +147,12 @@ class Endpoint:
 
     async def _send_until_done(self, traffic: Traffic, call: Call, messages: list[Message]) -> Outcome:
         """Send a request until it succeeds or cannot succeed, too many were lost, or the time is over."""
-        failures, lost, wait = 0, 0, 0.0
+        failures, answers, wait = 0, 0, 0.0
         attempt = failed("no request ended")
         dialogue = " ".join(message["content"] for message in messages)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.call_deadline):
-                while lost < MOST_LOST:
+                while answers < MOST_ANSWERS:
                     wait = max(wait, traffic.paused_until - traffic.loop.time())
                     if wait > 0:
                         await self._sleep(wait)
@@ -162,25 +165,35 @@ class Endpoint:
                         self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
+                        traffic.replied = traffic.loop.time()
                         return self._without_key(attempt.outcome)
                     call.give_up(attempt.lost)
                     failures += 1
-                    if self._checking and attempt.misdirected and failures < CHECKS:
-                        continue  # a page of a proxy, once: the endpoint may be right
-                    if self._checking:
+                    if self._checking and not (attempt.misdirected and failures < CHECKS):
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
-                        verdict: Verdict = "fatal" if attempt.misdirected else "failed"
-                        return self._without_key(Outcome(verdict, reason=reason))
-                    lost += attempt.lost
+                        refused = Outcome("refused" if attempt.misdirected else "failed", reason=reason)
+                        return self._without_key(refused)
+                    if self._checking:
+                        continue
+                    self._report_silence(traffic, attempt)
+                    answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
                     if attempt.wait:  # all calls wait
                         paused_until = traffic.loop.time() + attempt.wait
                         traffic.paused_until = max(traffic.paused_until, paused_until)
         call.give_up(True)  # of a request that the deadline cut off
-        limit = f"in {failures} requests" if lost == MOST_LOST else f"in {self._limits.call_deadline:g} s"
+        deadline = f"{self._limits.call_deadline:g} s"
+        limit = f"{failures} requests" if answers == MOST_ANSWERS else deadline
         outcome = self._without_key(attempt.outcome)
-        reason = f"{self.name} did not reply: {limit}, the last problem: {outcome.reason}"
+        reason = f"{self.name} did not reply: in {limit}, the last problem: {outcome.reason}"
         return replace(outcome, reason=reason)
+
+    def _report_silence(self, traffic: Traffic, attempt: Attempt) -> None:
+        """Say once what is waited for, when no call has got a reply for some time."""
+        if traffic.loop.time() - traffic.replied > SILENT_SECONDS:
+            traffic.replied = math.inf  # until a reply comes
+            reason = self._without_key(attempt.outcome).reason
+            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, reason)
 
     async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
         """One request: what its response means, or why there is none."""
@@ -206,25 +219,30 @@ class Endpoint:
             ):
                 encoding = response.headers.get("content-encoding", "")
                 if encoding not in ENCODINGS:  # one within another expands a million times
-                    return failed(f"a body encoded as {encoding[:40]!r}", lost=True)
+                    said = f"a body encoded as {encoding[:40]!r}"
+                    return failed(said, lost=True, misdirected=True)
                 async for chunk in response.aiter_bytes():
                     received += chunk
                     if len(received) > self._limits.max_bytes:
-                        return failed(f"a response of over {self._limits.max_bytes:,} bytes", lost=True)
+                        said = f"a response of over {self._limits.max_bytes:,} bytes"
+                        return failed(said, lost=True, misdirected=True)
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
             return failed(f"no complete response within {self._limits.attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return failed(f"no server answers ({error})", misdirected=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
-            return failed(f"{type(error).__name__}: {error}".removesuffix(": "), lost=True)
+            unreadable = isinstance(error, httpx.DecodingError)
+            said = f"{type(error).__name__}: {error}".removesuffix(": ")
+            return failed(said, lost=True, misdirected=unreadable)
 
     async def _traffic_of_loop(self) -> Traffic:
         loop = asyncio.get_running_loop()
         if self._traffic is None or self._traffic.loop is not loop:
             closing = self._open_client()
             client = await anext(closing)
-            self._traffic = Traffic(loop, asyncio.Semaphore(self._limits.concurrency), client, closing)
+            slots = asyncio.Semaphore(self._limits.concurrency)
+            self._traffic = Traffic(loop, slots, client, closing, replied=loop.time())
         return self._traffic
 
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -240,8 +258,8 @@ class Endpoint:
                 trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
                 transport=self._transport,
             )
-        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
-            names = [name for name in os.environ if name.upper() in VARIABLES]
+        except Exception as error:  # nothing else can fail
+            names = filter(VARIABLES.fullmatch, os.environ)
             raise UsageError(
                 f"the environment variable {' or '.join(names)} cannot be used for {self.base_url}: "
                 f"{self._scrubbed(str(error))}; correct or unset it"
@@ -273,7 +291,7 @@ class Endpoint:
         reason = self._scrubbed(outcome.reason)
         if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
             reason += '; if it takes no system message, give --env-system ""'
-        if outcome.verdict in ("refused", "fatal") and self._key.note:
+        if outcome.verdict == "refused" and self._key.note:
             reason += f"; {self._key.note}"
         secret = self._key.text if len(self._key.text) >= SHORTEST_SECRET else ""
         return replace(

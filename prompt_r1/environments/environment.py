@@ -215,7 +215,7 @@ class Environment:
         if label:
             member.counts[f"outcomes/{label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
-        if outcome.verdict == "fatal" or (outcome.verdict == "refused" and not member.has_replied):
+        if outcome.verdict == "refused" and not member.has_replied:
             raise FatalEnvError(f"{source.name} cannot be used: {outcome.reason}")
         self._watch("failed" if not replied else "" if has_text else label, outcome.reason)
         if not replied:

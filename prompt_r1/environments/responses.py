@@ -13,26 +13,26 @@ from prompt_r1.environments.sources import Outcome
 LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
-WEB_PAGE = "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
 
 RETRIED_STATUSES = (408, 409, 425, 429)
 TOO_LONG = re.compile(
     r"context.?(length|window|size)|(prompt|input|request) is too long|maximum number of tokens",
     re.IGNORECASE,
 )
-# "retryDelay": "19.5s" (Google), "Please try again in 1.2s" (OpenAI), "retry after 6 seconds" (Azure).
-DELAY = re.compile(
-    r"(?:retry[ _-]?(?:delay|after|in)|try again (?:in|after))\W{0,5}(\d+(?:\.\d+)?)"
-    r" ?(ms|milli|m(?![a-z])|min)?",
-    re.IGNORECASE,
-)
-SECONDS_OF = {"ms": 0.001, "milli": 0.001, "m": 60.0, "min": 60.0}
 ADVICE = {
-    401: "check OPENAI_API_KEY",
-    402: "the account has no credit",
-    403: "check that OPENAI_API_KEY may use this model",
-    404: "check the model's name and the base URL",
+    400: "",
+    401: " (check OPENAI_API_KEY)",
+    402: " (the account has no credit)",
+    403: " (check that OPENAI_API_KEY may use this model)",
+    404: " (check the model's name and the base URL)",
+    422: "",
 }
+# "retryDelay": "19.5s" (Google), "Please try again in 1m2s" (OpenAI), "retry after 6 seconds" (Azure).
+DURATION = r"(?:\d+(?:\.\d+)? ?[a-z]*)+"
+DELAY = re.compile(
+    rf"(?:retry[ _-]?(?:delay|after|in)|try again (?:in|after))_?(ms)?\W{{0,5}}({DURATION})", re.IGNORECASE
+)
+UNITS = {"ms": 0.001, "mil": 0.001, "m": 60.0, "h": 3600.0, "": 1.0}  # how a unit begins: its seconds
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Attempt:
     lost: bool = False  # there is no reply, and the provider may bill it all the same
     wait: float | None = None  # seconds in which the provider asks for no calls
     blamed: str = ""  # where the provider names a field that it rejects: some models take no temperature
-    misdirected: bool = False  # before any reply: the URL is wrong
+    misdirected: bool = False  # no chat server, or a wrong setting of it, unless it has replied before
 
 
 @dataclass(frozen=True)
 class ProviderError:
     """The error object of a response body, in OpenAI's form. Other providers omit parts of it."""
 
-    message: str
-    codes: tuple[str, ...]  # its `code`, `type` and `status`
-    field: str  # the request field that caused it
+    message: str = ""
+    codes: tuple[str, ...] = ()  # its `code`, `type` and `status`
+    field: str = ""  # the request field that caused it
 
 
 def failed(
@@ -68,40 +68,40 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     The names in `headers` are lower-case; `now` is in epoch seconds.
     """
     data = _parse(body)
+    if 200 <= status < 300 and isinstance(data, dict) and data.get("choices") and not data.get("error"):
+        return _classify_completion(data)
     error = _error_of(data)
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
-    words = error.message.split() if status >= 400 else ()  # a reply may hold any word
-    if "insufficient_quota" in (*error.codes, *words):
-        return Attempt(Outcome("fatal", reason=f"{reason} (check plan and billing)"))
-    if 200 <= status < 300 and isinstance(data, dict) and not data.get("error"):
-        return _classify_completion(data)
-    if 200 <= status < 300 and not error.message and not error.codes:
-        if body.lstrip().startswith(b"data:"):
-            return Attempt(Outcome("fatal", reason="the server streams its replies: turn that off"))
-        page = body.lstrip().startswith(b"<")
-        said = WEB_PAGE if page else "the response is not a JSON object"
-        return failed(said, lost=True, misdirected=page)
-    if status < 300 or status in RETRIED_STATUSES or status >= 500:
-        said = reason if status >= 300 else f"an error instead of a completion: {error.message}"
-        return failed(said, wait=requested_wait(headers, body, now=now))
-    if status in (400, 413, 422):
-        return _classify_bad_request(status, error, reason)
-    advice = ADVICE.get(status, "check the base URL")
-    return Attempt(Outcome("refused" if status == 403 else "fatal", reason=f"{reason} ({advice})"))
+    if 200 <= status < 300:
+        if not error.message and not error.codes:
+            return failed(_described(body), lost=True, misdirected=True)
+        status = next((int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)), 500)
+    if "insufficient_quota" in (*error.codes, *error.message.split()):
+        return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
+    if status in RETRIED_STATUSES or status >= 500:
+        return failed(reason, wait=requested_wait(headers, body, now=now))
+    if {"content_filter", "content_policy_violation"} & set(error.codes):
+        return Attempt(Outcome("outcome", label="content_filter", reason=reason))
+    if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
+        return Attempt(Outcome("outcome", label="context_length", reason=reason))
+    # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
+    blamed = (error.field or error.message) if status in (400, 422) else ""
+    reason += ADVICE.get(status, " (check the base URL)")
+    return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
 
 def requested_wait(headers: Mapping[str, str], body: bytes = b"", *, now: float) -> float | None:
-    """Seconds from `retry-after-ms`, else from `retry-after` (seconds or an HTTP date), else from the body.
+    """Seconds from a header such as `retry-after-ms` or `retry-after` (seconds or an HTTP date), or the body.
 
     None where there is no value between 0 and LONGEST_HONOURED_WAIT.
     """
-    said = DELAY.search(body[:10_000].decode("utf-8", "replace"))
-    candidates = [
-        _number(headers.get("retry-after-ms", "")) / 1000,
-        _number(headers.get("retry-after", "")),
-        _epoch_seconds(headers.get("retry-after", "")) - now,
-        float(said[1]) * SECONDS_OF.get((said[2] or "").lower(), 1.0) if said else math.nan,
-    ]
+    candidates = []
+    for name in sorted((name for name in headers if "retry-after" in name), key=len, reverse=True):
+        value, unit = headers[name].strip(), "ms" if name.endswith("ms") else ""
+        amount = re.fullmatch(DURATION, value, re.IGNORECASE)
+        candidates.append(_seconds(value, unit) if amount else _epoch_seconds(value) - now)
+    if said := DELAY.search(body[:10_000].decode("utf-8", "replace")):
+        candidates.append(_seconds(said[2], said[1] or ""))
     return next((wait for wait in candidates if 0 < wait <= LONGEST_HONOURED_WAIT), None)
 
 
@@ -111,16 +111,25 @@ def back_off(failures: int, rng: random.Random) -> float:
     return rng.uniform(0, longest)
 
 
+def _described(body: bytes) -> str:
+    """What a successful response is that is no chat completion."""
+    if body.lstrip().startswith(b"<"):
+        return "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
+    if body.lstrip().startswith(b"data:"):
+        return "it streams its replies though that was not asked for: turn that off"
+    return "the response is no chat completion"
+
+
 def _classify_completion(data: Mapping[str, object]) -> Attempt:
-    choices = data.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
+    choices = data["choices"]
+    first = choices[0] if isinstance(choices, list) else None
     choice = first if isinstance(first, dict) else {}
     finish = choice.get("finish_reason")
     message = choice.get("message")
     if finish == "content_filter" and not isinstance(message, dict):
         message = {}
     if not isinstance(message, dict):
-        return failed("the response has no choices", lost=True)
+        return failed("the response has no message", lost=True, misdirected=True)
     usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
     assert isinstance(usage, dict)
     text = _text_of(message.get("content"))
@@ -134,10 +143,10 @@ def _classify_completion(data: Mapping[str, object]) -> Attempt:
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),
     )
-    if finish == "content_filter":
-        return Attempt(replace(reply, verdict="outcome", label="content_filter"))
     if finish == "error":
         return failed("the reply was cut off by an error (finish_reason error)", lost=True)
+    if finish == "content_filter":
+        return Attempt(replace(reply, verdict="outcome", label="content_filter"))
     if text.strip():
         return Attempt(reply)
     if refusal.strip():
@@ -145,23 +154,14 @@ def _classify_completion(data: Mapping[str, object]) -> Attempt:
     if finish == "length":
         return Attempt(replace(reply, verdict="outcome", label="length"))
     hint = "; all text is in reasoning_content: turn the server's reasoning parser off" if reasoning else ""
-    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True)
-
-
-def _classify_bad_request(status: int, error: ProviderError, reason: str) -> Attempt:
-    if {"content_filter", "content_policy_violation"} & set(error.codes):
-        return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-    if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
-        return Attempt(Outcome("outcome", label="context_length", reason=reason))
-    # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    return Attempt(Outcome("refused", reason=reason), blamed=error.field or error.message)
+    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True, misdirected=True)
 
 
 def _error_of(data: object) -> ProviderError:
     if isinstance(data, list):  # Google's form
         data = data[0] if data else None
     if not isinstance(data, dict):
-        return ProviderError("", (), "")
+        return ProviderError()
     error = data.get("error")
     if not isinstance(error, dict):  # other forms: {"error": "text"}, {"message": "text"}, {"detail": [...]}
         error = {**data, "message": error or data.get("message") or data.get("detail")}
@@ -204,11 +204,11 @@ def _count(value: object) -> int:
     return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0  # not isinstance: no bool
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _seconds(duration: str, unit: str) -> float:
+    """Seconds of a duration such as 19.5s, 1m2s or 6 seconds; `unit` is that of a bare number."""
+    amounts = re.findall(r"([\d.]+) ?([a-z]*)", duration.lower())
+    begins = [next(begin for begin in UNITS if (own or unit).startswith(begin)) for _, own in amounts]
+    return sum(float(number) * UNITS[begin] for (number, _), begin in zip(amounts, begins, strict=True))
 
 
 def _epoch_seconds(date: str) -> float:

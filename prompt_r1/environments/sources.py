@@ -17,19 +17,23 @@ from prompt_r1.types import Ask, Message
 #          the game continues with the text there is, and the journal records the label
 # failed   the same call may succeed later
 # refused  the provider rejects this dialogue, or all of them: known once it has replied to another
-# fatal    no call can succeed: wrong key, no credit, no such model
-Verdict = Literal["ok", "outcome", "failed", "refused", "fatal"]
+Verdict = Literal["ok", "outcome", "failed", "refused"]
 REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
-# Where the thinking of a reply ends and its text begins, for models and servers that do not separate them. An
-# end tag without a start (the chat template wrote that) ends or begins a line; in a sentence it is a mention.
+# Where the thinking of a reply ends and its text begins, for models and servers that do not separate them.
+OPENED, CLOSED = (rf"[<\[◁]{slash}(?:\w+:)?(?:think(?:ing)?|thought|reasoning)[>\]▷]" for slash in ("", "/"))
 THINKING = (
-    re.compile(r"\s*<think>(.*?)(?:</think>|\Z)(.*)", re.DOTALL),
-    re.compile(r"\s*\[THINK\](.*?)(?:\[/THINK\]|\Z)(.*)", re.DOTALL),
-    re.compile(r"(.*?)(?:\n\s*</think>|</think>\s*?(?:\n|\Z))(.*)", re.DOTALL),
+    # <think>, [THINK] and others begin the reply; without an end, all of it is thinking
+    re.compile(rf"(?:\s*{OPENED}(.*?)(?:{CLOSED}|\Z))+(.*)", re.DOTALL | re.IGNORECASE),
+    # an end alone (the chat template wrote the start) ends or begins a line; in a sentence it is a mention
+    re.compile(rf"(.*?)(?:\n\s*{CLOSED}|{CLOSED}\s*?(?:\n|\Z))(.*)", re.DOTALL | re.IGNORECASE),
+    # gpt-oss: the text is the channel "final"; the second form has lost its special tokens
     re.compile(
-        r"\s*<\|channel\|>(.*?)(?:<\|channel\|>final<\|message\|>|\Z)(.*?)(?:<\|\w+\|>)?\s*", re.DOTALL
+        r"\s*(?:<\|start\|>\w*)?(?=<\|channel\|>)(.*?)(?:<\|channel\|>final.*?<\|message\|>|\Z)"
+        r"(.*?)(?:<\|\w+\|>)?\s*",
+        re.DOTALL,
     ),
+    re.compile(r"\s*(analysis.*?)assistantfinal(.*)", re.DOTALL),
 )
 
 

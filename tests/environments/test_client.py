@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prompt_r1.environments.client import LONGEST_TEXT, MOST_LOST, ApiKey, Endpoint
+from prompt_r1.environments.client import LONGEST_TEXT, MOST_ANSWERS, ApiKey, Endpoint
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
@@ -59,13 +59,28 @@ def test_time_ends_a_call_and_not_the_number_of_its_requests() -> None:
     assert 560 < sum(clock) < 700 and len(provider.requests) > 30
 
 
-def test_of_requests_that_may_have_been_billed_a_call_sends_six() -> None:
+def test_time_ends_also_calls_whose_connections_are_reset() -> None:
+    """A server that is started again, behind a proxy that accepts connections: ten requests in vain."""
+    lost = [httpx.ReadError("reset"), httpx.RemoteProtocolError("disconnected")] * 5
+    assert ask(endpoint(Provider(*lost, OK))) == "Paris"
+
+
+def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:
+    loading = httpx.Response(503, json=error_of(f"Loading\nmodel for {KEY}"))
+    source = endpoint(Provider(*[loading] * 40, OK))
+    assert ask_at_once(source, 4) == ["Paris"] * 4
+    assert [record.message for record in caplog.records] == [
+        "waiting for large at https://llm.test/v1: HTTP 503: Loading model for [key]"
+    ]
+
+
+def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     provider, account = Provider(httpx.Response(200, json={})), RecordedAccount()
     outcome = asyncio.run(outcome_of(endpoint(provider), account=account))
     assert outcome.reason == (
-        "large did not reply: in 6 requests, the last problem: the response has no choices"
+        "large did not reply: in 6 requests, the last problem: the response is no chat completion"
     )
-    assert len(provider.requests) == account.requests == account.lost == MOST_LOST
+    assert len(provider.requests) == account.requests == account.lost == MOST_ANSWERS
 
 
 @pytest.mark.parametrize(
@@ -76,7 +91,8 @@ def test_of_requests_that_may_have_been_billed_a_call_sends_six() -> None:
         (529, error_of("Overloaded, retry after 6 seconds"), 6),
         (200, {"error": {"code": 429, "message": "busy: try again in 250ms"}}, 0.25),
         (503, {"error": {"message": "loading", "retry_after": 25}}, 25),
-        (429, error_of("try again in 2m0s"), 120),
+        (429, error_of("try again in 1m20.5s"), 80.5),
+        (429, {"error": {"message": "busy", "retry_after_ms": 1500}}, 1.5),
     ],
 )
 def test_the_wait_is_read_from_the_body_too(status: int, body: dict[str, object], wait: float) -> None:
@@ -223,6 +239,20 @@ def test_a_server_of_web_pages_fails_the_check_but_a_single_page_does_not() -> N
     ):
         check(page)
     assert len(check(page, page, OK)) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (body_of(""), "an empty reply"),
+        (body_of(None, reasoning_content="Hello."), "all text is in reasoning_content"),
+        ({"id": "x"}, "no chat completion"),
+    ],
+)
+def test_answers_that_are_no_replies_fail_the_check(body, words) -> None:
+    """A bug: the check passed, and each call of the run was sent six times in vain."""
+    with pytest.raises(FatalEnvError, match=f"large cannot be used: https://llm.test/v1: .*{words}"):
+        check(httpx.Response(200, json=body))
 
 
 def test_a_reply_without_text_fails_the_check() -> None:

@@ -151,9 +151,6 @@ def test_a_dialogue_that_is_refused_after_a_reply_breaks_its_game_and_a_share_of
     ask_often(asked, source, 19, refused)
     with pytest.raises(Resumable, match="21 of the last 101 calls of a failed"):
         ask_often(asked, source, 1, refused)
-    source.down = Outcome("fatal", reason="HTTP 401")
-    with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 401"):
-        asyncio.run(asked.ask(HELLO))
 
 
 def test_a_recorded_reply_tells_a_resumed_run_that_the_endpoint_replies(tmp_path) -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prompt_r1.environments.client import MOST_LOST
 from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import UsageError
 from tests.support.providers import (
@@ -153,16 +152,16 @@ def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccoun
         ("badzip", 9, "DecodingError"),
         ("noise", 9, "RemoteProtocolError"),
         ("elsewhere", 9, "InvalidURL|IDNAError|RemoteProtocolError"),
-        ("cutjson", 9, "not a JSON object"),
+        ("cutjson", 9, "no chat completion"),
         ("fat", 9, "over 1,000,000 bytes"),
     ],
 )
 def test_a_hostile_server_fails_one_call_and_leaves_no_connection(fault, timeout, words) -> None:
     """Its requests may have been billed: they were delivered, and no reply was received."""
     started = time.perf_counter()
-    outcome, account = call_server(fault, attempt_timeout=timeout, max_bytes=1_000_000)
+    outcome, account = call_server(fault, attempt_timeout=timeout, max_bytes=1_000_000, call_deadline=30)
     assert outcome.verdict == "failed" and re.search(words, outcome.reason), outcome
-    assert account.lost == account.requests == MOST_LOST
+    assert 2 < account.lost == account.requests
     assert time.perf_counter() - started < 20
 
 
@@ -216,7 +215,7 @@ def test_a_request_that_the_deadline_of_its_call_ends_is_charged() -> None:
 
 def test_an_echoed_authorization_header_is_scrubbed() -> None:
     outcome, account = call_server("echo")
-    assert (outcome.verdict, account.lost) == ("fatal", 0)
+    assert (outcome.verdict, account.lost) == ("refused", 0)
     assert "uthorization: Bearer [key]" in outcome.reason and KEY not in outcome.reason
 
 
@@ -256,6 +255,7 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
         ("ALL_PROXY", "socks5://127.0.0.1:9"),
         ("https_proxy", "ftp://proxy"),
         ("SSL_CERT_FILE", "/nowhere/certificates.pem"),
+        ("SSLKEYLOGFILE", "/nowhere/keys"),
     ],
 )
 def test_a_variable_that_breaks_the_client_is_named_in_one_sentence(name, value, monkeypatch) -> None:

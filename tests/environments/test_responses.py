@@ -54,6 +54,8 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
     [
         *((status, b"") for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)),
         (200, error_of("Provider returned error", code=502)),
+        (200, error_of("slow down", code="429")),
+        (200, {"error": "no credit"}),
         (200, {"choices": []}),
         (200, {"choices": [None]}),
         (200, {"choices": "none"}),
@@ -88,15 +90,31 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (400, [error_of("API key not valid")], "API key not valid"),
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}, "Field required"),
         (301, b"", "301"),
-        (200, b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
+        (451, b"", "451"),
+        (200, error_of("Content Exists Risk", code=400), "HTTP 200: Content Exists Risk"),
+        (200, {"object": "error", "message": "No such model", "code": 404}, "No such model"),
     ],
 )
-def test_a_permanent_failure_is_fatal_with_the_providers_message(
-    status: int, body: object, words: str
-) -> None:
+def test_a_refusal_has_the_providers_message(status: int, body: object, words: str) -> None:
+    """Whether it concerns this dialogue or all of them, no single response tells."""
     outcome = outcome_of_body(status, body)
-    refused = status in (400, 403, 422)  # perhaps only this dialogue
-    assert outcome.verdict == ("refused" if refused else "fatal") and words in outcome.reason
+    assert outcome.verdict == "refused" and words in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
+        (b"<html>Log in</html>", "a web page"),
+        ({}, "no chat completion"),
+        (b"", "no chat completion"),
+        (body_of(""), "an empty reply"),
+        (body_of(None, reasoning_content="Paris."), "turn the server's reasoning parser off"),
+    ],
+)
+def test_an_answer_that_is_no_reply_says_that_the_endpoint_or_its_settings_are_wrong(body, words):
+    attempt = classify_body(200, body)
+    assert attempt.outcome.verdict == "failed" and attempt.misdirected and words in attempt.outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -126,7 +144,7 @@ JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 @settings(max_examples=100)
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_can_be_classified(status: int, body: bytes) -> None:
-    assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused", "fatal")
+    assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused")
 
 
 # --- Waiting ---
@@ -139,6 +157,8 @@ def test_retry_after_is_honoured_up_to_120_seconds() -> None:
     for value, wait in {**honoured, **dict.fromkeys(ignored)}.items():
         assert requested_wait({"retry-after": value}, now=NOW) == wait, value
     assert requested_wait({"retry-after-ms": "1500", "retry-after": "20"}, now=NOW) == 1.5
+    assert requested_wait({"x-ms-retry-after-ms": "1500"}, now=NOW) == 1.5
+    assert requested_wait({"retry-after": "20s"}, now=NOW) == 20
 
 
 @given(st.text())
@@ -163,13 +183,15 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
         ("Who? </think>\nAnna.", "stop", "Who?", "Anna.", ""),
         ("Close it with </think> in the text.", "stop", "", "Close it with </think> in the text.", ""),
         ("[THINK]Who?[/THINK]Anna.", "stop", "Who?", "Anna.", ""),  # Mistral
-        (
-            HARMONY + "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>",
-            "stop",
-            HARMONY,
-            "Anna.",
-            "",
-        ),
+        ("<Thinking>Who?</Thinking>Anna.", "stop", "Who?", "Anna.", ""),
+        ("<seed:think>Who?</seed:think>Anna.", "stop", "Who?", "Anna.", ""),
+        ("◁think▷Who?◁/think▷Anna.", "stop", "Who?", "Anna.", ""),  # Kimi
+        ("<think>\n</think>\n<think>Who?</think>Anna.", "stop", "Who?", "Anna.", ""),
+        ("<thoughtful> Anna.", "stop", "", "<thoughtful> Anna.", ""),
+        ("analysisWho?assistantfinalAnna.", "stop", "analysisWho?", "Anna.", ""),
+        ("<|channel|>final<|message|>Anna.<|return|>", "stop", "", "Anna.", ""),
+        ("<|start|>assistant" + HARMONY + FINAL, "stop", HARMONY, "Anna.", ""),
+        (HARMONY + FINAL, "stop", HARMONY, "Anna.", ""),
         (HARMONY, "length", HARMONY, "", "length"),
         ("\n<think>\nWho could", "length", "Who could", "", "length"),
         ("<think>Who?</think>", "stop", "Who?", "", "empty"),
@@ -196,11 +218,6 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
 def test_a_rejected_field_is_looked_for_in_place_and_message_only(body, blamed):
     """A bug: a 422 that echoed the question dropped `temperature` for the whole run."""
     assert classify_body(422, body).blamed == blamed
-
-
-def test_a_reply_in_the_reasoning_only_is_a_failure_with_a_hint():
-    outcome = outcome_of_body(200, body_of(None, reasoning_content="Paris."))
-    assert outcome.verdict == "failed" and "turn the server's reasoning parser off" in outcome.reason
 
 
 def test_a_word_of_a_reply_is_no_error_code():
