@@ -170,7 +170,7 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     # Batches of changing sizes then leave fewer holes between the allocator's segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    local_rank, visible = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
+    local_rank, visible = _launched("LOCAL_RANK", 0), torch.cuda.device_count()
     if visible > 1 and local_rank >= visible:
         raise UsageError(
             f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
@@ -179,13 +179,23 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", 0 if visible == 1 else local_rank)
 
 
+def _launched(name: str, default: int) -> int:
+    """A number in a variable of the launcher. Raises UsageError."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UsageError(
+            f"the environment variable {name} of the launcher is {text!r}, not a number: unset it"
+        )
+    return int(text)
+
+
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
     """Join the process group of torchrun; without torchrun, this process is the only rank.
 
     A rank that has waited `timeout` seconds for another gives up. Raises UsageError for a value of `parallel`
     that does not fit the number of processes, and where the processes do not find each other.
     """
-    count = int(os.environ.get("WORLD_SIZE") or 1)
+    count = _launched("WORLD_SIZE", 1)
     device = pick_device(device_name)
     mode = choose_parallel(parallel, count, device)
     if device.type == "cuda":

@@ -115,7 +115,7 @@ def _exit(code: int, reason: object) -> NoReturn:
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks
         # that do not know yet that this one leaves.
         with suppress(OSError):

@@ -18,7 +18,7 @@ def check_train(arguments: list[str]) -> None:
     check_agents([config.agent])
     check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
     check_data([*config.data, *config.val_data, *config.test_data])
-    if os.environ.get("RANK", "0") == "0" and not config.dry_run:
+    if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
         _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
 
 

@@ -343,6 +343,11 @@ def test_a_launch_that_cannot_work_is_one_sentence():
 def test_empty_variables_of_a_launcher_are_those_of_a_single_process():
     with patch.dict(os.environ, {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}):
         assert start_ranks("cpu") == ONE_RANK
+    with (
+        patch.dict(os.environ, {"WORLD_SIZE": "two"}),
+        pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number: unset it"),
+    ):
+        start_ranks("cpu")
 
 
 def test_auto_chooses_parallelism_from_device_and_number_of_ranks():

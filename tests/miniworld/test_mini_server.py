@@ -18,7 +18,6 @@ import torch
 
 import train
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.environments.client import MOST_LOST
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import EnvError
 from prompt_r1.spending import Spending
@@ -27,7 +26,7 @@ from prompt_r1.types import Message
 from tests.support.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import Ended, command
-from tests.support.providers import KEY, RecordedSleep, open_environment
+from tests.support.providers import KEY, MovingClock, open_environment
 from tests.support.tensors import load_tensors
 
 HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
@@ -148,8 +147,8 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         environment = open_environment(f"mini@{server.base_url}")
         source = environment.members[0].source
         timeout = 0.1 if fault == "hang" else 9.0
-        source._limits = replace(source._limits, attempt_timeout=timeout, call_deadline=2.0)
-        source._sleep = RecordedSleep()
+        source._limits = replace(source._limits, attempt_timeout=timeout, call_deadline=30.0)
+        source._sleep = MovingClock()
         asked = [environment.ask([{"role": "user", "content": question}]) for question in questions]
         replies = await asyncio.gather(*asked, return_exceptions=True)
         return replies, int(environment.take_metrics()["env/lost"]), environment.budget.spent
@@ -167,7 +166,7 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         assert all(isinstance(reply, EnvError) for reply in replies)
         assert not server.counts["replies"]
         if fault in BILLED:
-            assert lost == spent.calls == server.counts[fault] == MOST_LOST * len(questions)
+            assert 2 * len(questions) < lost == spent.calls >= server.counts[fault]
         else:
             assert lost <= len(questions) < server.counts[fault]  # of each call, the one that time cuts off
 
