@@ -88,11 +88,10 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
         {"role": "assistant" if number % 2 else "user", "content": mark} for number, mark in enumerate(marks)
     ]
     mark = re.compile("\u2402.\u2402")
-    dialogues = [render(tokenizer, messages[:turns]) for turns in (3, 5)]
-    in_order = all(mark.findall(text) == marks[:turns] for text, turns in zip(dialogues, (3, 5), strict=True))
-    gaps = [mark.split(text) for text in dialogues]
-    frames = {Frame(one[0], between, one[-1]) for one in gaps for between in one[2:-1:2]}
-    frame = frames.pop() if in_order and len(frames) == 1 else None
+    text = render(tokenizer, messages)
+    gaps = mark.split(text)
+    frames = {Frame(gaps[0], between, gaps[-1]) for between in gaps[2:-1:2]}
+    frame = frames.pop() if mark.findall(text) == marks and len(frames) == 1 else None
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
     if frame is None or rendered != frame.before_user + first_message + frame.generation:
         raise UsageError(
@@ -186,33 +185,6 @@ class PieceEncoder:
         middle = len(piece) // 2
         halves = (piece[:middle], piece[middle:]) if middle else ()
         return [token for half in halves for token in self._without_control(half)]
-
-
-def check_pieces(encoder: PieceEncoder, encoded: Sequence[list[int]], texts: Sequence[str]) -> None:
-    """Compare an opening, a turn of tags and the next message with what the template writes as a whole.
-
-    Raises UsageError for a tokenizer whose tokens of the pieces, or of the turn, decode to another text.
-    """
-    opening, turn, after = encoded
-    first, said, second = texts
-    tags, decoded = said.split(), encoder.text(turn)
-    if not all(tag in decoded for tag in tags):
-        raise UsageError(
-            f"{encoder.name} decodes the tags of the game as {decoded[:40]!r}…, so that no turn of an agent "
-            "could be read: not supported"
-        )
-
-    def next_turn(tokens: list[int]) -> str:
-        return encoder.text(tokens).rpartition(tags[-1])[2]
-
-    whole = encoder.start(first + said + second)
-    if encoder.text(opening) != encoder.text(encoder.start(first)) or next_turn(
-        opening + turn + after
-    ) != next_turn(whole):
-        raise UsageError(
-            f"{encoder.name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
-            "tokenizing the whole text: not supported"
-        )
 
 
 def position_of_turn_end(

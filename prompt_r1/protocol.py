@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import PieceEncoder, check_pieces, frame_of, position_of_turn_end, text_of
+from prompt_r1.chat_template import PieceEncoder, frame_of, position_of_turn_end, text_of
+from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
@@ -66,9 +67,9 @@ ENVIRONMENT_SYSTEM = (
 
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
 LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
-CHARACTERS_PER_TOKEN = 8  # more than usual; only for the first guess at how much of a long reply to encode
-# Cutting a text changes the tokens of its last word at most, or the last few tokens of a word without end.
-TOKENS_OF_A_WORD = 256
+LONGEST_TOKEN = (
+    64  # characters; only in long replies, of which no more are encoded for each token that is read
+)
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
 TAGS = tuple(
@@ -141,7 +142,6 @@ class Codec:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
-        self._generation = self.frame.generation
         self._encoder = PieceEncoder(tokenizer)
         between = self.encode_trusted(self.frame.between + "<interaction_response>")
         end = position_of_turn_end(between, tokenizer, known=TAGS)
@@ -152,19 +152,35 @@ class Codec:
         self._opening_head = self._encoder.start(self.frame.before_user + "Question:")
         # The games of a question share its text, and often the replies.
         self._cached_encoder = lru_cache(maxsize=256)(self._encoder.untrusted)
-        self._opening_tail = self.encode_trusted(f"\n{instruction}{self._generation}")
-        self._reply_tail = self.encode_trusted(f"</interaction_response>{self._generation}")
-        # The agent's turn may be any text with tags: what stands around it is compared.
-        opening, said = self.opening("Who?"), self.encode_trusted(" ".join(TAGS))
-        check_pieces(
-            self._encoder,
-            [opening, said, self.reply("Bob.", after=said[-1])],
-            [
-                f"{self.frame.before_user}Question: Who?\n{instruction}{self._generation}",
-                " ".join(TAGS),
-                f"{self.frame.between}<interaction_response>Bob.</interaction_response>{self._generation}",
-            ],
+        self._opening_tail = self.encode_trusted(f"\n{instruction}{self.frame.generation}")
+        self._reply_tail = self.encode_trusted(f"</interaction_response>{self.frame.generation}")
+        self._check_pieces(instruction)
+
+    def _check_pieces(self, instruction: str) -> None:
+        """Compare an opening, a turn of tags and the next message with what the template writes as a whole.
+
+        The turn may be any text with tags: what stands around it is compared. Raises UsageError.
+        """
+        frame, encoder, tags = self.frame, self._encoder, " ".join(TAGS)
+        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
+        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
+        opening, turn = self.opening("Who?"), self.encode_trusted(tags)
+        pieces, whole = (
+            opening + turn + self.reply("Bob.", after=turn[-1]),
+            encoder.start(first + tags + second),
         )
+        said = encoder.text(turn)
+        if not all(tag in said for tag in TAGS):
+            raise UsageError(
+                f"{encoder.name} decodes the tags of the game as {said[:40]!r}…, so that no turn of an agent "
+                "could be read: not supported"
+            )
+        replies = {encoder.text(tokens).rpartition(TAGS[-1])[2] for tokens in (pieces, whole)}
+        if encoder.text(opening) != encoder.text(encoder.start(first)) or len(replies) > 1:
+            raise UsageError(
+                f"{encoder.name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
+                "tokenizing the whole text: not supported"
+            )
 
     def ending_at(self, ids: frozenset[int]) -> "Codec":
         """This codec, for a model that ends its turns at other tokens too."""
@@ -184,8 +200,10 @@ class Codec:
         """
         close = [] if after == self.turn_end else self._close
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
-        content = self.encode_beginning(text, max_tokens) if max_tokens else self.encode_untrusted(text)
-        if max_tokens and len(content) > max_tokens:
+        # Replies may have megabytes, which take seconds to encode.
+        beginning = text[: max_tokens * LONGEST_TOKEN] if max_tokens else text
+        content = self.encode_untrusted(beginning)
+        if max_tokens and (len(content) > max_tokens or len(beginning) < len(text)):
             content = self._whole_characters(content[:max_tokens]) + self.encode_trusted(CUT)
         return close + self._reply_head + content + self._reply_tail
 
@@ -196,20 +214,6 @@ class Codec:
     def encode_untrusted(self, text: str) -> list[int]:
         """The tokens of text from outside; names of control tokens and tags in it are spelled out."""
         return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
-
-    def encode_beginning(self, text: str, max_tokens: int) -> list[int]:
-        """All tokens of a text, or more than `max_tokens`: the first `max_tokens` are those of the whole.
-
-        Replies may have megabytes, which take seconds to encode.
-        """
-        needed = max_tokens + TOKENS_OF_A_WORD
-        length = needed * CHARACTERS_PER_TOKEN
-        while length < len(text):
-            tokens = self.encode_untrusted(text[:length])
-            if len(tokens) >= needed:
-                return tokens
-            length *= 4
-        return self.encode_untrusted(text)
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """The tokens without a partial character at the end (at most 3 bytes, so at most 3 tokens)."""

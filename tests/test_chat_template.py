@@ -196,9 +196,9 @@ REFUSED = {
     "{% for m in messages[-4:] %}{{ m.content }}</s>{% endfor %}": ALTERED,
     "{{ 'FIRST ' if messages | length == 1 }}{% for m in messages %}{{ m.content }}</s>{% endfor %}": ALTERED,
     "{{ raise_exception('A system message, please.') }}": (
-        r"cannot render a dialogue of user, assistant, user \(A system message, please.\): give"
+        r"cannot render a dialogue of user, assistant, .* user \(A system message, please.\): give"
     ),
-    "{{ messages[0].content.parts[0] }}": "cannot render a dialogue of user, assistant, user .*has no",
+    "{{ messages[0].content.parts[0] }}": "cannot render a dialogue of user, assistant, user, .*has no",
     "{% for": "cannot render a dialogue of user, assistant, user",
 }
 

@@ -2,16 +2,13 @@
 
 import copy
 import time
-from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, normalizers, pre_tokenizers
 
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.agent import train_tokenizer
-from prompt_r1.protocol import CUT, INSTRUCTIONS, TAGS, Codec, parse
+from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec, parse
 from prompt_r1.types import Action
 from tests.support import tiny
 
@@ -179,47 +176,6 @@ def test_truncation_leaves_no_partial_character(limit):
     """Each byte is a token of this tokenizer, and 𝄞 has four bytes."""
     tokens = codec().reply("a𝄞b", after=0, max_tokens=limit)
     assert "<interaction_response>a [cut]</interaction_response>" in decode(tokens)
-
-
-PIECES = ["word ", "a", " ", "\n", "\n\n  ", "  ", "été", "漢字。", "𝄞", "e\u0301", "12345"]
-PIECES += ["!?", "it's", "\x00", "<think>", "</answer>", "<|im_end|>", "</interaction_response>", "\ud800"]
-
-
-def reply_of_all(c: Codec, text: str, limit: int) -> list[int]:
-    """A truncated reply, from the tokens of the whole text: what `Codec.reply` promises."""
-    tokens = c.encode_untrusted(text.replace("</interaction_response", "&lt;/interaction_response"))
-    if len(tokens) > limit:
-        tokens = c._whole_characters(tokens[:limit]) + c.encode_trusted(CUT)
-    return [c.turn_end, *c._reply_head, *tokens, *c._reply_tail]
-
-
-@cache
-def merging_codec(split: str) -> Codec:
-    """A codec with long tokens: of runs of letters, digits and blanks, and of parts of words."""
-    runs = ["a" * 64, " " * 64, "\n" * 16, "\n\n  " * 8, "漢字。" * 4, "étéétéété", "12345" * 3, "it's"]
-    tokenizer = train_tokenizer([run * count for run in runs for count in (1, 2, 3)] * 3, vocabulary=700)
-    if split == "whole text":
-        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pieces
-    elif split == "as in Qwen3":
-        pattern = Regex(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )
-        words = pre_tokenizers.Split(pattern, "isolated")
-        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
-        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    return Codec(tokenizer, "")
-
-
-@pytest.mark.parametrize("split", ["as in GPT-2", "as in Qwen3", "whole text"])
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from(PIECES), st.integers(1, 900)), max_size=12), st.integers(1, 40))
-def test_a_truncated_reply_has_the_tokens_of_the_whole_text(split, pieces, limit):
-    c = merging_codec(split)
-    text = "".join(piece * count for piece, count in pieces)
-    assert c.reply(text, after=0, max_tokens=limit) == reply_of_all(c, text, limit)
 
 
 @pytest.mark.parametrize("piece", ["Paris is in France. ", "a", " ", "漢", "<|im_end|>", "\n"])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import train
-from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.run import RunQuestions
@@ -78,7 +77,8 @@ def test_games_are_played_with_the_weights_of_the_previous_step(asking_agent, tm
     run = train_run(tmp_path, asking_agent, "--kl-coef", "0.25", "--steps", 3)
     first, second, third = read_metrics(run)[1:]
     for line in (first, second, third):
-        assert line["grad_norm"] > 0.01 and line["engine/logprob_gap"] < 1e-4
+        assert line["grad_norm"] > 0.01 and 0 < line["engine/logprob_gap"] < 1e-4
+        assert line["engine/importance_mean"] == 1 and line["engine/importance_truncated"] == 0  # float32
         assert line["loss"] == pytest.approx(0.25 * line["kl"], rel=1e-3, abs=1e-6)
     assert first["kl"] < 1e-6 and 1e-4 < second["kl"] < third["kl"]
 
@@ -97,7 +97,7 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
     asking_agent, tmp_path, monkeypatch
 ):
     """A game's place follows from its question's number among those of all ranks, not of its own rank."""
-    line = ["--mini-batch", 8, "--group-size", 8]
+    line = ["--mini-batch", 8, "--group-size", 4, "--max-new", 40]
     expected = load_tensors(train_run(tmp_path / "0", asking_agent, *line) / "agent")
     of_rank = RunQuestions.of_rank
     monkeypatch.setattr(
@@ -121,49 +121,45 @@ def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_
         assert len(set(texts)) == len(texts) and all(f"says {question} in game" in text for text in texts)
 
 
-def test_validation_and_the_final_table_use_greedy_decoding(asking_agent, tmp_path):
-    """Ten copies of a question give ten equal games; in training they give different ones."""
+def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(
+    asking_agent, tmp_path, capsys
+):
+    """Ten copies of a question give ten equal games; in training they give different ones. The test questions
+    are those of the validation, so each row equals the metrics of a validation.
+    """
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
-    line = ["--data", data, "--val-data", data, "--test-data", data, "--save-every", 1]
-    run = train_run(tmp_path, asking_agent, *line, "--temperature", "0.7")
+    line = ["--data", data, "--val-data", data, "--test-data", data, "--temperature", "0.7"]
+    run = train_run(tmp_path, asking_agent, *line)
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
-    for line in read_metrics(run):
-        assert line["val/n"] == 10 and line["val/turns"].is_integer() and line["val/format"] in (0, 1)
-    rows = rows_of((run / "test.md").read_text("utf-8"))
-    for name in ("untrained agent", "trained agent"):
-        assert rows[name][-2] in ("0.000", "1.000") and rows[name][-1].endswith(".000")
-
-
-def test_the_final_table_compares_the_untrained_agent_with_the_best_one(asking_agent, tmp_path, capsys):
-    """The test questions are those of the validation, so each row equals the metrics of a validation."""
-    data = write_questions(tmp_path, *"abcd")
-    command = (asking_agent, "--val-data", data, "--test-data", data, "--save-every", 2, "--steps", 3)
-    run = train_run(tmp_path, *command)
     printed, rows = capsys.readouterr().out, rows_of((run / "test.md").read_text("utf-8"))
-    validated = {line["step"]: line for line in read_metrics(run) if "val/em" in line}
+    validated = {line["step"]: line for line in read_metrics(run)}
+    for metrics in validated.values():
+        assert (
+            metrics["val/n"] == 10 and metrics["val/turns"].is_integer() and metrics["val/format"] in (0, 1)
+        )
     best = json.loads((run / "agent/training.json").read_text())["step"]
     for name, step in [("untrained agent", 0), ("trained agent", best)]:
         expected = [validated[step][f"val/{key}"] for key in ("em", "f1", "reward", "format", "turns")]
         assert list(map(float, rows[name][2:])) == pytest.approx(expected, abs=6e-4), name
-        [line] = [line for line in printed.splitlines() if line.startswith(name)]
-        assert list(map(float, line.split()[-5:])) == pytest.approx(expected, abs=6e-4)
-    train_run(tmp_path, *command)  # of a complete run plays only the test again
-    assert read_metrics(run)[-1]["step"] == 3 and "Resuming after step 3 of 3" in capsys.readouterr().out
+        [shown] = [line for line in printed.splitlines() if line.startswith(name)]
+        assert list(map(float, shown.split()[-5:])) == pytest.approx(expected, abs=6e-4)
 
 
-def test_training_validation_and_test_play_the_questions_of_their_splits(random_agent, tmp_path):
-    line = "--val-data mini --val-limit 5 --test-data mini --max-new 1".split()
-    run = train_run(tmp_path, random_agent, *line)
-    for name, split in (
-        ("step-000001", "train"),
-        ("validation-000000", "validation"),
-        ("validation-000001", "validation"),
-        ("test-untrained", "test"),
-        ("test-trained", "test"),
+def test_training_validation_and_test_play_their_own_questions(random_agent, tmp_path):
+    flags: list[object] = ["--max-new", 1]
+    for name in ("data", "val-data", "test-data"):
+        (tmp_path / name).mkdir()
+        flags += [f"--{name}", write_questions(tmp_path / name, name, copies=2)]
+    run = train_run(tmp_path, random_agent, *flags)
+    for name, file in (
+        ("step-000001", "data"),
+        ("validation-000000", "val-data"),
+        ("validation-000001", "val-data"),
+        ("test-untrained", "test-data"),
+        ("test-trained", "test-data"),
     ):
         rows = (run / f"trajectories/{name}-rank0.jsonl").read_text().splitlines()
-        texts = {json.loads(row)["question"]["text"] for row in rows}
-        assert texts <= {question.text for question in find_questions(["mini"], split, 0)}, name
+        assert {json.loads(row)["question"]["text"] for row in rows} == {file}, name
 
 
 def test_the_last_step_is_always_validated(random_agent, tmp_path):
@@ -172,19 +168,17 @@ def test_the_last_step_is_always_validated(random_agent, tmp_path):
     assert [line["step"] for line in read_metrics(run) if "val/em" in line] == [0, 2, 3]
 
 
-def test_the_loss_is_averaged_over_games_or_over_tokens(asking_agent, tmp_path):
+def test_with_token_mean_the_loss_is_averaged_over_tokens(asking_agent, tmp_path):
     """In the first optimiser step every ratio is 1 and the KL is 0, so the loss is minus the mean advantage.
     Over the games of a group the advantages cancel; over their tokens they do not.
     """
-    for loss in ("sequence-mean", "token-mean"):
-        run = train_run(tmp_path / loss, asking_agent, "--loss", loss)
-        advantages = []  # of each game, or of each token
-        for game in games_of(run, 1):
-            copies = game["sampled"].count("1") if loss == "token-mean" else 1
-            advantages += [game["advantage"]] * copies
-        expected = -sum(advantages) / len(advantages)
-        assert (abs(expected) > 1e-3) == (loss == "token-mean")
-        assert read_metrics(run)[1]["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    run = train_run(tmp_path, asking_agent, "--loss", "token-mean")
+    advantages = [
+        game["advantage"] for game in games_of(run, 1) for _ in range(game["sampled"].count("1"))
+    ]  # of each token
+    expected = -sum(advantages) / len(advantages)
+    assert abs(expected) > 1e-3
+    assert read_metrics(run)[1]["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_agent, tmp_path):
@@ -210,13 +204,6 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(aski
     """0 in the first mini-batch, where nothing has moved yet."""
     run = train_run(tmp_path, asking_agent, "--kl-coef", "0", "--mini-batch", "2", "--lr", "0.01")
     assert read_metrics(run)[1]["kl"] > 0
-
-
-def test_in_float32_there_are_no_importance_weights(asking_agent, tmp_path):
-    """They would be 1 up to rounding."""
-    line = read_metrics(train_run(tmp_path, asking_agent))[1]
-    assert line["engine/importance_mean"] == 1 and line["engine/importance_truncated"] == 0
-    assert line["engine/logprob_gap"] > 0
 
 
 class UnauthorizedEndpoint(JsonHandler):

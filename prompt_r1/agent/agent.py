@@ -14,7 +14,7 @@ from prompt_r1.chat_template import special_ids
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import INSTRUCTIONS, LONGEST_CACHED, Codec
+from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import GameSettings, Question
 
 
@@ -90,16 +90,11 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
-    max_tokens = game.max_tokens
     for question in questions:
-        # A text of megabytes takes seconds to encode: a beginning that is too long is enough.
-        long = len(question.text) > LONGEST_CACHED
-        length = len(codec.encode_beginning(question.text, max_tokens)) if long else 0
-        if length < max_tokens:
-            length = len(codec.opening(question.text))
-        if length >= max_tokens:
+        length = len(codec.opening(question.text))
+        if length >= game.max_tokens:
             name = f"question {question.id!r}" if question.id else "the question"
             raise QuestionTooLong(
-                f"{name} ({question.text[:40]!r}…) takes at least {length} tokens of a game of {max_tokens}: "
+                f"{name} ({question.text[:40]!r}…) takes {length} tokens of a game of {game.max_tokens}: "
                 "shorten it, or train with a larger --max-tokens"
             )

@@ -61,7 +61,7 @@ def test_a_question_must_leave_room_for_one_token():
     length = len(CODEC.opening(QUESTION.text))
     check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length + 1))
     with pytest.raises(
-        UsageError, match=rf"question 'q7' \(.*\) takes at least {length} tokens of a game of {length}"
+        UsageError, match=rf"question 'q7' \(.*\) takes {length} tokens of a game of {length}"
     ):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
 
