@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from prompt_r1.agent.agent import check_question_lengths, codec_of
+from prompt_r1.agent.agent import check_question_lengths, load_codec
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines.make import MethodMaker, preparation_questions
 from prompt_r1.baselines.method import Method
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     playing = ",".join(environments_of(config, agents))
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
-        check_question_lengths(questions, codec_of(agent), agent.config.game)
+        check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
     folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
     with closing(PredictionFile(folder / FILE)) as file:
         keep_settings(folder, identifying_values(config) | {"seed": seed}, contents_of(config, systems))

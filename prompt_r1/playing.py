@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from prompt_r1.agent.agent import Agent, codec_of, open_agent
+from prompt_r1.agent.agent import Agent, load_agent, load_codec
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed import pick_device
@@ -42,7 +42,7 @@ def open_pair(
     training. `run` runs a check to its end. Raises UsageError or FatalEnvError if the pair cannot play.
     """
     seed = spec.config.seed if seed < 0 else seed
-    codec_of(spec)  # a missing agent is reported before the missing key of an environment
+    load_codec(spec.path, spec.config)  # a missing agent is reported before the missing key of an environment
     place = pick_device(device)
     if isinstance(env, str):
         environment = open_for_agent(
@@ -51,7 +51,7 @@ def open_pair(
     else:
         environment = environment_of(env)
     run(environment.check())
-    return OpenPair(open_agent(spec, place), environment, seed)
+    return OpenPair(load_agent(spec.path, spec.config, place), environment, seed)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 import evaluate
 import train
-from prompt_r1.agent.agent import open_agent
+from prompt_r1.agent.agent import load_agent
 from prompt_r1.data.files import write_questions
 from prompt_r1.miniworld import mini_world
 from prompt_r1.storage.run_log import read_metrics
@@ -223,11 +223,11 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next(
 
     def open_alone(*arguments):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
-        loaded = open_agent(*arguments)
+        loaded = load_agent(*arguments)
         opened.append(weakref.ref(loaded.policy.model))
         return loaded
 
-    monkeypatch.setattr("prompt_r1.baselines.make.open_agent", open_alone)
+    monkeypatch.setattr("prompt_r1.baselines.make.load_agent", open_alone)
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)

@@ -8,7 +8,6 @@ import torch
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
-from prompt_r1.agent.names import AgentSpec
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import special_ids
 from prompt_r1.config.agent import AgentConfig
@@ -71,16 +70,6 @@ def load_agent(
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
     """The codec of the tokenizer of a folder or hub id."""
     return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
-
-
-def codec_of(spec: AgentSpec) -> Codec:
-    """The codec of an agent's tokenizer and game."""
-    return load_codec(spec.path, spec.config)
-
-
-def open_agent(spec: AgentSpec, device: torch.device) -> Agent:
-    """Load the agent that a user named."""
-    return load_agent(spec.path, spec.config, device)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

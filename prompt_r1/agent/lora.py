@@ -116,11 +116,3 @@ def adapters_removed(model: nn.Module) -> Iterator[dict[str, LoRA]]:
     finally:
         for name, layer in adapted.items():
             model.set_submodule(name, layer)
-
-
-@torch.no_grad()
-def merge_lora(model: PreTrainedModel) -> None:
-    """Merge the adapters into the weights, which restores the original modules."""
-    for name, layer in adapters_of(model).items():
-        layer.base.weight.copy_(layer.merged_weight())
-        model.set_submodule(name, layer.base)

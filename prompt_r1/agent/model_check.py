@@ -43,19 +43,16 @@ def check_model(policy: Policy) -> float:
     model = policy.model
     text = model.config.get_text_config()
     padding = getattr(text, "pad_token_id", None)  # models may treat it apart
+    vocabulary = [token for token in range(text.vocab_size) if token != padding]
     rng = random.Random(0)
-    drawn = [token for token in rng.choices(range(text.vocab_size), k=99) if token != padding]
-    begins = (OPENING, 50)
-    games = [
-        drawn[:OPENING] + drawn[begin:][: length - OPENING]
-        for begin, length in zip(begins, LENGTHS, strict=True)
-    ]
+    opening = rng.choices(vocabulary, k=OPENING)
+    games = [_game(opening, rng.choices(vocabulary, k=length - OPENING)) for length in LENGTHS]
     with _short_windows(model):
         try:
-            expected = torch.cat([_own_logprobs(policy, game) for game in games])
+            expected = torch.cat([_own_logprobs(policy, game.tokens) for game in games])
             computed = {
-                "turns over the KV cache": _cached_logprobs(policy, games),
-                "games packed into one row": _packed_logprobs(policy, games),
+                "turns over the KV cache": _cached_logprobs(policy, [game.tokens for game in games]),
+                "games packed into one row": policy(pack([games], policy.device)).logprobs.cpu(),
             }
         except torch.OutOfMemoryError:
             raise
@@ -97,6 +94,13 @@ def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
     return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")
 
 
+def _game(opening: list[int], sampled: list[int]) -> Trajectory:
+    game = Trajectory(Question("check", "check", "", ()))
+    game.add_context(opening)
+    game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
+    return game
+
+
 def _logprobs(logits: Tensor, game: list[int], temperature: float) -> Tensor:
     """The log-probabilities after the opening, from the logits (T, V) of a game."""
     targets = torch.tensor(game[OPENING:], device=logits.device)
@@ -113,17 +117,6 @@ def _own_logprobs(policy: Policy, game: list[int]) -> Tensor:
     ):
         logits = policy.model(input_ids=row, use_cache=False).logits[0]
     return _logprobs(logits, game, policy.temperature)
-
-
-def _packed_logprobs(policy: Policy, games: list[list[int]]) -> Tensor:
-    """One packed row."""
-    trajectories: list[Trajectory] = []
-    for tokens in games:
-        game = Trajectory(Question("check", "check", "", ()))
-        game.add_context(tokens[:OPENING])
-        game.add_sampled(Completion(tokens[OPENING:], [0.0] * (len(tokens) - OPENING), True))
-        trajectories.append(game)
-    return policy(pack([trajectories], policy.device)).logprobs.cpu()
 
 
 def _cached_logprobs(policy: Policy, games: list[list[int]]) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.agent import Agent, open_agent
+from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
 from prompt_r1.baselines.ask_once import FORMATS, AnswerFormat, AskOnce, ThinkThenAnswer
 from prompt_r1.baselines.games import AgentMethod
@@ -109,7 +109,7 @@ class MethodMaker:
         """An agent, ready to play."""
         path = str(spec.path)
         if path not in self._agents:
-            self._agents[path] = open_agent(spec, self.device)
+            self._agents[path] = load_agent(spec.path, spec.config, self.device)
         return self._agents[path]
 
     def _load_start(self, spec: AgentSpec) -> Agent:

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.agent.lora import merge_lora
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
@@ -142,8 +141,6 @@ def fine_tune_agent(
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
         for line in train_weights(policy, trainable, examples(agent.codec), config):
             file.write(json.dumps(line) + "\n")
-    if config.rank:
-        merge_lora(policy.model)
     if not math.isfinite(alone.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)

@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from prompt_r1.agent.agent import codec_of
-from prompt_r1.agent.names import AgentSpec, find_agent
+from prompt_r1.agent.agent import load_codec
+from prompt_r1.agent.names import find_agent
 from prompt_r1.baselines import imitation
 from prompt_r1.baselines.imitation import Imitation, RejectionSampling
 from prompt_r1.data.questions import find_questions
@@ -94,7 +94,7 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkey
         tagged = all("<think>" in text and "</think>" in text for text in texts)
         ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
         right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
-    games = cloning.right_demonstrations(codec_of(AgentSpec(find_agent("mini", 0), CONFIG, "mini")))
+    games = cloning.right_demonstrations(load_codec(find_agent("mini", 0), CONFIG))
     assert len(games) == right and 0.2 < right / 400 < 0.5
 
 
