@@ -183,9 +183,7 @@ def _launched(name: str, default: int) -> int:
     """A number in a variable of the launcher. Raises UsageError."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal():
-        raise UsageError(
-            f"the environment variable {name} of the launcher is {text!r}, not a number: unset it"
-        )
+        raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")
     return int(text)
 
 
