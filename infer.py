@@ -71,17 +71,13 @@ def main(arguments: list[str]) -> None:
 
 
 class Session:
-    """Plays one question after another, and prints each game as text or as JSON.
-
-    A listener of the games: it shows them while they are played.
-    """
+    """Plays one question after another, and prints each game: as text while it is played, or as JSON."""
 
     def __init__(self, config: InferConfig, pair: OpenPair, names: dict[str, str]) -> None:
         self.games: list[Trajectory] = []
         self._config = config
         self._pair = pair
         self._names = names  # of agent and environment, for JSON
-        self.wants_tokens = sys.stdout.isatty() and not config.json
         self._view = Dialogue(_ignore if config.json else _write_out)
 
     async def ask(self, text: str) -> None:
@@ -93,7 +89,13 @@ class Session:
         before, seed, temperature = environment.budget.spent, str(self._pair.seed), self._config.temperature
         try:
             game = await play_within(
-                NO_LIMITS, agent, environment, question, seed=seed, temperature=temperature, listener=self
+                NO_LIMITS,
+                agent,
+                environment,
+                question,
+                seed=seed,
+                temperature=temperature,
+                listener=self._view,
             )
         except asyncio.CancelledError:  # by Ctrl-C
             self._view.note("no answer", "interrupted")
@@ -108,14 +110,6 @@ class Session:
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
             self._view.note("format", NO_FORMAT)
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
-
-    def turn(self, text: str, *, ended: bool) -> None:
-        """Show the agent's turn."""
-        self._view.turn(text, ended=ended)
-
-    def reply(self, text: str) -> None:
-        """Show the environment's reply."""
-        self._view.reply(text)
 
     def show_total(self) -> None:
         """After several questions, show their total cost."""

@@ -42,8 +42,6 @@ OnPiece = Callable[[Piece], object]
 class _Pieces:
     """A listener that cuts the dialogue of a game into pieces while it is played."""
 
-    wants_tokens = True
-
     def __init__(self, on_piece: OnPiece) -> None:
         self._on_piece = on_piece
         self._sent: list[int] = []  # characters of each block of the turn so far
@@ -104,11 +102,8 @@ class Pair(AbstractContextManager["Pair"]):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.environment = environment.name
-        self._agent = agent
-        self._environment = environment
-        self._seed = str(seed)
-        self._temperature = temperature
         self._loop = loop
+        self._play = partial(ask_pair, agent, environment, seed=str(seed), temperature=temperature)
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
         """Play one game: its `answer` (None: it ended without one), `turns`, `spent` and `seconds`.
@@ -123,7 +118,7 @@ class Pair(AbstractContextManager["Pair"]):
         Closing the iterator cancels the game.
         """
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        work = self._play(question, limits, pieces.put)
+        work = self._play(question, limits, on_piece=pieces.put)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         future.add_done_callback(lambda _: pieces.put(None))
         try:
@@ -140,17 +135,6 @@ class Pair(AbstractContextManager["Pair"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    async def _play(self, question: str, limits: Limits, on_piece: OnPiece | None = None) -> Trajectory:
-        return await ask_pair(
-            self._agent,
-            self._environment,
-            question,
-            limits,
-            seed=self._seed,
-            temperature=self._temperature,
-            on_piece=on_piece,
-        )
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:

@@ -17,16 +17,15 @@ def compare_games(
     *,
     numbers: Sequence[int],
 ) -> list[list[ScoredGame]]:
-    """The games with rewards and advantages. `numbers`: of their questions among those of all ranks."""
+    """The P × G games with rewards and advantages. `numbers`: of their questions, over all ranks."""
     totals_PG = [[reward.total if reward else None for reward in rewards] for rewards in rewards_PG]
-    advantages_PG = group_advantages(totals_PG)
-    groups = zip(numbers, trajectories_PG, rewards_PG, advantages_PG, strict=True)
-    return [
-        list(
-            map(ScoredGame, games, rewards, advantages, range(number * len(games), (number + 1) * len(games)))
-        )
-        for number, games, rewards, advantages in groups
-    ]
+    groups = zip(numbers, trajectories_PG, rewards_PG, group_advantages(totals_PG), strict=True)
+    games_PG = []
+    for number, trajectories, rewards, advantages in groups:
+        indices = range(number * len(trajectories), (number + 1) * len(trajectories))
+        columns = zip(trajectories, rewards, advantages, indices, strict=True)
+        games_PG.append([ScoredGame(*column) for column in columns])
+    return games_PG
 
 
 def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:

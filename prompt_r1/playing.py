@@ -78,10 +78,8 @@ class LimitReached(Exception):
 class Listener(Protocol):
     """Gets a game while it is played."""
 
-    wants_tokens: bool  # to get the agent's turn after each token, not only at its end
-
     def turn(self, text: str, *, ended: bool) -> None:
-        """The agent's turn so far."""
+        """The agent's turn so far: after each token, and when it has ended."""
 
     def reply(self, text: str) -> None:
         """The environment's reply."""
@@ -119,7 +117,7 @@ async def play_within(
             seed=seed,
             game=handle,
             temperature=temperature,
-            watch=watch if listener is not None and listener.wants_tokens else None,
+            watch=watch if listener is not None else None,
         )
         if listener is not None:
             listener.turn(codec.turn_text(completion.tokens), ended=True)

@@ -52,6 +52,10 @@ def pair_of(
     return Pair(agent, environment, seed=seed, temperature=temperature, loop=_start_loop())
 
 
+def environment_in(pair: Pair) -> Environment:
+    return pair._play.args[1]
+
+
 def loop_threads() -> set[threading.Thread]:
     """The loops of pairs that are open. Threads of other tests may end at any time."""
     return {thread for thread in threading.enumerate() if thread.name == "prompt-r1"}
@@ -136,7 +140,7 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     with pair_of(paid_environment()) as pair:
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
-        assert pair._environment.budget.spent.usd == pytest.approx(0.02)
+        assert environment_in(pair).budget.spent.usd == pytest.approx(0.02)
     assert reached.value.limit == "usd"
 
 
@@ -173,12 +177,12 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
-        assert (pair._seed, pair._temperature, pair.environment) == ("5", 0.0, "mini")
-        assert pair._environment.budget._limits == {}
+        assert (pair._play.keywords, pair.environment) == ({"seed": "5", "temperature": 0.0}, "mini")
+        assert environment_in(pair).budget._limits == {}
     given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
-        assert (pair._seed, pair._temperature, pair.environment) == ("0", 0.25, "mini-b")
-        assert pair._environment.budget._limits == {"usd": 0.5}
+        assert (pair._play.keywords, pair.environment) == ({"seed": "0", "temperature": 0.25}, "mini-b")
+        assert environment_in(pair).budget._limits == {"usd": 0.5}
     check_ended(before)
     pair.close()  # a second time: nothing happens
 
